@@ -1,0 +1,333 @@
+//! Putting a message together again from the frames it came in.
+
+use bytes::{Bytes, BytesMut};
+
+use crate::error::{DecodeError, Fault};
+use crate::frame::FrameKind;
+use crate::properties::{RawProperties, decode_header};
+
+/// A whole message with what the method before it said.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Content<M> {
+    /// What was given to [`Assembler::begin`].
+    pub method: M,
+    /// The properties.
+    pub properties: RawProperties,
+    /// The body, in one piece. Not copied if it came in one frame.
+    pub body: Bytes,
+}
+
+impl<M> Content<M> {
+    /// Copies properties and body into memory of their own, if they shared that of a read. For a message that is kept
+    /// for long.
+    pub fn compact(&mut self) {
+        self.properties.compact();
+        self.body = Bytes::copy_from_slice(&self.body);
+    }
+}
+
+/// The frames of one channel, in the only order in which they may come.
+///
+/// ```text
+///          begin(method)            header, size > 0            body, incomplete
+///   Idle ---------------> Header ----------------------> Body ----+
+///    ^                      |                            |  ^     |
+///    |     header, size 0   |                            |  +-----+
+///    +----------------------+                            |
+///    |                       body, complete              |
+///    +---------------------------------------------------+
+/// ```
+///
+/// `M` is what the caller wants to keep of the method. Memory grows with what arrives, not with what is
+/// announced. After an error, everything is refused: the connection is to be closed.
+///
+/// Malformed properties are no error here: they do not disturb the frames that follow, and a client that closed its
+/// connection over them would get the same message again. See [`RawProperties::fault`].
+#[derive(Debug)]
+pub struct Assembler<M> {
+    state: State<M>,
+    max_body: u64,
+}
+
+#[derive(Debug)]
+enum State<M> {
+    Idle,
+    Header(M),
+    Body(Partial<M>),
+    Failed(DecodeError),
+}
+
+#[derive(Debug)]
+struct Partial<M> {
+    method: M,
+    properties: RawProperties,
+    announced: u64,
+    /// The first piece, as it came.
+    first: Bytes,
+    /// All pieces, once there is a second one: a reference to each would keep the memory of a whole read for it.
+    joined: BytesMut,
+}
+
+impl<M> Partial<M> {
+    fn received(&self) -> u64 {
+        (self.first.len() + self.joined.len()) as u64
+    }
+
+    fn add(&mut self, piece: Bytes) {
+        if self.received() == 0 {
+            self.first = piece;
+            return;
+        }
+        if self.joined.is_empty() {
+            self.joined.reserve(self.first.len() + piece.len());
+            self.joined.extend_from_slice(&std::mem::take(&mut self.first));
+        }
+        self.joined.extend_from_slice(&piece);
+    }
+
+    fn into_content(self) -> Content<M> {
+        let Partial { method, properties, first, joined, .. } = self;
+        let body = if joined.is_empty() { first } else { joined.freeze() };
+        Content { method, properties, body }
+    }
+}
+
+impl<M> Assembler<M> {
+    /// An assembler that refuses bodies of more than `max_body` bytes as soon as they are announced.
+    pub fn new(max_body: u64) -> Self {
+        Assembler { state: State::Idle, max_body }
+    }
+
+    /// A method came that carries no content: refused in the midst of one.
+    #[inline]
+    pub fn expect_idle(&mut self) -> Result<(), DecodeError> {
+        match self.state {
+            State::Idle => Ok(()),
+            _ => Err(self.refuse(FrameKind::Method)),
+        }
+    }
+
+    /// A method came that a content follows.
+    #[inline]
+    pub fn begin(&mut self, method: M) -> Result<(), DecodeError> {
+        self.expect_idle()?;
+        self.state = State::Header(method);
+        Ok(())
+    }
+
+    /// A header frame came. Gives the message if its body is empty.
+    #[inline]
+    pub fn header(&mut self, payload: Bytes) -> Result<Option<Content<M>>, DecodeError> {
+        if !matches!(self.state, State::Header(_)) {
+            return Err(self.refuse(FrameKind::Header));
+        }
+        let (announced, properties) =
+            decode_header(payload, self.max_body).map_err(|error| self.fail(error))?;
+        let State::Header(method) = std::mem::replace(&mut self.state, State::Idle) else {
+            return Ok(None);
+        };
+        if announced == 0 {
+            return Ok(Some(Content { method, properties, body: Bytes::new() }));
+        }
+        let (first, joined) = (Bytes::new(), BytesMut::new());
+        self.state = State::Body(Partial { method, properties, announced, first, joined });
+        Ok(None)
+    }
+
+    /// A body frame came. Gives the message if it is whole now.
+    #[inline]
+    pub fn body(&mut self, payload: Bytes) -> Result<Option<Content<M>>, DecodeError> {
+        let State::Body(partial) = &mut self.state else {
+            return Err(self.refuse(FrameKind::Body));
+        };
+        let (announced, received) = (partial.announced, partial.received() + payload.len() as u64);
+        if received > announced {
+            let fault = Fault::BodyOverrun { announced, received };
+            return Err(self.fail(DecodeError::new(fault, "content body", 0)));
+        }
+        partial.add(payload);
+        if received < announced {
+            return Ok(None);
+        }
+        match std::mem::replace(&mut self.state, State::Idle) {
+            State::Body(partial) => Ok(Some(partial.into_content())),
+            _ => Ok(None),
+        }
+    }
+
+    #[cold]
+    fn refuse(&mut self, found: FrameKind) -> DecodeError {
+        let expected = match &self.state {
+            State::Idle => FrameKind::Method,
+            State::Header(_) => FrameKind::Header,
+            State::Body(_) => FrameKind::Body,
+            State::Failed(error) => return error.clone(),
+        };
+        self.fail(DecodeError::new(Fault::Unexpected { found, expected }, "frame", 0))
+    }
+
+    #[cold]
+    fn fail(&mut self, error: DecodeError) -> DecodeError {
+        self.state = State::Failed(error.clone());
+        error
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::properties::{Properties, encode_header};
+
+    fn header(body_size: usize) -> Bytes {
+        let mut buffer = Vec::new();
+        encode_header(&mut buffer, body_size, &Properties::default());
+        buffer.into()
+    }
+
+    fn assembler() -> Assembler<&'static str> {
+        Assembler::new(100)
+    }
+
+    #[test]
+    fn an_empty_body_is_complete_with_its_header() {
+        let mut assembler = assembler();
+        assembler.begin("deliver").unwrap();
+        let content = assembler.header(header(0)).unwrap().unwrap();
+        assert_eq!((content.method, content.body.len()), ("deliver", 0));
+        assembler.begin("again").unwrap();
+    }
+
+    #[test]
+    fn a_body_in_one_frame_is_not_copied() {
+        let mut assembler = assembler();
+        assembler.begin("deliver").unwrap();
+        assert_eq!(assembler.header(header(5)).unwrap(), None);
+        let payload = Bytes::from(b"hello".to_vec());
+        let content = assembler.body(payload.clone()).unwrap().unwrap();
+        assert_eq!(content.body.as_ptr(), payload.as_ptr());
+    }
+
+    #[test]
+    fn a_body_in_several_frames_is_joined_and_empty_ones_are_nothing() {
+        let mut assembler = assembler();
+        assembler.begin("deliver").unwrap();
+        assembler.header(header(6)).unwrap();
+        for piece in ["", "ab", "", "cd"] {
+            assert_eq!(assembler.body(piece.into()).unwrap(), None);
+        }
+        assert_eq!(assembler.body("ef".into()).unwrap().unwrap().body, "abcdef");
+    }
+
+    #[test]
+    fn frames_out_of_order_are_refused_and_nothing_is_taken_after_them() {
+        use FrameKind::{Body, Header, Method};
+        let idle = assembler;
+        let begun = || {
+            let mut assembler = assembler();
+            assembler.begin("one").unwrap();
+            assembler
+        };
+        let amid = || {
+            let mut assembler = begun();
+            assembler.header(header(2)).unwrap();
+            assembler
+        };
+        type Feed =
+            fn(&mut Assembler<&'static str>) -> Result<Option<Content<&'static str>>, DecodeError>;
+        let a_method: Feed = |assembler| assembler.expect_idle().map(|()| None);
+        let a_content: Feed = |assembler| assembler.begin("two").map(|()| None);
+        let a_header: Feed = |assembler| assembler.header(header(2));
+        let a_body: Feed = |assembler| assembler.body("x".into());
+        for (mut assembler, feed, found, expected) in [
+            (idle(), a_header, Header, Method),
+            (idle(), a_body, Body, Method),
+            (begun(), a_method, Method, Header),
+            (begun(), a_content, Method, Header),
+            (begun(), a_body, Body, Header),
+            (amid(), a_method, Method, Body),
+            (amid(), a_content, Method, Body),
+            (amid(), a_header, Header, Body),
+        ] {
+            let error = feed(&mut assembler).unwrap_err();
+            assert_eq!(error.fault(), &Fault::Unexpected { found, expected });
+            assert_eq!(error.reply_code(), crate::ReplyCode::UNEXPECTED_FRAME);
+            for feed in [a_method, a_content, a_header, a_body] {
+                assert_eq!(feed(&mut assembler).unwrap_err(), error);
+            }
+        }
+    }
+
+    #[test]
+    fn pieces_do_not_keep_the_reads_they_came_in() {
+        let mut assembler = Assembler::new(1000);
+        assembler.begin("deliver").unwrap();
+        assembler.header(header(3)).unwrap();
+        let read = Bytes::from(vec![7; 64 * 1024]);
+        for _ in 0..2 {
+            assembler.body(read.slice(..1)).unwrap();
+        }
+        assert!(read.is_unique(), "a piece still refers to the read");
+        assert_eq!(assembler.body(read.slice(..1)).unwrap().unwrap().body, vec![7; 3]);
+    }
+
+    #[test]
+    fn malformed_properties_are_the_messages_own_trouble() {
+        let mut assembler = assembler();
+        assembler.begin("deliver").unwrap();
+        let mut payload = header(1).to_vec();
+        payload[12] = 0x80;
+        assert_eq!(assembler.header(payload.into()).unwrap(), None);
+        let content = assembler.body("x".into()).unwrap().unwrap();
+        let fault = content.properties.fault().unwrap();
+        assert_eq!((fault.field(), fault.offset()), (Some("content_type"), 2));
+        assert_eq!(content.properties.get(), Properties::default());
+        assert_eq!(content.properties.as_bytes().as_ref(), [0x80, 0]);
+        assembler.begin("next").unwrap();
+    }
+
+    #[test]
+    fn a_compact_message_shares_no_memory() {
+        let mut assembler = assembler();
+        assembler.begin("deliver").unwrap();
+        let read = Bytes::from([&header(2)[..], b"hi"].concat());
+        assembler.header(read.slice(..read.len() - 2)).unwrap();
+        let mut content = assembler.body(read.slice(read.len() - 2..)).unwrap().unwrap();
+        content.compact();
+        assert!(read.is_unique());
+        assert_eq!(content.body, "hi");
+    }
+
+    #[test]
+    fn more_body_than_announced_is_refused() {
+        let mut assembler = assembler();
+        assembler.begin("deliver").unwrap();
+        assembler.header(header(3)).unwrap();
+        assembler.body("ab".into()).unwrap();
+        assert_eq!(
+            assembler.body("cd".into()).unwrap_err().fault(),
+            &Fault::BodyOverrun { announced: 3, received: 4 }
+        );
+    }
+
+    #[test]
+    fn a_body_over_the_limit_is_refused_when_it_is_announced() {
+        let mut assembler = assembler();
+        assembler.begin("deliver").unwrap();
+        let error = assembler.header(header(usize::MAX)).unwrap_err();
+        assert_eq!(error.fault(), &Fault::BodyTooLarge { announced: u64::MAX, max: 100 });
+        assert_eq!(error.reply_code(), crate::ReplyCode::FRAME_ERROR);
+    }
+
+    #[test]
+    fn a_header_of_another_class_or_with_weight_is_refused() {
+        for (at, fault) in
+            [(1, Fault::ContentClass { class: 61 }), (3, Fault::ContentWeight { weight: 1 })]
+        {
+            let mut assembler = assembler();
+            assembler.begin("deliver").unwrap();
+            let mut payload = header(1).to_vec();
+            payload[at] += 1;
+            assert_eq!(assembler.header(payload.into()).unwrap_err().fault(), &fault);
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! The bytes that came and were not looked at yet, handed out as whole frames.
+
+use std::fmt;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+
+use crate::error::DecodeError;
+use crate::frame::{Frame, FrameMax, PROTOCOL_HEADER, ProtocolVersion};
+
+/// How much memory is made for reads. One read then takes hundreds of small messages, and a frame of the
+/// usual maximum needs two or three.
+const READ_SIZE: usize = 64 * 1024;
+
+/// With less room than this, new memory is made. Small reads share one piece of memory, so that a few small messages
+/// that are kept do not each keep 64 KiB.
+const LEAST_ROOM: usize = 8 * 1024;
+
+/// Collects bytes from a peer and gives them back as batches of whole frames.
+///
+/// It holds at most one unfinished frame beyond what the last read brought, because a frame that is
+/// too large is refused from its first seven octets.
+pub struct Inbound {
+    buffer: BytesMut,
+    max: FrameMax,
+    /// What was wrong with the bytes behind the last whole frame.
+    error: Option<DecodeError>,
+}
+
+impl Inbound {
+    /// An empty one that refuses frames over `max`.
+    pub fn new(max: FrameMax) -> Self {
+        Inbound { buffer: BytesMut::new(), max, error: None }
+    }
+
+    /// Changes the largest frame, once it is agreed on.
+    pub fn set_max(&mut self, max: FrameMax) {
+        self.max = max;
+    }
+
+    /// Where to read the next bytes into. There is always room.
+    pub fn space(&mut self) -> impl BufMut + '_ {
+        if self.buffer.capacity() - self.buffer.len() < LEAST_ROOM {
+            self.buffer.reserve(READ_SIZE);
+        }
+        &mut self.buffer
+    }
+
+    /// Appends bytes that were read elsewhere.
+    pub fn extend_from_slice(&mut self, bytes: &[u8]) {
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// The protocol header with which a client begins, or `None` if it is not whole yet.
+    pub fn take_protocol_header(&mut self) -> Result<Option<ProtocolVersion>, DecodeError> {
+        let version = ProtocolVersion::decode(&self.buffer)?;
+        if version.is_some() {
+            self.buffer.advance(PROTOCOL_HEADER.len());
+        }
+        Ok(version)
+    }
+
+    /// How many bytes wait for the rest of their frame.
+    pub fn pending(&self) -> usize {
+        self.buffer.len()
+    }
+
+    /// All frames that are whole, or an empty batch.
+    ///
+    /// Frames before a malformed one are handed out first; the error comes with the next call, and with
+    /// every one after it. So call it until the batch is empty, and only then read on.
+    pub fn take(&mut self) -> Result<FrameBatch, DecodeError> {
+        self.take_at_most(usize::MAX)
+    }
+
+    /// The first frame alone if it is whole, or an empty batch.
+    pub fn take_one(&mut self) -> Result<FrameBatch, DecodeError> {
+        self.take_at_most(1)
+    }
+
+    #[inline]
+    fn take_at_most(&mut self, mut frames: usize) -> Result<FrameBatch, DecodeError> {
+        let mut whole = 0;
+        while self.error.is_none() && frames > 0 {
+            frames -= 1;
+            match Frame::decode(&self.buffer[whole..], self.max) {
+                Ok(Some(frame)) => whole += frame.encoded_len(),
+                Ok(None) => break,
+                Err(error) => self.error = Some(error),
+            }
+        }
+        match &self.error {
+            Some(error) if whole == 0 => {
+                // Nothing that follows a malformed frame means anything.
+                self.buffer.clear();
+                Err(error.clone())
+            }
+            _ if whole == 0 => Ok(FrameBatch { bytes: Bytes::new() }),
+            _ => Ok(FrameBatch { bytes: self.buffer.split_to(whole).freeze() }),
+        }
+    }
+}
+
+/// Without the bytes: a password may be among them.
+impl fmt::Debug for Inbound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inbound { buffer, max, error } = self;
+        f.debug_struct("Inbound")
+            .field("pending", &buffer.len())
+            .field("max", max)
+            .field("error", error)
+            .finish()
+    }
+}
+
+/// Whole frames, one after another, in one piece of memory that their payloads share.
+#[derive(Clone)]
+pub struct FrameBatch {
+    /// Nothing but whole frames that were checked.
+    bytes: Bytes,
+}
+
+impl FrameBatch {
+    /// Whether there is no frame.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// The frames, in order.
+    #[inline]
+    pub fn frames(&self) -> Frames<'_> {
+        Frames { rest: &self.bytes }
+    }
+
+    /// A part of one of the frames' payloads that shall outlive the batch. Not a copy: it shares the
+    /// batch's memory, and keeps all of it alive. (Bytes from elsewhere are copied.)
+    #[inline]
+    pub fn keep(&self, part: &[u8]) -> Bytes {
+        let (ours, theirs) = (self.bytes.as_ptr_range(), part.as_ptr_range());
+        if ours.start <= theirs.start && theirs.end <= ours.end {
+            self.bytes.slice_ref(part)
+        } else {
+            Bytes::copy_from_slice(part)
+        }
+    }
+}
+
+impl fmt::Debug for FrameBatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.frames()).finish()
+    }
+}
+
+/// The frames of a [`FrameBatch`].
+#[derive(Clone, Debug)]
+pub struct Frames<'b> {
+    rest: &'b [u8],
+}
+
+impl<'b> Iterator for Frames<'b> {
+    type Item = Frame<'b>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Frame<'b>> {
+        let frame = Frame::decode(self.rest, FrameMax::UNLIMITED).ok().flatten()?;
+        self.rest = &self.rest[frame.encoded_len()..];
+        Some(frame)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Fault;
+    use crate::frame::FrameKind;
+
+    const HEARTBEAT: &[u8] = b"\x08\x00\x00\x00\x00\x00\x00\xce";
+    const METHOD: &[u8] = b"\x01\x00\x05\x00\x00\x00\x04abcd\xce";
+
+    #[test]
+    fn frames_split_at_every_byte_come_out_whole() {
+        let bytes = [HEARTBEAT, METHOD, HEARTBEAT].concat();
+        for cut in 0..=bytes.len() {
+            let mut inbound = Inbound::new(FrameMax::MIN);
+            let mut seen = Vec::new();
+            for part in [&bytes[..cut], &bytes[cut..]] {
+                inbound.extend_from_slice(part);
+                let batch = inbound.take().unwrap();
+                seen.extend(batch.frames().map(|frame| (frame.kind, frame.payload.to_vec())));
+            }
+            let kinds: Vec<FrameKind> = seen.iter().map(|(kind, _)| *kind).collect();
+            assert_eq!(kinds, [FrameKind::Heartbeat, FrameKind::Method, FrameKind::Heartbeat]);
+            assert_eq!(seen[1].1, b"abcd");
+            assert_eq!(inbound.pending(), 0);
+        }
+    }
+
+    #[test]
+    fn frames_before_a_malformed_one_are_handed_out_first() {
+        let mut inbound = Inbound::new(FrameMax::MIN);
+        inbound.extend_from_slice(HEARTBEAT);
+        inbound.extend_from_slice(b"\x09");
+        assert_eq!(inbound.take().unwrap().frames().count(), 1);
+        for _ in 0..2 {
+            inbound.extend_from_slice(HEARTBEAT);
+            assert_eq!(inbound.take().unwrap_err().fault(), &Fault::FrameType { found: 9 });
+        }
+    }
+
+    #[test]
+    fn one_frame_is_taken_at_a_time_if_asked() {
+        let mut inbound = Inbound::new(FrameMax::MIN);
+        inbound.extend_from_slice(&[METHOD, HEARTBEAT].concat());
+        for _ in 0..2 {
+            assert_eq!(inbound.take_one().unwrap().frames().count(), 1);
+        }
+        assert!(inbound.take_one().unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_kept_shares_memory_with_the_batch() {
+        let mut inbound = Inbound::new(FrameMax::MIN);
+        inbound.extend_from_slice(METHOD);
+        let batch = inbound.take().unwrap();
+        let payload = batch.frames().next().unwrap().payload;
+        let kept = batch.keep(&payload[1..3]);
+        assert_eq!(kept.as_ptr(), payload[1..].as_ptr());
+        let foreign = batch.keep(b"elsewhere");
+        drop(batch);
+        assert_eq!(kept, "bc");
+        assert_eq!(foreign, "elsewhere");
+    }
+}
