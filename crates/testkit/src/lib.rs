@@ -7,6 +7,7 @@
 //!   test's own, to be stopped, killed, suspended and started again.
 //! - [`postgres::database`], [`Postgres`](postgres::Postgres): the same for PostgreSQL.
 //! - [`peer::Peer`]: the other side of an AMQP connection, played by the test frame by frame.
+//! - [`certificates::Authority`]: certificates for TLS.
 //! - [`FaultProxy`]: a TCP proxy that cuts, stalls, delays, splits and corrupts.
 //! - [`eventually`]: polling with a deadline that says what was awaited.
 //!
@@ -14,6 +15,7 @@
 //! Whatever is started here ends with the test process, even when that one is killed (see
 //! [`process`]).
 
+pub mod certificates;
 mod eventually;
 mod guardian;
 mod log;

@@ -10,8 +10,9 @@ use rustix::process::Signal;
 use super::epmd::Epmd;
 use super::installation::{CTL, Installation, SERVER};
 use super::readiness::{has_started, serves_clients};
-use super::settings::{self, Ports};
+use super::settings::{self, Certificates, Extras, Ports};
 use super::{Broker, Management, Version, Vhost};
+use crate::certificates::{Authority, Identity};
 use crate::eventually;
 use crate::log::tail;
 use crate::process::{Ending, GuardedProcess, signal, suspend};
@@ -36,7 +37,7 @@ pub struct RabbitNode {
     server: Option<GuardedProcess>,
     name: String,
     ports: Ports,
-    config: Vec<String>,
+    extras: Extras,
     broker: Broker,
     installation: Installation,
     epmd: Arc<Epmd>,
@@ -47,13 +48,28 @@ pub struct RabbitNode {
 #[derive(Clone, Debug)]
 pub struct Builder {
     version: Version,
-    config: Vec<String>,
+    extras: Extras,
 }
 
 impl Builder {
     /// Adds a line to the node's `rabbitmq.conf`.
     pub fn config(mut self, line: impl Into<String>) -> Builder {
-        self.config.push(line.into());
+        self.extras.config.push(line.into());
+        self
+    }
+
+    /// Enables a plugin that comes with RabbitMQ.
+    pub fn plugin(mut self, name: impl Into<String>) -> Builder {
+        self.extras.plugins.push(name.into());
+        self
+    }
+
+    /// Makes the node listen for TLS, too, on [`RabbitNode::tls_port`], showing the server's
+    /// certificate there and believing clients of the authority. Whether it asks them at all is for
+    /// [`config`](Self::config): `ssl_options.verify` and `ssl_options.fail_if_no_peer_cert`.
+    pub fn tls(mut self, authority: &Authority, server: Identity) -> Builder {
+        let authority = authority.certificate();
+        self.extras.certificates = Some(Certificates { authority, server });
         self
     }
 
@@ -79,7 +95,7 @@ impl Builder {
         let mut tries = 1;
         loop {
             let mut node =
-                RabbitNode::new(installation.clone(), epmd.clone(), name, self.config.clone());
+                RabbitNode::new(installation.clone(), epmd.clone(), name, self.extras.clone());
             match node.boot().await {
                 Ok(()) => return node,
                 Err(failure) if tries < TRIES && failure.port_was_taken() => tries += 1,
@@ -100,15 +116,10 @@ impl RabbitNode {
 
     /// Prepares a node with a configuration of its own.
     pub fn builder(version: Version) -> Builder {
-        Builder { version, config: Vec::new() }
+        Builder { version, extras: Extras::default() }
     }
 
-    fn new(
-        installation: Installation,
-        epmd: Arc<Epmd>,
-        name: &str,
-        config: Vec<String>,
-    ) -> RabbitNode {
+    fn new(installation: Installation, epmd: Arc<Epmd>, name: &str, extras: Extras) -> RabbitNode {
         let ports = Ports::free();
         let management =
             Management::at(&format!("http://guest:guest@127.0.0.1:{}", ports.management));
@@ -116,7 +127,7 @@ impl RabbitNode {
             server: None,
             name: name.to_owned(),
             ports,
-            config,
+            extras,
             broker: Broker::new(
                 &format!("amqp://guest:guest@127.0.0.1:{}", ports.amqp),
                 management,
@@ -155,6 +166,15 @@ impl RabbitNode {
     /// The port of its AMQP listener on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.ports.amqp
+    }
+
+    /// The port of its TLS listener on 127.0.0.1.
+    ///
+    /// # Panics
+    /// If the node was not built with [`Builder::tls`].
+    pub fn tls_port(&self) -> u16 {
+        assert!(self.extras.certificates.is_some(), "{} was given no certificates", self.name);
+        self.ports.tls
     }
 
     /// Its Erlang node name.
@@ -351,7 +371,7 @@ impl RabbitNode {
 
     fn prepare_files(&self) -> std::io::Result<File> {
         let folder = self.folder.path();
-        settings::write_files(folder, self.ports, &self.epmd, &self.config)?;
+        settings::write_files(&self.installation, folder, self.ports, &self.epmd, &self.extras)?;
         File::options().create(true).append(true).open(settings::console_log(folder))
     }
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::epmd::Epmd;
 use super::installation::Installation;
+use crate::certificates::Identity;
 use crate::port::free_ports;
 
 /// The ports of a node. They stay the same when it is started again.
@@ -15,12 +16,42 @@ pub(super) struct Ports {
     pub(super) amqp: u16,
     pub(super) management: u16,
     distribution: u16,
+    /// Listened on only by a node that was given [`Certificates`].
+    pub(super) tls: u16,
 }
 
 impl Ports {
     pub(super) fn free() -> Ports {
-        let [amqp, management, distribution] = free_ports();
-        Ports { amqp, management, distribution }
+        let [amqp, management, distribution, tls] = free_ports();
+        Ports { amqp, management, distribution, tls }
+    }
+}
+
+/// What a node is to be besides the usual.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Extras {
+    /// Lines for its `rabbitmq.conf`.
+    pub(super) config: Vec<String>,
+    pub(super) plugins: Vec<String>,
+    pub(super) certificates: Option<Certificates>,
+}
+
+/// What a node shows and believes on its TLS port, as PEM.
+#[derive(Clone, Debug)]
+pub(super) struct Certificates {
+    /// Who issues the certificates of clients.
+    pub(super) authority: String,
+    pub(super) server: Identity,
+}
+
+impl Certificates {
+    /// Each file by its option in `rabbitmq.conf`, with its name in the node's folder.
+    fn files(&self) -> [(&'static str, &'static str, &str); 3] {
+        [
+            ("cacertfile", "authority.pem", &self.authority),
+            ("certfile", "certificate.pem", &self.server.certificate),
+            ("keyfile", "key.pem", &self.server.key),
+        ]
     }
 }
 
@@ -36,22 +67,37 @@ const ERLANG_ARGUMENTS: &str = "+sbwt none +sbwtdcpu none +sbwtdio none -start_e
 
 /// Writes the files a node reads at its start into its folder.
 pub(super) fn write_files(
+    installation: &Installation,
     folder: &Path,
     ports: Ports,
     epmd: &Epmd,
-    extra: &[String],
+    extras: &Extras,
 ) -> io::Result<()> {
     let cookie = folder.join(".erlang.cookie");
     if !cookie.exists() {
         fs::write(&cookie, &epmd.cookie)?;
         fs::set_permissions(&cookie, fs::Permissions::from_mode(0o400))?;
     }
-    fs::write(folder.join("enabled_plugins"), "[rabbitmq_management].\n")?;
-    fs::write(folder.join("rabbitmq.conf"), configuration(ports, extra))
+    if let Some(certificates) = &extras.certificates {
+        for (_, name, pem) in certificates.files() {
+            fs::write(folder.join(name), pem)?;
+        }
+    }
+    fs::write(folder.join("enabled_plugins"), enabled_plugins(&extras.plugins))?;
+    let configuration = configuration(&installation.inside(folder), ports, extras);
+    fs::write(folder.join("rabbitmq.conf"), configuration)
 }
 
-fn configuration(ports: Ports, extra: &[String]) -> String {
-    let Ports { amqp, management, .. } = ports;
+/// The plugins as an Erlang term, which is the file's format.
+fn enabled_plugins(extra: &[String]) -> String {
+    let mut plugins = vec!["rabbitmq_management"];
+    plugins.extend(extra.iter().map(String::as_str));
+    format!("[{}].\n", plugins.join(","))
+}
+
+/// `inside` is the node's folder as the node sees it.
+fn configuration(inside: &Path, ports: Ports, extras: &Extras) -> String {
+    let Ports { amqp, management, tls, .. } = ports;
     // Counts in the management API are this old at most; the default of 5 s would be felt in tests.
     let mut text = format!(
         "listeners.tcp.1 = 127.0.0.1:{amqp}\n\
@@ -61,7 +107,13 @@ fn configuration(ports: Ports, extra: &[String]) -> String {
          disk_free_limit.absolute = 50MB\n\
          collect_statistics_interval = 500\n"
     );
-    for line in extra {
+    if let Some(certificates) = &extras.certificates {
+        text.push_str(&format!("listeners.ssl.1 = 127.0.0.1:{tls}\n"));
+        for (option, name, _) in certificates.files() {
+            text.push_str(&format!("ssl_options.{option} = {}\n", inside.join(name).display()));
+        }
+    }
+    for line in &extras.config {
         text.push_str(line);
         text.push('\n');
     }

@@ -1,0 +1,66 @@
+//! One connection to a broker, without recovery: the protocol itself, fast and bounded.
+//!
+//! ```no_run
+//! use leveret::amqp::{Connection, ConsumeOptions, Options, Publish, QueueOptions};
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let connection = Connection::open(&Options::from_uri("amqp://localhost")?).await?;
+//! let channel = connection.open_channel().await?.into_confirm().await?;
+//! channel.declare_queue("letters", QueueOptions::default()).await?;
+//!
+//! let letter = Publish { routing_key: "letters", mandatory: true, body: "hello".into(), ..Publish::default() };
+//! let outcome = channel.publish(&letter).await?.await;
+//! assert!(outcome.is_acked());
+//!
+//! let mut letters = channel.consume("letters", ConsumeOptions::default()).await?;
+//! while let Some(delivery) = letters.next().await {
+//!     let delivery = delivery?;
+//!     println!("{:?}", delivery.body());
+//!     delivery.ack()?;
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+mod calls;
+mod channel;
+mod confirm;
+mod connection;
+mod consumer;
+mod delivery;
+mod driver;
+mod error;
+mod handshake;
+mod inlet;
+mod limits;
+mod link;
+mod options;
+mod outbound;
+mod publish;
+mod settled;
+#[cfg(feature = "tls")]
+mod tls;
+mod uri;
+
+pub use channel::{
+    Channel, Confirm, ConsumeOptions, DeleteExchange, DeleteQueue, ExchangeOptions, GetOptions,
+    Plain, QueueInfo, QueueOptions, Tx,
+};
+pub use confirm::{Confirmation, Outcome, Returned, Tally};
+pub use connection::Connection;
+pub use consumer::Consumer;
+pub use delivery::{Delivery, Refused};
+pub use error::{Error, ErrorKind};
+pub use limits::Limits;
+pub use options::{Auth, Options, Password, Tls};
+pub use publish::Publish;
+pub use uri::{UriError, UriPart};
+
+pub use leveret_wire::{Array, Properties, RawProperties, ReplyCode, ShortStr, Table, Value};
+
+/// Locks, whatever a panic elsewhere left behind: what is guarded here is never half changed.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

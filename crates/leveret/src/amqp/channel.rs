@@ -1,0 +1,459 @@
+//! A channel: every method of the protocol as a call with named options.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use leveret_wire::method::{basic, channel, confirm, exchange, queue, tx};
+use leveret_wire::{Content, ShortStr, Table};
+
+use super::calls::{Reply, Subject};
+use super::confirm::{Returned, Tally};
+use super::consumer::{Consumer, ConsumerQueue, Envelope};
+use super::delivery::{Delivery, Source};
+use super::error::Error;
+use super::link::Link;
+use super::lock;
+
+/// Publishes are sent and forgotten.
+#[derive(Debug)]
+pub struct Plain(());
+
+/// The broker answers each publish.
+#[derive(Debug)]
+pub struct Confirm(());
+
+/// Publishes and acks wait for a commit.
+#[derive(Debug)]
+pub struct Tx(());
+
+/// A channel of a [`Connection`](super::Connection).
+///
+/// A channel is opened plain, and may be turned into one with confirms or with transactions; the two exclude each
+/// other, and there is no way back. All calls take `&self`: a channel may be shared between tasks.
+///
+/// If the broker closes the channel, every call under way and every later one says why; other channels go on. A channel
+/// is closed by [`Channel::close`], or when it, its consumers and their deliveries are dropped.
+#[derive(Debug)]
+pub struct Channel<M = Plain> {
+    pub(super) link: Arc<Link>,
+    mode: PhantomData<M>,
+}
+
+/// How a queue is declared. The default is a durable queue of the broker's default type.
+#[derive(Clone, Debug, PartialEq)]
+pub struct QueueOptions {
+    /// Survives a restart of the broker.
+    pub durable: bool,
+    /// For this connection alone, and gone with it.
+    pub exclusive: bool,
+    /// Deleted when its last consumer goes.
+    pub auto_delete: bool,
+    /// `x-queue-type`, `x-message-ttl` and others.
+    pub arguments: Table<'static>,
+}
+
+impl Default for QueueOptions {
+    fn default() -> Self {
+        QueueOptions {
+            durable: true,
+            exclusive: false,
+            auto_delete: false,
+            arguments: Table::new(),
+        }
+    }
+}
+
+/// How an exchange is declared. The default is a durable one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExchangeOptions {
+    /// Survives a restart of the broker.
+    pub durable: bool,
+    /// Deleted when its last binding goes.
+    pub auto_delete: bool,
+    /// Takes messages from other exchanges only.
+    pub internal: bool,
+    /// `alternate-exchange` and others.
+    pub arguments: Table<'static>,
+}
+
+impl Default for ExchangeOptions {
+    fn default() -> Self {
+        ExchangeOptions {
+            durable: true,
+            auto_delete: false,
+            internal: false,
+            arguments: Table::new(),
+        }
+    }
+}
+
+/// What the broker says of a queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueInfo {
+    /// Its name, also if the broker chose it.
+    pub name: String,
+    /// Messages ready for delivery.
+    pub messages: u32,
+    /// Consumers on it.
+    pub consumers: u32,
+}
+
+/// When a queue may be deleted. The default is always.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeleteQueue {
+    /// Only if it has no consumers.
+    pub if_unused: bool,
+    /// Only if it has no messages.
+    pub if_empty: bool,
+}
+
+/// How a queue is consumed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ConsumeOptions {
+    /// The consumer's name on this channel; one is made if it is empty.
+    pub tag: String,
+    /// How many deliveries may be unsettled at a time; 0 = no limit. 100 by default.
+    pub prefetch: u16,
+    /// Deliveries count as settled when they are sent: fast, and lost with the connection.
+    pub auto_ack: bool,
+    /// No other consumer beside this one.
+    pub exclusive: bool,
+    /// Higher ones are served first; 0 is the broker's default.
+    pub priority: i32,
+    /// `x-stream-offset` and others.
+    pub arguments: Table<'static>,
+}
+
+impl Default for ConsumeOptions {
+    fn default() -> Self {
+        ConsumeOptions {
+            tag: String::new(),
+            prefetch: 100,
+            auto_ack: false,
+            exclusive: false,
+            priority: 0,
+            arguments: Table::new(),
+        }
+    }
+}
+
+impl Channel<Plain> {
+    pub(super) async fn open(link: Link) -> Result<Self, Error> {
+        let link = Arc::new(link);
+        link.call::<channel::OpenOk>(&channel::Open {}).await?;
+        Ok(Channel { link, mode: PhantomData })
+    }
+
+    /// Turns confirms on: each publish gets an outcome.
+    pub async fn into_confirm(self) -> Result<Channel<Confirm>, Error> {
+        // Before the broker may answer.
+        self.link.channel.confirming.store(true, Ordering::Relaxed);
+        self.link.call::<confirm::SelectOk>(&confirm::Select { nowait: false }).await?;
+        Ok(Channel { link: self.link, mode: PhantomData })
+    }
+
+    /// Turns transactions on: publishes and acks happen when they are committed.
+    pub async fn into_tx(self) -> Result<Channel<Tx>, Error> {
+        self.link.call::<tx::SelectOk>(&tx::Select {}).await?;
+        Ok(Channel { link: self.link, mode: PhantomData })
+    }
+
+    /// Messages that were mandatory and came back, the last 1024 since the last call. That one is not among them says
+    /// nothing: it may yet come back.
+    pub fn take_returned(&self) -> Vec<Returned> {
+        self.link.take_returned()
+    }
+}
+
+impl Channel<Confirm> {
+    /// Waits until every publish so far has its outcome, and says how many got which since the channel was opened.
+    pub async fn confirmed(&self) -> Result<Tally, Error> {
+        let confirms = &self.link.channel.confirms;
+        confirms.until_open(0).await;
+        self.link.channel.check_open()?;
+        Ok(lock(&confirms.ledger).tally())
+    }
+}
+
+impl Channel<Tx> {
+    /// Lets the publishes and acks since the last commit happen.
+    pub async fn commit(&self) -> Result<(), Error> {
+        self.link.call::<tx::CommitOk>(&tx::Commit {}).await?;
+        Ok(())
+    }
+
+    /// Forgets the publishes and acks since the last commit. Deliveries that were acked are unsettled again, and
+    /// can no longer be settled from here: [`Channel::recover`] has them delivered anew.
+    pub async fn rollback(&self) -> Result<(), Error> {
+        self.link.call::<tx::RollbackOk>(&tx::Rollback {}).await?;
+        Ok(())
+    }
+
+    /// Messages that were mandatory and came back, the last 1024 since the last call. They come with the commit.
+    pub fn take_returned(&self) -> Vec<Returned> {
+        self.link.take_returned()
+    }
+}
+
+impl<M> Channel<M> {
+    /// Its number on the connection.
+    pub fn id(&self) -> u16 {
+        self.link.channel.id
+    }
+
+    /// Whether it is open, or why not.
+    pub fn check_open(&self) -> Result<(), Error> {
+        self.link.channel.check_open()
+    }
+
+    /// Declares a queue; with an empty name, the broker chooses one.
+    pub async fn declare_queue(
+        &self,
+        name: &str,
+        options: QueueOptions,
+    ) -> Result<QueueInfo, Error> {
+        let declare = queue::Declare {
+            queue: name.try_into()?,
+            passive: false,
+            durable: options.durable,
+            exclusive: options.exclusive,
+            auto_delete: options.auto_delete,
+            nowait: false,
+            arguments: options.arguments,
+        };
+        self.link.call::<queue::DeclareOk<'_>>(&declare).await.map(QueueInfo::from)
+    }
+
+    /// Asks about a queue. If there is none, the broker closes the channel with 404.
+    pub async fn inspect_queue(&self, name: &str) -> Result<QueueInfo, Error> {
+        let declare =
+            queue::Declare { queue: name.try_into()?, passive: true, ..Default::default() };
+        self.link.call::<queue::DeclareOk<'_>>(&declare).await.map(QueueInfo::from)
+    }
+
+    /// Has messages flow from an exchange to a queue.
+    pub async fn bind_queue(
+        &self,
+        queue: &str,
+        exchange: &str,
+        routing_key: &str,
+        arguments: &Table<'_>,
+    ) -> Result<(), Error> {
+        let bind = queue::Bind {
+            queue: queue.try_into()?,
+            exchange: exchange.try_into()?,
+            routing_key: routing_key.try_into()?,
+            nowait: false,
+            arguments: arguments.borrowed(),
+        };
+        self.link.call::<queue::BindOk>(&bind).await?;
+        Ok(())
+    }
+
+    /// Undoes [`Channel::bind_queue`].
+    pub async fn unbind_queue(
+        &self,
+        queue: &str,
+        exchange: &str,
+        routing_key: &str,
+        arguments: &Table<'_>,
+    ) -> Result<(), Error> {
+        let unbind = queue::Unbind {
+            queue: queue.try_into()?,
+            exchange: exchange.try_into()?,
+            routing_key: routing_key.try_into()?,
+            arguments: arguments.borrowed(),
+        };
+        self.link.call::<queue::UnbindOk>(&unbind).await?;
+        Ok(())
+    }
+
+    /// Drops all messages of a queue that are ready for delivery, and says how many.
+    pub async fn purge_queue(&self, queue: &str) -> Result<u32, Error> {
+        let purge = queue::Purge { queue: queue.try_into()?, nowait: false };
+        Ok(self.link.call::<queue::PurgeOk>(&purge).await?.message_count)
+    }
+
+    /// Deletes a queue, and says how many messages went with it. Deleting one that does not exist is no error.
+    pub async fn delete_queue(&self, queue: &str, when: DeleteQueue) -> Result<u32, Error> {
+        let DeleteQueue { if_unused, if_empty } = when;
+        let delete = queue::Delete { queue: queue.try_into()?, if_unused, if_empty, nowait: false };
+        Ok(self.link.call::<queue::DeleteOk>(&delete).await?.message_count)
+    }
+
+    /// Declares an exchange of a type: `direct`, `fanout`, `topic`, `headers`, or a plugin's.
+    pub async fn declare_exchange(
+        &self,
+        name: &str,
+        kind: &str,
+        options: ExchangeOptions,
+    ) -> Result<(), Error> {
+        let declare = exchange::Declare {
+            exchange: name.try_into()?,
+            kind: kind.try_into()?,
+            passive: false,
+            durable: options.durable,
+            auto_delete: options.auto_delete,
+            internal: options.internal,
+            nowait: false,
+            arguments: options.arguments,
+        };
+        self.link.call::<exchange::DeclareOk>(&declare).await?;
+        Ok(())
+    }
+
+    /// Asks whether an exchange exists. If not, the broker closes the channel with 404.
+    pub async fn inspect_exchange(&self, name: &str) -> Result<(), Error> {
+        let declare =
+            exchange::Declare { exchange: name.try_into()?, passive: true, ..Default::default() };
+        self.link.call::<exchange::DeclareOk>(&declare).await?;
+        Ok(())
+    }
+
+    /// Deletes an exchange, or refuses to if it has bindings and `only_if_unused` says so.
+    pub async fn delete_exchange(&self, name: &str, when: DeleteExchange) -> Result<(), Error> {
+        let if_unused = when == DeleteExchange::IfUnused;
+        let delete = exchange::Delete { exchange: name.try_into()?, if_unused, nowait: false };
+        self.link.call::<exchange::DeleteOk>(&delete).await?;
+        Ok(())
+    }
+
+    /// Has messages flow from one exchange to another.
+    pub async fn bind_exchange(
+        &self,
+        destination: &str,
+        source: &str,
+        routing_key: &str,
+        arguments: &Table<'_>,
+    ) -> Result<(), Error> {
+        let bind = exchange::Bind {
+            destination: destination.try_into()?,
+            source: source.try_into()?,
+            routing_key: routing_key.try_into()?,
+            nowait: false,
+            arguments: arguments.borrowed(),
+        };
+        self.link.call::<exchange::BindOk>(&bind).await?;
+        Ok(())
+    }
+
+    /// Undoes [`Channel::bind_exchange`].
+    pub async fn unbind_exchange(
+        &self,
+        destination: &str,
+        source: &str,
+        routing_key: &str,
+        arguments: &Table<'_>,
+    ) -> Result<(), Error> {
+        let unbind = exchange::Unbind {
+            destination: destination.try_into()?,
+            source: source.try_into()?,
+            routing_key: routing_key.try_into()?,
+            nowait: false,
+            arguments: arguments.borrowed(),
+        };
+        self.link.call::<exchange::UnbindOk>(&unbind).await?;
+        Ok(())
+    }
+
+    /// Consumes a queue.
+    pub async fn consume(&self, queue: &str, options: ConsumeOptions) -> Result<Consumer, Error> {
+        let limits = &self.link.connection.core.limits;
+        let limited = !options.auto_ack && options.prefetch > 0;
+        let bound = if limited { usize::from(options.prefetch) } else { limits.consumer_buffer };
+        let tag = match options.tag.as_str() {
+            "" => ShortStr::try_from(self.link.connection.core.next_consumer_tag())?,
+            tag => ShortStr::try_from(tag)?.into_owned(),
+        };
+        let mut arguments = options.arguments;
+        if options.priority != 0 {
+            arguments.insert("x-priority", options.priority)?;
+        }
+        let consume = basic::Consume {
+            queue: queue.try_into()?,
+            consumer_tag: tag.borrowed(),
+            no_local: false,
+            no_ack: options.auto_ack,
+            exclusive: options.exclusive,
+            nowait: false,
+            arguments,
+        };
+        if !options.auto_ack {
+            let qos =
+                basic::Qos { prefetch_size: 0, prefetch_count: options.prefetch, global: false };
+            self.link.call::<basic::QosOk>(&qos).await?;
+        }
+        let waiting = Arc::new(ConsumerQueue::new(options.auto_ack, bound));
+        // Made before the call: should this future be dropped, it cancels what the broker may have begun.
+        let consumer = Consumer::new(Arc::clone(&self.link), Arc::clone(&waiting), tag.clone());
+        let subject = Subject::Consumer(tag.clone(), Some(waiting));
+        self.link.request(&consume, subject).await?;
+        Ok(consumer)
+    }
+
+    /// Takes one message from a queue, if it has one.
+    pub async fn get(&self, queue: &str, options: GetOptions) -> Result<Option<Delivery>, Error> {
+        let get = basic::Get { queue: queue.try_into()?, no_ack: options.auto_ack };
+        let subject = Subject::Get { auto_ack: options.auto_ack };
+        let Reply::Got(got) = self.link.request(&get, subject).await? else { return Ok(None) };
+        let Content { method, properties, body } = *got;
+        if options.auto_ack {
+            lock(&self.link.channel.settled).mark(method.delivery_tag);
+        }
+        let settles = (!options.auto_ack).then(|| Arc::clone(&self.link));
+        let source = Source::copied(method.exchange.as_bytes(), method.routing_key.as_bytes());
+        let envelope =
+            Envelope { tag: method.delivery_tag, redelivered: method.redelivered, source };
+        Ok(Some(Delivery::new(settles, envelope, properties, body)))
+    }
+
+    /// Has all deliveries of this channel that are not settled delivered anew, to whoever is free. The old ones can
+    /// no longer be settled: doing so sends nothing.
+    pub async fn recover(&self) -> Result<(), Error> {
+        self.link.call::<basic::RecoverOk>(&basic::Recover { requeue: true }).await?;
+        Ok(())
+    }
+
+    /// Limits how much may be delivered to all consumers of the channel together. (From 4.3 on, RabbitMQ accepts this
+    /// and does not do it.)
+    pub async fn prefetch_for_all(&self, prefetch: u16) -> Result<(), Error> {
+        let qos = basic::Qos { prefetch_size: 0, prefetch_count: prefetch, global: true };
+        self.link.call::<basic::QosOk>(&qos).await?;
+        Ok(())
+    }
+
+    /// Closes the channel: waits for outstanding confirms, then for the broker's agreement, each up to a deadline.
+    pub async fn close(self) -> Result<(), Error> {
+        let patience = self.link.connection.core.limits.reply_timeout;
+        let _ = tokio::time::timeout(patience, self.link.channel.confirms.until_open(0)).await;
+        self.link.close().await
+    }
+}
+
+/// When an exchange may be deleted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeleteExchange {
+    /// Whatever is bound to it.
+    #[default]
+    Always,
+    /// Only if nothing is bound to it.
+    IfUnused,
+}
+
+/// How a message is taken by [`Channel::get`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GetOptions {
+    /// It counts as settled when it is sent.
+    pub auto_ack: bool,
+}
+
+impl From<queue::DeclareOk<'_>> for QueueInfo {
+    fn from(declared: queue::DeclareOk<'_>) -> Self {
+        QueueInfo {
+            name: declared.queue.to_string(),
+            messages: declared.message_count,
+            consumers: declared.consumer_count,
+        }
+    }
+}

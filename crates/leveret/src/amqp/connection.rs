@@ -1,0 +1,277 @@
+//! A connection: what its handles, its channels and its driver share.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use leveret_wire::method::connection;
+use leveret_wire::{FrameMax, Method, ReplyCode, Secret, ShortStr, Table};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use super::calls::{Calls, Reply, Subject};
+use super::channel::Channel;
+use super::driver;
+use super::error::{Error, ErrorKind};
+use super::handshake::{self, Agreed};
+use super::limits::Limits;
+use super::link::{ChannelState, Link};
+use super::lock;
+use super::options::Options;
+use super::outbound::Sender;
+
+/// What lives as long as the connection does.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) sender: Sender,
+    pub(super) limits: Limits,
+    pub(super) agreed: Agreed,
+    channels: Mutex<Registry>,
+    /// Calls on channel 0.
+    pub(super) calls: Calls,
+    blocked: watch::Sender<Option<String>>,
+    consumer_tags: AtomicU64,
+    /// Why the connection ended, once its driver is done.
+    ended: watch::Sender<Option<Error>>,
+}
+
+/// The channels by number, and which numbers are free.
+#[derive(Debug, Default)]
+struct Registry {
+    /// Channel `n` at `n - 1`.
+    channels: Vec<Option<Arc<ChannelState>>>,
+    closed: Option<Error>,
+}
+
+impl Core {
+    fn new(agreed: Agreed, limits: Limits) -> Self {
+        Core {
+            sender: Sender::new(agreed.frame_max),
+            limits,
+            agreed,
+            channels: Mutex::default(),
+            calls: Calls::default(),
+            blocked: watch::Sender::new(None),
+            consumer_tags: AtomicU64::new(1),
+            ended: watch::Sender::new(None),
+        }
+    }
+
+    /// A new channel under the lowest free number.
+    fn add_channel(&self) -> Result<Arc<ChannelState>, Error> {
+        let mut registry = lock(&self.channels);
+        if let Some(error) = &registry.closed {
+            return Err(error.clone());
+        }
+        let free = registry.channels.iter().position(Option::is_none);
+        let index = free.unwrap_or(registry.channels.len());
+        let max = self.agreed.channel_max;
+        let Some(id) = u16::try_from(index + 1).ok().filter(|id| *id <= max) else {
+            let text = format!("all {max} channels of the connection are open");
+            return Err(Error::new(ErrorKind::ChannelLimit, text));
+        };
+        let channel = Arc::new(ChannelState::new(id));
+        if index == registry.channels.len() {
+            registry.channels.push(None);
+        }
+        registry.channels[index] = Some(Arc::clone(&channel));
+        Ok(channel)
+    }
+
+    pub(super) fn channel(&self, id: u16) -> Option<Arc<ChannelState>> {
+        let registry = lock(&self.channels);
+        registry.channels.get(usize::from(id).checked_sub(1)?)?.clone()
+    }
+
+    pub(super) fn has_channel(&self, channel: &Arc<ChannelState>) -> bool {
+        self.channel(channel.id).is_some_and(|found| Arc::ptr_eq(&found, channel))
+    }
+
+    /// The number is free again.
+    pub(super) fn remove_channel(&self, id: u16) {
+        let mut registry = lock(&self.channels);
+        if let Some(slot) =
+            usize::from(id).checked_sub(1).and_then(|at| registry.channels.get_mut(at))
+        {
+            *slot = None;
+        }
+    }
+
+    pub(super) fn next_consumer_tag(&self) -> String {
+        format!("leveret-{}", self.consumer_tags.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub(super) fn set_blocked(&self, reason: Option<String>) {
+        self.sender.set_blocked(reason.clone());
+        self.blocked.send_replace(reason);
+    }
+
+    /// Asks the broker for the end of the connection; nothing else is sent after that.
+    pub(super) fn begin_close(&self, error: Error, reply_code: ReplyCode, text: &str) {
+        let reply_text = ShortStr::truncated(text);
+        let close = connection::Close { reply_code, reply_text, class_id: 0, method_id: 0 };
+        // A close fits any frame.
+        self.sender.close(error, |outbound, max| drop(outbound.method(0, &close, max)));
+    }
+
+    /// Everything that waits on the connection fails.
+    pub(super) fn fail(&self, error: &Error) {
+        self.sender.close(error.clone(), |_, _| ());
+        self.calls.close(error);
+        let channels = {
+            let mut registry = lock(&self.channels);
+            registry.closed.get_or_insert_with(|| error.clone());
+            std::mem::take(&mut registry.channels)
+        };
+        for channel in channels.into_iter().flatten() {
+            channel.fail(error);
+        }
+    }
+
+    pub(super) fn set_ended(&self, error: Error) {
+        self.ended.send_replace(Some(error));
+    }
+}
+
+/// Holds the connection open: its handles and its channels share one. The connection is closed with the last.
+#[derive(Debug)]
+pub(super) struct Guard {
+    pub(super) core: Arc<Core>,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.core.begin_close(closed_here(), ReplyCode::SUCCESS, "closed");
+    }
+}
+
+/// A connection to a broker.
+///
+/// It clones cheaply. It is closed by [`Connection::close`], or when its last handle, channel, consumer and delivery
+/// are dropped. It does not come back by itself: that is for the layers above.
+#[derive(Clone, Debug)]
+pub struct Connection {
+    guard: Arc<Guard>,
+}
+
+impl Connection {
+    /// Connects, and shakes hands.
+    pub async fn open(options: &Options) -> Result<Connection, Error> {
+        handshake::dial(options).await
+    }
+
+    /// Shakes hands over a stream that is connected already: a pipe, a tunnel, a TLS session of one's own.
+    pub async fn open_over<S>(stream: S, options: &Options) -> Result<Connection, Error>
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let (reader, writer) = tokio::io::split(stream);
+        handshake::shake_hands(reader, writer, options).await
+    }
+
+    /// Begins to drive a connection whose handshake is done.
+    pub(super) fn start<R, W>(
+        reader: handshake::Reader<R>,
+        writer: W,
+        agreed: Agreed,
+        options: &Options,
+    ) -> Self
+    where
+        R: AsyncRead + Send + Unpin + 'static,
+        W: AsyncWrite + Send + Unpin + 'static,
+    {
+        let core = Arc::new(Core::new(agreed, options.limits.clone()));
+        tokio::spawn(driver::run(Arc::clone(&core), reader, writer));
+        Connection { guard: Arc::new(Guard { core }) }
+    }
+
+    fn core(&self) -> &Arc<Core> {
+        &self.guard.core
+    }
+
+    /// Opens a channel.
+    pub async fn open_channel(&self) -> Result<Channel, Error> {
+        let channel = self.core().add_channel()?;
+        let link = Link { channel, connection: Arc::clone(&self.guard) };
+        Channel::open(link).await
+    }
+
+    /// What the server said of itself: product, version, capabilities.
+    pub fn server_properties(&self) -> &Table<'static> {
+        &self.core().agreed.server_properties
+    }
+
+    /// The largest frame that was agreed on.
+    pub fn frame_max(&self) -> FrameMax {
+        self.core().agreed.frame_max
+    }
+
+    /// How many channels can be open at a time.
+    pub fn channel_max(&self) -> u16 {
+        self.core().agreed.channel_max
+    }
+
+    /// The heartbeat interval that was agreed on; zero if there are none.
+    pub fn heartbeat(&self) -> Duration {
+        self.core().agreed.heartbeat
+    }
+
+    /// Why the broker blocks publishing, while it does. Publishes wait; everything else goes on.
+    pub fn blocked(&self) -> watch::Receiver<Option<String>> {
+        self.core().blocked.subscribe()
+    }
+
+    /// Gives the broker a new secret before the old one expires, as OAuth 2 needs it.
+    pub async fn update_secret(&self, secret: &[u8], reason: &str) -> Result<(), Error> {
+        let core = self.core();
+        let update = connection::UpdateSecret {
+            new_secret: Secret::new(secret),
+            reason: reason.try_into()?,
+        };
+        let send = || core.sender.send(|outbound, max| Ok(outbound.method(0, &update, max)?));
+        let reply = core.calls.begin(connection::UpdateSecret::NAME, Subject::None, send)?;
+        let patience = core.limits.reply_timeout;
+        match timeout(patience, reply).await {
+            Ok(Ok(Ok(Reply::Method(Method::ConnectionUpdateSecretOk(_))))) => Ok(()),
+            Ok(Ok(Err(error))) => Err(error),
+            Ok(_) => Err(closed_here()),
+            Err(_) => Err(Error::timeout("the reply to connection.update-secret", patience)),
+        }
+    }
+
+    /// Waits until the connection has ended, and says why.
+    pub async fn ended(&self) -> Error {
+        let mut ended = self.core().ended.subscribe();
+        match ended.wait_for(Option::is_some).await {
+            Ok(error) => error.clone().unwrap_or_else(closed_here),
+            Err(_) => closed_here(),
+        }
+    }
+
+    /// Closes the connection: waits for outstanding confirms, then for the broker's agreement, each up to a deadline.
+    ///
+    /// It never hangs, and closing twice is no error.
+    pub async fn close(&self) -> Result<(), Error> {
+        let core = self.core();
+        let patience = core.limits.reply_timeout;
+        let _ = timeout(patience, self.confirmed()).await;
+        core.begin_close(closed_here(), ReplyCode::SUCCESS, "closed");
+        match timeout(patience, self.ended()).await {
+            Ok(_) => Ok(()),
+            Err(_) => Err(Error::timeout("the reply to connection.close", patience)),
+        }
+    }
+
+    /// Waits until no channel has an outstanding confirm.
+    async fn confirmed(&self) {
+        let channels = lock(&self.core().channels).channels.clone();
+        for channel in channels.into_iter().flatten() {
+            channel.confirms.until_open(0).await;
+        }
+    }
+}
+
+pub(super) fn closed_here() -> Error {
+    Error::new(ErrorKind::Closed, "the connection was closed")
+}

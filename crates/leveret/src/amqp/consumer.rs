@@ -1,0 +1,200 @@
+//! Deliveries for one consumer: a bounded queue between the reader and the application.
+
+use std::collections::VecDeque;
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+
+use leveret_wire::{Content, ShortStr};
+use tokio::sync::Notify;
+
+use super::delivery::{Delivery, Source};
+use super::error::Error;
+use super::link::Link;
+use super::lock;
+
+/// What the reader keeps of a `basic.deliver` or `basic.get-ok`.
+#[derive(Debug)]
+pub(super) struct Envelope {
+    pub(super) tag: u64,
+    pub(super) redelivered: bool,
+    pub(super) source: Source,
+}
+
+/// A delivery that waits for the application.
+pub(super) type Waiting = Content<Envelope>;
+
+/// The queue between the reader, which fills it, and one [`Consumer`], which empties it.
+#[derive(Debug)]
+pub(super) struct ConsumerQueue {
+    state: Mutex<State>,
+    /// Woken when the consumer has taken deliveries.
+    taken: Notify,
+    pub(super) auto_ack: bool,
+    /// How many may wait before the reader does.
+    pub(super) bound: usize,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: VecDeque<Waiting>,
+    waker: Option<Waker>,
+    end: Option<End>,
+    /// The consumer was dropped: deliveries go back.
+    abandoned: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum End {
+    /// The application cancelled it.
+    Cancelled,
+    Failed(Error),
+}
+
+impl ConsumerQueue {
+    pub(super) fn new(auto_ack: bool, bound: usize) -> Self {
+        ConsumerQueue { state: Mutex::default(), taken: Notify::new(), auto_ack, bound }
+    }
+
+    /// Says whether anybody wants it.
+    pub(super) fn push(&self, delivery: Waiting) -> bool {
+        let mut state = lock(&self.state);
+        if !state.abandoned {
+            state.waiting.push_back(delivery);
+        }
+        !state.abandoned
+    }
+
+    /// To be called once after a run of pushes: one wake-up for all of them.
+    pub(super) fn wake(&self) {
+        let waker = lock(&self.state).waker.take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    pub(super) fn is_over_bound(&self) -> bool {
+        let state = lock(&self.state);
+        state.waiting.len() > self.bound && !state.abandoned && state.end.is_none()
+    }
+
+    /// Waits until the consumer has made room.
+    pub(super) async fn until_within_bound(&self) {
+        loop {
+            let mut taken = pin!(self.taken.notified());
+            taken.as_mut().enable();
+            if !self.is_over_bound() {
+                return;
+            }
+            taken.await;
+        }
+    }
+
+    /// No more deliveries follow those that wait.
+    pub(super) fn end(&self, end: End) {
+        lock(&self.state).end.get_or_insert(end);
+        self.wake();
+        self.taken.notify_waiters();
+    }
+
+    fn abandon(&self) -> VecDeque<Waiting> {
+        let mut state = lock(&self.state);
+        state.abandoned = true;
+        self.taken.notify_waiters();
+        std::mem::take(&mut state.waiting)
+    }
+}
+
+/// A stream of deliveries from one queue.
+///
+/// It ends with `None` after [`Consumer::cancel`], and with an error and then `None` if the broker or the
+/// connection ended it. Dropping it cancels it, and what it had not handed out goes back to the queue.
+#[derive(Debug)]
+pub struct Consumer {
+    link: Arc<Link>,
+    queue: Arc<ConsumerQueue>,
+    tag: ShortStr<'static>,
+    /// Taken from the queue in one go, so that most deliveries cost no lock.
+    taken: VecDeque<Waiting>,
+    ended: bool,
+}
+
+impl Consumer {
+    pub(super) fn new(link: Arc<Link>, queue: Arc<ConsumerQueue>, tag: ShortStr<'static>) -> Self {
+        Consumer { link, queue, tag, taken: VecDeque::new(), ended: false }
+    }
+
+    /// The consumer's name on its channel.
+    pub fn tag(&self) -> &ShortStr<'static> {
+        &self.tag
+    }
+
+    /// The next delivery, or the reason why there is none, or `None` once it ended.
+    ///
+    /// Nothing is lost if the future is dropped.
+    pub async fn next(&mut self) -> Option<Result<Delivery, Error>> {
+        std::future::poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// Like [`Consumer::next`], for those who write streams.
+    pub fn poll_next(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Delivery, Error>>> {
+        if let Some(waiting) = self.taken.pop_front() {
+            return Poll::Ready(Some(Ok(self.hand_out(waiting))));
+        }
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let mut state = lock(&self.queue.state);
+        if !state.waiting.is_empty() {
+            std::mem::swap(&mut state.waiting, &mut self.taken);
+            drop(state);
+            self.queue.taken.notify_waiters();
+            let waiting = self.taken.pop_front();
+            return Poll::Ready(waiting.map(|waiting| Ok(self.hand_out(waiting))));
+        }
+        match &state.end {
+            Some(end) => {
+                let last = match end {
+                    End::Cancelled => None,
+                    End::Failed(error) => Some(Err(error.clone())),
+                };
+                drop(state);
+                self.ended = true;
+                Poll::Ready(last)
+            }
+            None => {
+                state.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    #[inline]
+    fn hand_out(&self, Content { method, properties, body }: Waiting) -> Delivery {
+        let settles = (!self.queue.auto_ack).then(|| Arc::clone(&self.link));
+        Delivery::new(settles, method, properties, body)
+    }
+
+    /// Asks the broker for no more deliveries. Those that came before its answer are still handed out; then the stream
+    /// ends.
+    pub async fn cancel(&mut self) -> Result<(), Error> {
+        self.link.cancel(&self.tag).await
+    }
+}
+
+impl Drop for Consumer {
+    fn drop(&mut self) {
+        let waiting = std::mem::take(&mut self.taken).into_iter().chain(self.queue.abandon());
+        if !self.ended {
+            self.link.cancel_and_forget(&self.tag);
+        }
+        if !self.queue.auto_ack {
+            for delivery in waiting {
+                self.link.give_back(delivery.method.tag);
+            }
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! What moves the bytes of a connection: one task with a reading and a writing half.
+
+use std::error::Error as _;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Buf;
+use leveret_wire::{DecodeError, Outbound, ReplyCode};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::time::timeout;
+
+use super::connection::Core;
+use super::error::{Error, ErrorKind};
+use super::handshake::Reader;
+use super::inlet::Inlet;
+
+/// How long the last frames, a close among them, may take on their way out, and the broker's reason on its way in when
+/// writing has failed.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// Runs the connection until it ends, and then ends everything that waits on it.
+pub(super) async fn run<R, W>(core: Arc<Core>, reader: Reader<R>, writer: W)
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    let mut inlet = Inlet::new(Arc::clone(&core), reader);
+    let mut write = pin!(write(&core, writer));
+    let mut written = None;
+    let error = {
+        let mut read = pin!(inlet.run());
+        tokio::select! {
+            error = &mut read => error,
+            result = &mut write => {
+                // Either we asked for the end, and the broker's agreement is due; or the socket broke, and the broker's
+                // reason may be among what it sent before.
+                let (patience, otherwise) = match &result {
+                    Ok(()) => {
+                        let patience = core.limits.reply_timeout;
+                        (patience, Error::timeout("the reply to connection.close", patience))
+                    }
+                    Err(error) => (LAST_WORDS, error.clone()),
+                };
+                written = Some(result);
+                timeout(patience, read).await.unwrap_or(otherwise)
+            }
+        }
+    };
+    if error.kind() == ErrorKind::Protocol {
+        core.begin_close(error.clone(), deserved_code(&error), &error.to_string());
+    }
+    core.fail(&error);
+    inlet.end(&error);
+    if written.is_none() {
+        let _ = timeout(LAST_WORDS, write).await;
+    }
+    core.set_ended(error);
+}
+
+/// With which code the broker's mistake is answered.
+fn deserved_code(error: &Error) -> ReplyCode {
+    let malformed = error.source().and_then(|source| source.downcast_ref::<DecodeError>());
+    malformed.map_or(ReplyCode::COMMAND_INVALID, DecodeError::reply_code)
+}
+
+/// Writes what callers put into the outbound buffer, and signs of life when they put nothing.
+async fn write(core: &Core, mut writer: impl AsyncWrite + Unpin) -> Result<(), Error> {
+    let lost = |error| Error::caused(ErrorKind::ConnectionLost, "the connection broke", error);
+    let mut buffer = Outbound::new();
+    let interval = core.agreed.heartbeat / 2;
+    loop {
+        let more = if interval.is_zero() {
+            core.sender.take(&mut buffer).await
+        } else {
+            match timeout(interval, core.sender.take(&mut buffer)).await {
+                Ok(more) => more,
+                Err(_) => {
+                    buffer.heartbeat();
+                    true
+                }
+            }
+        };
+        while buffer.has_remaining() {
+            writer.write_buf(&mut buffer).await.map_err(lost)?;
+        }
+        writer.flush().await.map_err(lost)?;
+        if !more {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! What can go wrong on a connection.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leveret_wire::{DecodeError, EncodeError, InvalidValue, Method, ReplyCode};
+
+/// Why something on a connection failed.
+///
+/// It clones cheaply, because one cause often ends many calls: a closed connection fails everything that
+/// waits on it, and every one of them is told why.
+#[derive(Clone)]
+pub struct Error(Arc<Inner>);
+
+struct Inner {
+    kind: ErrorKind,
+    /// What was attempted, or what happened, for a person.
+    text: String,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+/// The kinds of errors, for a program to branch on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// No connection could be made: name resolution, refused, unreachable.
+    Dial,
+    /// TLS failed: files that cannot be read, a certificate that is not trusted, a wrong name, a port without TLS.
+    Tls,
+    /// The broker does not know the user, or the password is wrong.
+    Authentication,
+    /// The broker refused the virtual host.
+    VirtualHost,
+    /// Something did not happen in time.
+    Timeout,
+    /// The broker sent what AMQP 0-9-1 does not allow.
+    Protocol,
+    /// The connection broke: reset, end of stream.
+    ConnectionLost,
+    /// Nothing was heard from the broker for two heartbeat intervals.
+    HeartbeatLost,
+    /// The broker closed the connection, with this code.
+    ConnectionClosed(ReplyCode),
+    /// The broker closed the channel, with this code.
+    ChannelClosed(ReplyCode),
+    /// This side closed the connection or channel before.
+    Closed,
+    /// All channels of the connection are in use.
+    ChannelLimit,
+    /// An argument that AMQP cannot carry: a name over 255 bytes, headers over a frame.
+    InvalidArgument,
+    /// The broker ended a consumer: its queue was deleted, or its node failed.
+    ConsumerCancelled,
+    /// A consumer did not keep up, and was ended so that it does not stall the others.
+    ConsumerTooSlow,
+}
+
+impl Error {
+    pub(crate) fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
+        Error(Arc::new(Inner { kind, text: text.into(), source: None }))
+    }
+
+    pub(crate) fn caused(
+        kind: ErrorKind,
+        text: impl Into<String>,
+        source: impl Into<Box<dyn StdError + Send + Sync>>,
+    ) -> Self {
+        Error(Arc::new(Inner { kind, text: text.into(), source: Some(source.into()) }))
+    }
+
+    pub(crate) fn timeout(what: impl fmt::Display, after: Duration) -> Self {
+        Error::new(ErrorKind::Timeout, format!("{what} took longer than {after:?}"))
+    }
+
+    pub(crate) fn protocol(what: impl Into<String>) -> Self {
+        Error::new(ErrorKind::Protocol, what)
+    }
+
+    /// The kind, to branch on.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// The broker's code, if it closed the channel or connection with one.
+    pub fn reply_code(&self) -> Option<ReplyCode> {
+        match self.0.kind {
+            ErrorKind::ConnectionClosed(code) | ErrorKind::ChannelClosed(code) => Some(code),
+            _ => None,
+        }
+    }
+
+    /// Whether the whole connection is gone, and not just a channel or a call.
+    pub fn is_connection_error(&self) -> bool {
+        matches!(
+            self.0.kind,
+            ErrorKind::Protocol
+                | ErrorKind::ConnectionLost
+                | ErrorKind::HeartbeatLost
+                | ErrorKind::ConnectionClosed(_)
+        )
+    }
+}
+
+/// `404 NOT_FOUND in queue.declare: no queue 'q' in vhost '/'`
+pub(crate) fn close_reason(code: ReplyCode, text: &str, class: u16, method: u16) -> String {
+    // RabbitMQ begins the text with the code's name; once is enough.
+    let name = code.name().unwrap_or_default();
+    let text = text.strip_prefix(name).map_or(text, |rest| rest.trim_start_matches(" - "));
+    let blame = Method::name_of(class, method).map_or(String::new(), |name| format!(" in {name}"));
+    if text.is_empty() { format!("{code}{blame}") } else { format!("{code}{blame}: {text}") }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.text)?;
+        match &self.0.source {
+            Some(source) => write!(f, ": {source}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}({self})", self.0.kind)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source.as_deref().map(|source| source as &(dyn StdError + 'static))
+    }
+}
+
+impl From<DecodeError> for Error {
+    fn from(error: DecodeError) -> Self {
+        Error::caused(ErrorKind::Protocol, "the broker sent what is not AMQP 0-9-1", error)
+    }
+}
+
+impl From<EncodeError> for Error {
+    fn from(error: EncodeError) -> Self {
+        Error::caused(ErrorKind::InvalidArgument, "cannot be sent", error)
+    }
+}
+
+impl From<InvalidValue> for Error {
+    fn from(error: InvalidValue) -> Self {
+        Error::caused(ErrorKind::InvalidArgument, "cannot be sent", error)
+    }
+}

@@ -1,0 +1,391 @@
+//! From an address to a connection, in a straight line: dial, TLS, start, tune, open.
+
+use std::time::Duration;
+
+use bytes::Buf;
+use leveret_wire::method::{Encode, connection};
+use leveret_wire::{
+    DecodeError, Fault, FrameKind, FrameMax, Inbound, Method, Outbound, ReplyCode, Secret,
+    ShortStr, Table, Value,
+};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout_at};
+
+use super::connection::Connection;
+use super::error::{Error, ErrorKind, close_reason};
+use super::options::{Auth, Options, Tls};
+#[cfg(feature = "tls")]
+use super::tls;
+
+/// What the two sides agreed on.
+#[derive(Clone, Debug)]
+pub(super) struct Agreed {
+    pub(super) server_properties: Table<'static>,
+    pub(super) channel_max: u16,
+    pub(super) frame_max: FrameMax,
+    pub(super) heartbeat: Duration,
+}
+
+/// The reading half of a stream, with what was read and not looked at yet.
+#[derive(Debug)]
+pub(super) struct Reader<R> {
+    pub(super) stream: R,
+    pub(super) inbound: Inbound,
+}
+
+/// When the whole must be done, and for whom.
+struct Deadline<'o> {
+    options: &'o Options,
+    end: Instant,
+}
+
+impl<'o> Deadline<'o> {
+    fn new(options: &'o Options) -> Self {
+        Deadline { options, end: Instant::now() + options.connection_timeout }
+    }
+
+    /// A step of the whole; if it is this one during which time runs out, the error names it.
+    async fn step<T>(
+        &self,
+        what: &str,
+        step: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        match timeout_at(self.end, step).await {
+            Ok(result) => result,
+            Err(_) => {
+                let what = format!("connecting to {}: {what}", self.options);
+                Err(Error::timeout(what, self.options.connection_timeout))
+            }
+        }
+    }
+}
+
+/// Connects to the first address of the host that answers, and shakes hands.
+pub(super) async fn dial(options: &Options) -> Result<Connection, Error> {
+    let deadline = Deadline::new(options);
+    if let Some(tls) = &options.tls {
+        return dial_tls(options, tls, &deadline).await;
+    }
+    let stream = deadline.step("dialling", connect(options)).await?;
+    let (reader, writer) = stream.into_split();
+    exchange(reader, writer, options, &deadline).await
+}
+
+#[cfg(feature = "tls")]
+async fn dial_tls(
+    options: &Options,
+    tls: &Tls,
+    deadline: &Deadline<'_>,
+) -> Result<Connection, Error> {
+    // The files first: with wrong ones there is no use in bothering the server.
+    let client = deadline.step("reading the TLS files", tls::Client::new(options, tls)).await?;
+    let stream = deadline.step("dialling", connect(options)).await?;
+    let stream = deadline.step("the TLS handshake", client.shake_hands(stream)).await?;
+    let (reader, writer) = tokio::io::split(stream);
+    exchange(reader, writer, options, deadline).await
+}
+
+#[cfg(not(feature = "tls"))]
+async fn dial_tls(options: &Options, _: &Tls, _: &Deadline<'_>) -> Result<Connection, Error> {
+    let text = format!(
+        "cannot connect to {options}: this program was built without TLS; turn on the cargo feature `tls` of leveret"
+    );
+    Err(Error::new(ErrorKind::Tls, text))
+}
+
+/// The handshake alone, over any stream.
+pub(super) async fn shake_hands<R, W>(
+    reader: R,
+    writer: W,
+    options: &Options,
+) -> Result<Connection, Error>
+where
+    R: AsyncRead + Send + Unpin + 'static,
+    W: AsyncWrite + Send + Unpin + 'static,
+{
+    exchange(reader, writer, options, &Deadline::new(options)).await
+}
+
+async fn connect(options: &Options) -> Result<TcpStream, Error> {
+    let refused =
+        |error| Error::caused(ErrorKind::Dial, format!("cannot connect to {options}"), error);
+    // Tries each address of the host in turn.
+    let stream = TcpStream::connect(options.address()).await.map_err(refused)?;
+    stream.set_nodelay(true).map_err(refused)?;
+    Ok(stream)
+}
+
+async fn exchange<R, W>(
+    reader: R,
+    writer: W,
+    options: &Options,
+    deadline: &Deadline<'_>,
+) -> Result<Connection, Error>
+where
+    R: AsyncRead + Send + Unpin + 'static,
+    W: AsyncWrite + Send + Unpin + 'static,
+{
+    let reader = Reader { stream: reader, inbound: Inbound::new(FrameMax::DEFAULT) };
+    let mut line = Line { reader, writer, outbound: Outbound::new() };
+
+    line.outbound.protocol_header();
+    let start: connection::Start<'static> =
+        match deadline.step("waiting for connection.start", line.next()).await? {
+            Method::ConnectionStart(start) => start,
+            other => return Err(unexpected(&other, "connection.start")),
+        };
+
+    line.put(&start_ok(&start, options)?)?;
+    let answer = deadline.step("waiting for connection.tune", line.next()).await;
+    let tune = match answer.map_err(hung_up_on_credentials)? {
+        Method::ConnectionTune(tune) => tune,
+        Method::ConnectionClose(close) => {
+            return Err(refused(close, ErrorKind::Authentication, options));
+        }
+        Method::ConnectionSecure(_) => {
+            let text =
+                "the broker wants another round of authentication, which no mechanism here has";
+            return Err(Error::new(ErrorKind::Authentication, text));
+        }
+        other => return Err(unexpected(&other, "connection.tune")),
+    };
+    let (tune_ok, agreed) = agree(&tune, start.server_properties, options);
+    line.put(&tune_ok)?;
+    line.reader.inbound.set_max(agreed.frame_max);
+
+    line.put(&connection::Open { virtual_host: options.virtual_host.as_str().try_into()? })?;
+    match deadline.step("waiting for connection.open-ok", line.next()).await? {
+        Method::ConnectionOpenOk(_) => {}
+        Method::ConnectionClose(close) => {
+            return Err(refused(close, ErrorKind::VirtualHost, options));
+        }
+        other => return Err(unexpected(&other, "connection.open-ok")),
+    }
+    Ok(Connection::start(line.reader, line.writer, agreed, options))
+}
+
+/// Both directions of a stream, one method at a time.
+struct Line<R, W> {
+    reader: Reader<R>,
+    writer: W,
+    outbound: Outbound,
+}
+
+impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Line<R, W> {
+    fn put(&mut self, method: &impl Encode) -> Result<(), Error> {
+        Ok(self.outbound.method(0, method, FrameMax::DEFAULT)?)
+    }
+
+    /// Sends what was put, and awaits the next method.
+    async fn next(&mut self) -> Result<Method<'static>, Error> {
+        let Err(error) = self.send().await else {
+            return self.receive().await;
+        };
+        // Who hangs up has often said why, and writing fails before that is read.
+        match self.receive().await {
+            Err(silence) if silence.kind() == ErrorKind::ConnectionLost => Err(lost(error)),
+            last_words => last_words,
+        }
+    }
+
+    async fn send(&mut self) -> std::io::Result<()> {
+        while self.outbound.has_remaining() {
+            self.writer.write_buf(&mut self.outbound).await?;
+        }
+        self.writer.flush().await
+    }
+
+    async fn receive(&mut self) -> Result<Method<'static>, Error> {
+        loop {
+            let batch = self.reader.inbound.take_one().map_err(malformed)?;
+            for frame in batch.frames() {
+                match (frame.kind, frame.channel) {
+                    (FrameKind::Method, 0) => {
+                        return Ok(Method::decode(frame.payload)?.into_owned());
+                    }
+                    (FrameKind::Heartbeat, _) => {}
+                    (kind, channel) => {
+                        let text =
+                            format!("a {kind} frame on channel {channel} during the handshake");
+                        return Err(Error::protocol(text));
+                    }
+                }
+            }
+            if batch.is_empty() {
+                let mut space = self.reader.inbound.space();
+                let read = self.reader.stream.read_buf(&mut space).await.map_err(lost)?;
+                if read == 0 {
+                    let text = "the broker closed the connection during the handshake";
+                    return Err(Error::new(ErrorKind::ConnectionLost, text));
+                }
+            }
+        }
+    }
+}
+
+fn start_ok<'a>(
+    start: &connection::Start<'_>,
+    options: &'a Options,
+) -> Result<connection::StartOk<'a>, Error> {
+    let offered = start.mechanisms.to_str_lossy();
+    let Some(auth) = options.choose_auth(&offered) else {
+        let text =
+            format!("the broker offers the SASL mechanisms {offered}, and none that was asked for");
+        return Err(Error::new(ErrorKind::Authentication, text));
+    };
+    Ok(connection::StartOk {
+        client_properties: client_properties(options)?,
+        mechanism: ShortStr::from_static(auth.mechanism()),
+        response: credentials(auth)?,
+        locale: ShortStr::from_static("en_US"),
+    })
+}
+
+/// What the mechanism wants to be told.
+fn credentials(auth: &Auth) -> Result<Secret<'_>, Error> {
+    Ok(match auth {
+        Auth::Plain { user, password } => {
+            Secret::new(format!("\0{user}\0{}", password.expose()).into_bytes())
+        }
+        Auth::AmqPlain { user, password } => {
+            let fields = [("LOGIN", user.as_str().into()), ("PASSWORD", password.expose().into())];
+            Secret::new(Table::from_pairs(fields)?.as_bytes().to_vec())
+        }
+        Auth::External => Secret::default(),
+    })
+}
+
+fn client_properties(options: &Options) -> Result<Table<'static>, Error> {
+    // Without these the broker stays silent about cancelled consumers, blocking and wrong passwords.
+    let capabilities = Table::from_pairs(
+        [
+            "publisher_confirms",
+            "exchange_exchange_bindings",
+            "basic.nack",
+            "consumer_cancel_notify",
+            "connection.blocked",
+            "authentication_failure_close",
+        ]
+        .map(|name| (name, Value::from(true))),
+    )?;
+    let mut properties = Table::from_pairs([
+        ("product", "Leveret".into()),
+        ("version", env!("CARGO_PKG_VERSION").into()),
+        ("platform", "Rust".into()),
+        ("capabilities", capabilities.into()),
+    ])?;
+    if let Some(name) = &options.connection_name {
+        properties.insert("connection_name", name.as_str())?;
+    }
+    Ok(properties)
+}
+
+/// The lower limit of the two holds, and 0 is no limit; of the heartbeats, the shorter, unless we want none.
+fn agree(
+    tune: &connection::Tune,
+    server_properties: Table<'static>,
+    options: &Options,
+) -> (connection::TuneOk, Agreed) {
+    fn lower<N: Default + Ord + Copy>(a: N, b: N) -> N {
+        if a == N::default() || b == N::default() { a.max(b) } else { a.min(b) }
+    }
+    let heartbeat =
+        match options.heartbeat.map(|interval| interval.as_secs().min(u16::MAX.into()) as u16) {
+            None => tune.heartbeat,
+            Some(0) => 0,
+            Some(seconds) => lower(seconds, tune.heartbeat),
+        };
+    let channel_max = lower(options.channel_max, tune.channel_max);
+    let frame_max = lower(options.frame_max, tune.frame_max);
+    let agreed = Agreed {
+        server_properties,
+        channel_max: if channel_max == 0 { u16::MAX } else { channel_max },
+        frame_max: FrameMax::new(frame_max).unwrap_or(FrameMax::MIN),
+        heartbeat: Duration::from_secs(heartbeat.into()),
+    };
+    (connection::TuneOk { channel_max, frame_max, heartbeat }, agreed)
+}
+
+fn refused(close: connection::Close<'_>, kind: ErrorKind, options: &Options) -> Error {
+    let reason = close_reason(
+        close.reply_code,
+        &close.reply_text.to_str_lossy(),
+        close.class_id,
+        close.method_id,
+    );
+    let kind = match close.reply_code {
+        ReplyCode::ACCESS_REFUSED | ReplyCode::NOT_ALLOWED | ReplyCode::INVALID_PATH => kind,
+        code => ErrorKind::ConnectionClosed(code),
+    };
+    Error::new(kind, format!("{options} refused the connection: {reason}"))
+}
+
+fn unexpected(method: &Method<'_>, expected: &str) -> Error {
+    Error::protocol(format!("the broker sent {} where {expected} was due", method.name()))
+}
+
+/// Brokers that do not know `authentication_failure_close` just hang up.
+fn hung_up_on_credentials(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::ConnectionLost => Error::caused(
+            ErrorKind::Authentication,
+            "the broker hung up on the credentials, so they are most likely wrong",
+            error,
+        ),
+        _ => error,
+    }
+}
+
+/// A TLS server answers what is not TLS with an alert.
+fn malformed(error: DecodeError) -> Error {
+    const TLS_ALERT: u8 = 21;
+    match error.fault() {
+        Fault::FrameType { found: TLS_ALERT } => {
+            let text =
+                "the port speaks TLS: use amqps:// for it, or give the port for plain connections";
+            Error::caused(ErrorKind::Tls, text, error)
+        }
+        _ => error.into(),
+    }
+}
+
+fn lost(error: std::io::Error) -> Error {
+    #[cfg(feature = "tls")]
+    if let Some(refusal) = tls::refused_by_server(&error) {
+        return refusal;
+    }
+    Error::caused(ErrorKind::ConnectionLost, "the connection broke during the handshake", error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_last_words_of_a_peer_that_hung_up_are_heard() {
+        let (ours, mut theirs) = tokio::io::duplex(64);
+        // A TLS server's: "I did not expect that."
+        theirs.write_all(&[21, 3, 3, 0, 2, 2, 10]).await.unwrap();
+        drop(theirs);
+        let error = Connection::open_over(ours, &Options::default()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Tls, "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_hung_up_in_silence_is_a_lost_connection() {
+        let (ours, theirs) = tokio::io::duplex(64);
+        drop(theirs);
+        let error = Connection::open_over(ours, &Options::default()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionLost, "{error}");
+    }
+
+    #[cfg(not(feature = "tls"))]
+    #[tokio::test]
+    async fn without_the_feature_tls_it_is_named() {
+        let options = Options::from_uri("amqps://localhost:1").unwrap();
+        let error = Connection::open(&options).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Tls);
+        assert!(error.to_string().contains("feature `tls`"), "{error}");
+    }
+}

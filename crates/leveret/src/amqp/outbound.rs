@@ -1,0 +1,220 @@
+//! The connection's outbound buffer: callers encode into it, the writer takes it whole.
+//!
+//! ```text
+//!   callers --encode, one short lock--> buffer --swap--> writer --one system call--> socket
+//! ```
+//!
+//! No message wakes the writer by itself: it is woken when the buffer stops being empty, and takes all that
+//! has gathered by the time it runs.
+
+use std::pin::pin;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use bytes::Buf;
+use leveret_wire::method::basic;
+use leveret_wire::{FrameMax, Outbound};
+use tokio::sync::Notify;
+use tokio::time::timeout;
+
+use super::error::{Error, ErrorKind};
+use super::lock;
+
+/// From here on, publishers wait until the writer has taken the buffer. Enough to keep a socket busy for some
+/// milliseconds, little enough not to be missed. Acks and other methods do not wait: what has been delivered, or
+/// how many calls are under way, bounds them.
+const HIGH_WATER_MARK: usize = 512 * 1024;
+
+/// Where callers put frames and the writer gets them.
+#[derive(Debug)]
+pub(super) struct Sender {
+    state: Mutex<State>,
+    /// Wakes the writer.
+    filled: Notify,
+    /// Wakes publishers that wait for room.
+    room: Notify,
+    frame_max: FrameMax,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    outbound: Outbound,
+    /// An ack that may yet grow by the next one.
+    ack: Option<(u16, basic::Ack)>,
+    /// The broker asked for no more publishes, and why.
+    blocked: Option<String>,
+    /// Nothing more is taken, and why.
+    closed: Option<Error>,
+    writer_waits: bool,
+}
+
+impl Sender {
+    pub(super) fn new(frame_max: FrameMax) -> Self {
+        Sender { state: Mutex::default(), filled: Notify::new(), room: Notify::new(), frame_max }
+    }
+
+    /// Encodes frames that do not wait for room.
+    pub(super) fn send<T>(
+        &self,
+        encode: impl FnOnce(&mut Outbound, FrameMax) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let state = lock(&self.state);
+        state.check_open()?;
+        self.encode(state, encode)
+    }
+
+    /// Encodes the frames of a publish, once there is room and the broker lets us.
+    ///
+    /// Nothing is encoded if this is cancelled or out of patience.
+    #[inline]
+    pub(super) async fn publish<T>(
+        &self,
+        patience: Duration,
+        encode: impl FnOnce(&mut Outbound, FrameMax) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        {
+            let state = lock(&self.state);
+            state.check_open()?;
+            if state.has_room() {
+                return self.encode(state, encode);
+            }
+        }
+        let wait = async {
+            loop {
+                let mut room = pin!(self.room.notified());
+                // Registered before the check, so that no wake-up falls between the two.
+                room.as_mut().enable();
+                {
+                    let state = lock(&self.state);
+                    state.check_open()?;
+                    if state.has_room() {
+                        return self.encode(state, encode);
+                    }
+                }
+                room.await;
+            }
+        };
+        match timeout(patience, wait).await {
+            Ok(result) => result,
+            Err(_) => Err(self.out_of_patience(patience)),
+        }
+    }
+
+    #[cold]
+    fn out_of_patience(&self, patience: Duration) -> Error {
+        let reason = match &lock(&self.state).blocked {
+            Some(reason) => format!("the broker blocks publishing ({reason})"),
+            None => "the broker does not take what was published before".to_owned(),
+        };
+        let text = format!("a publish waited for {patience:?}: {reason}");
+        Error::new(ErrorKind::Timeout, text)
+    }
+
+    #[inline]
+    fn encode<T>(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        encode: impl FnOnce(&mut Outbound, FrameMax) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        state.flush_ack(self.frame_max);
+        let result = encode(&mut state.outbound, self.frame_max);
+        self.wake_writer(state);
+        result
+    }
+
+    /// Acks a delivery, or all up to it. `grows` says that all before it on its channel are settled: then it
+    /// and the ack before it become one, if that one is still here.
+    pub(super) fn ack(
+        &self,
+        channel: u16,
+        ack: basic::Ack,
+        grows: bool,
+        check: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut state = lock(&self.state);
+        state.check_open()?;
+        check()?;
+        match &mut state.ack {
+            Some((on, last))
+                if grows && *on == channel && last.delivery_tag + 1 == ack.delivery_tag =>
+            {
+                *last = basic::Ack { multiple: true, ..ack };
+            }
+            _ => {
+                state.flush_ack(self.frame_max);
+                state.ack = Some((channel, ack));
+            }
+        }
+        self.wake_writer(state);
+        Ok(())
+    }
+
+    fn wake_writer(&self, mut state: MutexGuard<'_, State>) {
+        if state.writer_waits {
+            state.writer_waits = false;
+            drop(state);
+            self.filled.notify_one();
+        }
+    }
+
+    /// The broker asks for no more publishes, or for more again.
+    pub(super) fn set_blocked(&self, reason: Option<String>) {
+        lock(&self.state).blocked = reason;
+        self.room.notify_waiters();
+    }
+
+    /// Takes nothing more from anyone but `last`, which is encoded as the last thing that is sent.
+    pub(super) fn close(&self, error: Error, last: impl FnOnce(&mut Outbound, FrameMax)) {
+        let mut state = lock(&self.state);
+        if state.closed.is_none() {
+            state.flush_ack(self.frame_max);
+            last(&mut state.outbound, self.frame_max);
+            state.closed = Some(error);
+        }
+        drop(state);
+        self.filled.notify_one();
+        self.room.notify_waiters();
+    }
+
+    /// The writer's side: waits for bytes and swaps them against its empty buffer. False when closed and empty.
+    pub(super) async fn take(&self, buffer: &mut Outbound) -> bool {
+        loop {
+            {
+                let mut state = lock(&self.state);
+                state.flush_ack(self.frame_max);
+                if state.outbound.has_remaining() {
+                    std::mem::swap(&mut state.outbound, buffer);
+                    drop(state);
+                    self.room.notify_waiters();
+                    return true;
+                }
+                if state.closed.is_some() {
+                    return false;
+                }
+                state.writer_waits = true;
+            }
+            // A permit is kept for us if the wake-up comes before we wait.
+            self.filled.notified().await;
+        }
+    }
+}
+
+impl State {
+    fn check_open(&self) -> Result<(), Error> {
+        match &self.closed {
+            None => Ok(()),
+            Some(error) => Err(error.clone()),
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        self.outbound.remaining() < HIGH_WATER_MARK && self.blocked.is_none()
+    }
+
+    fn flush_ack(&mut self, frame_max: FrameMax) {
+        if let Some((channel, ack)) = self.ack.take() {
+            // An ack has 21 bytes: it fits any frame.
+            let _ = self.outbound.method(channel, &ack, frame_max);
+        }
+    }
+}

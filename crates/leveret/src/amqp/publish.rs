@@ -1,0 +1,117 @@
+//! Publishing: a message goes into the outbound buffer in one piece.
+
+use bytes::Bytes;
+use leveret_wire::method::basic;
+use leveret_wire::{Properties, RawProperties};
+use tokio::time::timeout;
+
+use super::channel::{Channel, Confirm, Plain, Tx};
+use super::confirm::Confirmation;
+use super::error::Error;
+use super::lock;
+
+/// A message and where it goes.
+///
+/// ```
+/// use leveret::amqp::Publish;
+///
+/// let publish = Publish {
+///     exchange: "orders",
+///     routing_key: "order.created",
+///     mandatory: true,
+///     body: "{}".into(),
+///     ..Publish::default()
+/// };
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Publish<'a> {
+    /// To which exchange; empty = the default exchange, straight to the queue named by the key.
+    pub exchange: &'a str,
+    /// The routing key.
+    pub routing_key: &'a str,
+    /// Send it back if it reaches no queue.
+    pub mandatory: bool,
+    /// The properties.
+    pub properties: Properties<'a>,
+    /// The body. Not copied if it is large.
+    pub body: Bytes,
+}
+
+impl<M> Channel<M> {
+    /// Encodes a message, and runs `register` with the buffer still locked, so that both happen in the same order.
+    #[inline]
+    async fn put<T>(
+        &self,
+        publish: &Publish<'_>,
+        register: impl FnOnce() -> T,
+    ) -> Result<T, Error> {
+        let method = basic::Publish {
+            exchange: publish.exchange.try_into()?,
+            routing_key: publish.routing_key.try_into()?,
+            mandatory: publish.mandatory,
+            immediate: false,
+        };
+        let (link, core) = (&self.link, &self.link.connection.core);
+        let encode = |outbound: &mut leveret_wire::Outbound, max| {
+            link.channel.check_open()?;
+            outbound.content(link.channel.id, &method, &publish.properties, &publish.body, max)?;
+            Ok(register())
+        };
+        core.sender.publish(core.limits.publish_timeout, encode).await
+    }
+}
+
+impl Channel<Plain> {
+    /// Publishes without asking for an answer: `Ok` says that the message is in the outbound buffer.
+    ///
+    /// It waits only if that buffer is full or the broker blocks the connection. Dropped while waiting, it has sent
+    /// nothing.
+    #[inline]
+    pub async fn publish(&self, publish: &Publish<'_>) -> Result<(), Error> {
+        self.put(publish, || ()).await
+    }
+}
+
+impl Channel<Tx> {
+    /// Publishes with the next commit.
+    #[inline]
+    pub async fn publish(&self, publish: &Publish<'_>) -> Result<(), Error> {
+        self.put(publish, || ()).await
+    }
+}
+
+impl Channel<Confirm> {
+    /// Publishes and gives the confirmation, to be awaited now, later, or never.
+    ///
+    /// It waits only if the outbound buffer is full, the broker blocks the connection, or too many publishes are
+    /// unconfirmed. Dropped while waiting, it has sent nothing.
+    #[inline]
+    pub async fn publish(&self, publish: &Publish<'_>) -> Result<Confirmation, Error> {
+        let confirms = &self.link.channel.confirms;
+        let limits = &self.link.connection.core.limits;
+        if lock(&confirms.ledger).open() >= limits.max_unconfirmed {
+            let room = confirms.until_open(limits.max_unconfirmed.saturating_sub(1));
+            timeout(limits.publish_timeout, room).await.map_err(|_| {
+                let what = format!("confirming one of {} publishes", limits.max_unconfirmed);
+                Error::timeout(what, limits.publish_timeout)
+            })?;
+        }
+        self.put(publish, || {
+            let Publish { exchange, routing_key, mandatory, body, .. } = publish;
+            lock(&confirms.ledger).publish(mandatory.then_some((exchange, routing_key, body)))
+        })
+        .await
+    }
+}
+
+impl<'a> Publish<'a> {
+    /// The same message to another place, with its properties as they came: for what is received and sent on.
+    pub fn forward(
+        exchange: &'a str,
+        routing_key: &'a str,
+        properties: &'a RawProperties,
+        body: Bytes,
+    ) -> Self {
+        Publish { exchange, routing_key, properties: properties.get(), body, ..Publish::default() }
+    }
+}

@@ -1,0 +1,563 @@
+//! The connection engine against a broker that does what a test says.
+
+mod support;
+
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+use leveret::amqp::{
+    Channel, ConsumeOptions, ErrorKind, GetOptions, Limits, Options, Outcome, Publish,
+    QueueOptions, Refused, ReplyCode,
+};
+use leveret_testkit::peer::Received;
+use leveret_wire::method::{basic, channel, connection, queue};
+use leveret_wire::{FrameKind, Method, Properties, ShortStr, Table};
+use support::{Broker, barrier, confirming, connected, connected_with, consuming, open_channel};
+use tokio::time::timeout;
+
+const SOON: Duration = Duration::from_secs(10);
+
+fn tune(heartbeat: u16) -> connection::Tune {
+    connection::Tune { channel_max: 2047, frame_max: 131_072, heartbeat }
+}
+
+fn with_limits(change: impl FnOnce(&mut Limits)) -> Options {
+    let mut options = Options::default();
+    change(&mut options.limits);
+    options
+}
+
+fn deliver(tag: u64) -> basic::Deliver<'static> {
+    basic::Deliver {
+        consumer_tag: ShortStr::from_static("c"),
+        delivery_tag: tag,
+        redelivered: false,
+        exchange: ShortStr::from_static("the exchange"),
+        routing_key: ShortStr::from_static("the key"),
+    }
+}
+
+async fn send_deliveries(broker: &mut Broker, id: u16, tags: std::ops::RangeInclusive<u64>) {
+    for tag in tags {
+        broker.send_content(id, &deliver(tag), &Properties::default(), tag.to_string()).await;
+    }
+}
+
+fn close_channel(code: ReplyCode) -> channel::Close<'static> {
+    channel::Close {
+        reply_code: code,
+        reply_text: ShortStr::from_static("PRECONDITION_FAILED - because"),
+        class_id: 60,
+        method_id: 40,
+    }
+}
+
+// ---- heartbeats
+
+#[tokio::test(start_paused = true)]
+async fn signs_of_life_go_both_ways_and_their_absence_ends_the_connection() {
+    let (connection, mut broker) = connected_with(Options::default(), tune(10)).await;
+    for _ in 0..5 {
+        broker.expect_heartbeat().await;
+        broker.send_heartbeat().await;
+    }
+    // From here on the broker is silent, though its socket is open.
+    let error = timeout(Duration::from_secs(60), connection.ended()).await.unwrap();
+    assert_eq!(error.kind(), ErrorKind::HeartbeatLost);
+    assert_eq!(connection.open_channel().await.unwrap_err().kind(), ErrorKind::HeartbeatLost);
+}
+
+// ---- the end of things
+
+#[tokio::test]
+async fn a_thousand_pending_confirms_all_resolve_when_the_channel_is_closed() {
+    let (connection, mut broker) = connected().await;
+    let channel = confirming(&connection, &mut broker).await;
+    let mut confirmations = Vec::new();
+    for _ in 0..1000 {
+        let publish = Publish { routing_key: "q", ..Publish::default() };
+        confirmations.push(channel.publish(&publish).await.unwrap());
+    }
+    for _ in 0..1000 {
+        broker.expect_content::<basic::Publish<'_>>(1).await;
+    }
+    broker.send(1, &basic::Ack { delivery_tag: 300, multiple: true }).await;
+    broker.send(1, &basic::Nack { delivery_tag: 302, ..Default::default() }).await;
+    broker.send(1, &close_channel(ReplyCode::PRECONDITION_FAILED)).await;
+    broker.expect::<channel::CloseOk>(1).await;
+    for (index, confirmation) in confirmations.into_iter().enumerate() {
+        match timeout(SOON, confirmation).await.unwrap() {
+            Outcome::Acked => assert!(index < 300),
+            Outcome::Nacked => assert_eq!(index, 301),
+            Outcome::Lost(error) => {
+                assert!(index >= 300);
+                assert_eq!(error.reply_code(), Some(ReplyCode::PRECONDITION_FAILED));
+                assert!(error.to_string().contains("in basic.publish: because"), "{error}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(channel.confirmed().await.is_err());
+}
+
+#[tokio::test]
+async fn everything_that_waits_is_told_when_the_connection_dies() {
+    let (connection, mut broker) = connected().await;
+    let channel = confirming(&connection, &mut broker).await;
+    let mut consumer = consuming(&channel, ConsumeOptions::default(), &mut broker).await;
+    let confirmation = channel.publish(&Publish::default()).await.unwrap();
+    let call = channel.declare_queue("x", QueueOptions::default());
+    let (called, ()) = tokio::join!(call, async {
+        broker.expect_content::<basic::Publish<'_>>(1).await;
+        broker.expect::<queue::Declare<'_>>(1).await;
+        drop(broker);
+    });
+    assert_eq!(called.unwrap_err().kind(), ErrorKind::ConnectionLost);
+    let Outcome::Lost(error) = timeout(SOON, confirmation).await.unwrap() else { panic!() };
+    assert!(error.is_connection_error());
+    let ended = timeout(SOON, consumer.next()).await.unwrap().unwrap().unwrap_err();
+    assert_eq!(ended.kind(), ErrorKind::ConnectionLost);
+    assert!(consumer.next().await.is_none());
+    assert_eq!(connection.ended().await.kind(), ErrorKind::ConnectionLost);
+    connection.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_broker_closes_the_connection_and_says_why() {
+    let (connection, mut broker) = connected().await;
+    let channel = open_channel(&connection, &mut broker).await;
+    let close = connection::Close {
+        reply_code: ReplyCode::CONNECTION_FORCED,
+        reply_text: ShortStr::from_static("CONNECTION_FORCED - broker forced connection closure"),
+        class_id: 0,
+        method_id: 0,
+    };
+    broker.send(0, &close).await;
+    broker.expect::<connection::CloseOk>(0).await;
+    let error = timeout(SOON, connection.ended()).await.unwrap();
+    assert_eq!(error.kind(), ErrorKind::ConnectionClosed(ReplyCode::CONNECTION_FORCED));
+    assert_eq!(
+        error.to_string(),
+        "the broker closed the connection: 320 CONNECTION_FORCED: broker forced connection closure"
+    );
+    assert_eq!(channel.publish(&Publish::default()).await.unwrap_err().kind(), error.kind());
+    broker.expect_end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_never_hangs_on_a_broker_that_says_nothing() {
+    let (connection, mut broker) = connected().await;
+    let channel = confirming(&connection, &mut broker).await;
+    let _unconfirmed = channel.publish(&Publish::default()).await.unwrap();
+    let started = tokio::time::Instant::now();
+    let _ = timeout(Duration::from_secs(300), connection.close()).await.expect("an end");
+    assert!(started.elapsed() <= Duration::from_secs(120), "{:?}", started.elapsed());
+}
+
+#[tokio::test]
+async fn dropping_everything_closes_channel_and_connection() {
+    let (connection, mut broker) = connected().await;
+    let channel = open_channel(&connection, &mut broker).await;
+    drop(channel);
+    broker.expect::<channel::Close<'_>>(1).await;
+    broker.send(1, &channel::CloseOk {}).await;
+    barrier(&connection, &mut broker).await;
+    let next = open_channel(&connection, &mut broker).await;
+    assert_eq!(next.id(), 1);
+    drop(connection);
+    // The channel still holds it open.
+    assert!(next.check_open().is_ok());
+    drop(next);
+    broker.expect::<channel::Close<'_>>(1).await;
+    broker.expect::<connection::Close<'_>>(0).await;
+    broker.send(0, &connection::CloseOk {}).await;
+    broker.expect_end().await;
+}
+
+#[tokio::test]
+async fn a_channel_that_both_sides_close_at_once_is_closed_once() {
+    let (connection, mut broker) = connected().await;
+    let channel = open_channel(&connection, &mut broker).await;
+    let (closed, ()) = tokio::join!(channel.close(), async {
+        broker.expect::<channel::Close<'_>>(1).await;
+        broker.send(1, &close_channel(ReplyCode::PRECONDITION_FAILED)).await;
+        broker.expect::<channel::CloseOk>(1).await;
+        broker.send(1, &channel::CloseOk {}).await;
+    });
+    closed.unwrap();
+    assert_eq!(open_channel(&connection, &mut broker).await.id(), 1);
+}
+
+// ---- malformed and out of order
+
+#[tokio::test]
+async fn what_the_protocol_forbids_ends_the_connection_with_a_reason() {
+    type Script = fn(&mut Broker) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send + '_>>;
+    let scripts: &[(&str, Script)] = &[
+        ("a frame that does not end", |b| {
+            Box::pin(b.send_bytes(b"\x01\x00\x01\x00\x00\x00\x00\x00"))
+        }),
+        ("an oversize frame", |b| Box::pin(b.send_bytes(b"\x03\x00\x01\xff\xff\xff\xff"))),
+        ("an unknown frame type", |b| Box::pin(b.send_bytes(b"\x07"))),
+        ("an unknown method", |b| Box::pin(b.send_frame(FrameKind::Method, 1, &[0, 99, 0, 1]))),
+        ("a truncated method", |b| {
+            Box::pin(b.send_frame(FrameKind::Method, 1, &[0, 60, 0, 80, 1]))
+        }),
+        ("a header without a method", |b| Box::pin(b.send_frame(FrameKind::Header, 1, &[0; 14]))),
+        ("a body without a header", |b| Box::pin(b.send_frame(FrameKind::Body, 1, b"x"))),
+        ("a body on channel 0", |b| Box::pin(b.send_frame(FrameKind::Body, 0, b"x"))),
+        ("a heartbeat on a channel", |b| Box::pin(b.send_frame(FrameKind::Heartbeat, 1, b""))),
+        ("a channel that is not open", |b| Box::pin(async { b.send(9, &basic::QosOk {}).await })),
+        ("a reply to no call", |b| Box::pin(async { b.send(1, &basic::QosOk {}).await })),
+        ("a confirm of no publish", |b| {
+            Box::pin(async { b.send(1, &basic::Ack { delivery_tag: 1, multiple: false }).await })
+        }),
+        ("a method on the wrong channel", |b| {
+            Box::pin(async { b.send(0, &basic::QosOk {}).await })
+        }),
+        ("a delivery for nobody", |b| {
+            Box::pin(async { b.send_content(1, &deliver(1), &Properties::default(), "x").await })
+        }),
+        ("a method amid a content", |b| {
+            Box::pin(async {
+                let returned = basic::Return::default();
+                b.send(1, &returned).await;
+                b.send(1, &basic::QosOk {}).await;
+            })
+        }),
+    ];
+    for (what, script) in scripts {
+        let (connection, mut broker) = connected().await;
+        let _channel = confirming(&connection, &mut broker).await;
+        script(&mut broker).await;
+        let error = timeout(SOON, connection.ended()).await.unwrap_or_else(|_| panic!("{what}"));
+        assert_eq!(error.kind(), ErrorKind::Protocol, "{what}: {error}");
+        let close = broker.expect::<connection::Close<'_>>(0).await;
+        assert_ne!(close.reply_code, ReplyCode::SUCCESS, "{what}");
+        assert!(!close.reply_text.is_empty(), "{what}");
+        broker.expect_end().await;
+    }
+}
+
+#[tokio::test]
+async fn frames_split_at_every_byte_are_understood() {
+    let (connection, mut broker) = connected().await;
+    let channel = open_channel(&connection, &mut broker).await;
+    let mut consumer = consuming(&channel, ConsumeOptions::default(), &mut broker).await;
+    let mut frames = leveret_wire::Outbound::new();
+    let max = leveret_wire::FrameMax::DEFAULT;
+    let body = Bytes::from_static(b"body");
+    frames.content(1, &deliver(1), &Properties::default(), &body, max).unwrap();
+    let bytes = frames.copy_to_bytes(frames.remaining());
+    for byte in bytes {
+        broker.send_bytes(&[byte]).await;
+        tokio::task::yield_now().await;
+    }
+    let delivery = timeout(SOON, consumer.next()).await.unwrap().unwrap().unwrap();
+    assert_eq!(
+        (delivery.exchange(), delivery.routing_key()),
+        (ShortStr::from_static("the exchange"), ShortStr::from_static("the key"))
+    );
+    assert_eq!(delivery.body(), "body");
+    delivery.ack().unwrap();
+    assert_eq!(broker.expect::<basic::Ack>(1).await.delivery_tag, 1);
+}
+
+// ---- calls
+
+#[tokio::test(start_paused = true)]
+async fn a_call_without_a_reply_fails_and_costs_the_channel_but_not_the_others() {
+    let (connection, mut broker) = connected().await;
+    let channel = open_channel(&connection, &mut broker).await;
+    let other = open_channel(&connection, &mut broker).await;
+    let error = channel.declare_queue("q", QueueOptions::default()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    assert!(error.to_string().contains("queue.declare"), "{error}");
+    assert_eq!(channel.check_open().unwrap_err().kind(), ErrorKind::Timeout);
+    other.check_open().unwrap();
+    broker.expect::<queue::Declare<'_>>(1).await;
+    broker.expect::<channel::Close<'_>>(1).await;
+    // The reply comes after all: nobody minds.
+    broker.send(1, &queue::DeclareOk::default()).await;
+    broker.send(1, &channel::CloseOk {}).await;
+    barrier(&connection, &mut broker).await;
+    assert_eq!(open_channel(&connection, &mut broker).await.id(), 1);
+}
+
+#[tokio::test]
+async fn replies_of_different_kinds_may_overtake_each_other() {
+    let (connection, mut broker) = connected().await;
+    let channel = open_channel(&connection, &mut broker).await;
+    let mut consumer = consuming(&channel, ConsumeOptions::default(), &mut broker).await;
+    let (cancelled, info, ()) =
+        tokio::join!(consumer.cancel(), channel.inspect_queue("q"), async {
+            broker.expect::<basic::Cancel<'_>>(1).await;
+            broker.expect::<queue::Declare<'_>>(1).await;
+            broker.send(1, &queue::DeclareOk { message_count: 7, ..Default::default() }).await;
+            broker.send(1, &basic::CancelOk { consumer_tag: ShortStr::from_static("c") }).await;
+        });
+    cancelled.unwrap();
+    assert_eq!(info.unwrap().messages, 7);
+}
+
+#[tokio::test]
+async fn the_channel_limit_is_an_error_of_its_own() {
+    let limit = connection::Tune { channel_max: 2, ..tune(0) };
+    let (connection, mut broker) = connected_with(Options::default(), limit).await;
+    let _one = open_channel(&connection, &mut broker).await;
+    let two = open_channel(&connection, &mut broker).await;
+    assert_eq!(connection.open_channel().await.unwrap_err().kind(), ErrorKind::ChannelLimit);
+    let (closed, ()) = tokio::join!(two.close(), async {
+        broker.expect::<channel::Close<'_>>(2).await;
+        broker.send(2, &channel::CloseOk {}).await;
+    });
+    closed.unwrap();
+    assert_eq!(open_channel(&connection, &mut broker).await.id(), 2);
+}
+
+#[tokio::test]
+async fn what_cannot_be_sent_is_refused_before_it_is_sent() {
+    let (connection, mut broker) = connected().await;
+    let channel = open_channel(&connection, &mut broker).await;
+    let long = "x".repeat(256);
+    let publish = Publish { routing_key: &long, ..Publish::default() };
+    assert_eq!(channel.publish(&publish).await.unwrap_err().kind(), ErrorKind::InvalidArgument);
+    let value = "x".repeat(200_000);
+    let headers = Table::from_pairs([("h", value.as_str().into())]).unwrap();
+    let publish = Publish {
+        properties: Properties { headers: Some(headers), ..Default::default() },
+        ..Publish::default()
+    };
+    assert_eq!(channel.publish(&publish).await.unwrap_err().kind(), ErrorKind::InvalidArgument);
+    // Nothing was sent, and the channel is as good as before.
+    channel.publish(&Publish { routing_key: "fine", ..Publish::default() }).await.unwrap();
+    let content = broker.expect_content::<basic::Publish<'_>>(1).await;
+    assert_eq!(content.method.routing_key, "fine");
+}
+
+#[tokio::test]
+async fn a_secret_is_updated() {
+    let (connection, mut broker) = connected().await;
+    let (updated, ()) = tokio::join!(connection.update_secret(b"new", "expiry"), async {
+        let update = broker.expect::<connection::UpdateSecret<'_>>(0).await;
+        assert_eq!(update.new_secret.expose(), b"new");
+        broker.send(0, &connection::UpdateSecretOk {}).await;
+    });
+    updated.unwrap();
+}
+
+// ---- publishing
+
+#[tokio::test(start_paused = true)]
+async fn a_blocked_connection_stops_publishes_and_nothing_else() {
+    let (connection, mut broker) = connected().await;
+    let channel = confirming(&connection, &mut broker).await;
+    let mut consumer = consuming(&channel, ConsumeOptions::default(), &mut broker).await;
+    send_deliveries(&mut broker, 1, 1..=1).await;
+    let delivery = consumer.next().await.unwrap().unwrap();
+    broker.send(0, &connection::Blocked { reason: ShortStr::from_static("low on memory") }).await;
+    let mut blocked = connection.blocked();
+    blocked.wait_for(Option::is_some).await.unwrap();
+
+    delivery.ack().unwrap();
+    assert_eq!(broker.expect::<basic::Ack>(1).await.delivery_tag, 1);
+    let error = channel.publish(&Publish::default()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    assert!(error.to_string().contains("low on memory"), "{error}");
+
+    let publish = Publish::default();
+    let (published, ()) = tokio::join!(channel.publish(&publish), async {
+        broker.expect_silence(Duration::from_secs(1)).await;
+        broker.send(0, &connection::Unblocked {}).await;
+    });
+    let confirmation = published.unwrap();
+    broker.expect_content::<basic::Publish<'_>>(1).await;
+    broker.send(1, &basic::Ack { delivery_tag: 1, multiple: false }).await;
+    assert!(confirmation.await.is_acked());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broker_that_does_not_read_makes_publishers_wait_and_memory_stays_bounded() {
+    let (connection, mut broker) = connected().await;
+    let channel = open_channel(&connection, &mut broker).await;
+    let body = Bytes::from(vec![0; 1024]);
+    let mut sent = 0u64;
+    let error = loop {
+        let publish = Publish { body: body.clone(), ..Publish::default() };
+        match channel.publish(&publish).await {
+            Ok(()) => sent += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    // The pipe holds 4 MiB, and there is one buffer on either side of the swap.
+    assert!(sent < 7 * 1024, "{sent} messages were taken");
+    for _ in 0..sent {
+        broker.expect_content::<basic::Publish<'_>>(1).await;
+    }
+    channel.publish(&Publish::default()).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn too_many_unconfirmed_publishes_make_the_next_one_wait() {
+    let (connection, mut broker) =
+        connected_with(with_limits(|limits| limits.max_unconfirmed = 10), tune(0)).await;
+    let channel = confirming(&connection, &mut broker).await;
+    for _ in 0..10 {
+        drop(channel.publish(&Publish::default()).await.unwrap());
+    }
+    let error = channel.publish(&Publish::default()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    broker.send(1, &basic::Ack { delivery_tag: 3, multiple: true }).await;
+    drop(channel.publish(&Publish::default()).await.unwrap());
+}
+
+#[tokio::test]
+async fn bodies_are_split_at_the_agreed_frame_size() {
+    let small = connection::Tune { frame_max: 4096, ..tune(0) };
+    let (connection, mut broker) = connected_with(Options::default(), small).await;
+    let channel = open_channel(&connection, &mut broker).await;
+    for size in [0, 1, 4088, 4089, 100_000] {
+        let body: Bytes = (0..size).map(|n| (n % 251) as u8).collect();
+        channel.publish(&Publish { body: body.clone(), ..Publish::default() }).await.unwrap();
+        let content = broker.expect_content::<basic::Publish<'_>>(1).await;
+        assert!(content.body == body, "{size} bytes");
+    }
+}
+
+// ---- consuming
+
+#[tokio::test]
+async fn acks_in_order_become_one_and_others_do_not() {
+    let (connection, mut broker) = connected().await;
+    let channel = open_channel(&connection, &mut broker).await;
+    let mut consumer = consuming(&channel, ConsumeOptions::default(), &mut broker).await;
+    send_deliveries(&mut broker, 1, 1..=8).await;
+    let mut deliveries = Vec::new();
+    for _ in 0..8 {
+        deliveries.push(consumer.next().await.unwrap().unwrap());
+    }
+    // No await in between, so the writer cannot run.
+    for delivery in deliveries.drain(..4) {
+        delivery.ack().unwrap();
+    }
+    let eight = deliveries.pop().unwrap();
+    eight.ack().unwrap();
+    let seven = deliveries.pop().unwrap();
+    seven.nack(Refused::Discard).unwrap();
+    for delivery in deliveries {
+        delivery.ack().unwrap();
+    }
+    assert_eq!(
+        broker.expect::<basic::Ack>(1).await,
+        basic::Ack { delivery_tag: 4, multiple: true }
+    );
+    assert_eq!(
+        broker.expect::<basic::Ack>(1).await,
+        basic::Ack { delivery_tag: 8, multiple: false }
+    );
+    assert_eq!(broker.expect::<basic::Nack>(1).await.delivery_tag, 7);
+    // 5 and 6: all below are settled, so one ack for both.
+    assert_eq!(
+        broker.expect::<basic::Ack>(1).await,
+        basic::Ack { delivery_tag: 6, multiple: true }
+    );
+}
+
+#[tokio::test]
+async fn deliveries_of_before_a_recover_send_nothing() {
+    let (connection, mut broker) = connected().await;
+    let channel = open_channel(&connection, &mut broker).await;
+    let mut consumer = consuming(&channel, ConsumeOptions::default(), &mut broker).await;
+    send_deliveries(&mut broker, 1, 1..=2).await;
+    let one = consumer.next().await.unwrap().unwrap();
+    let (recovered, ()) = tokio::join!(channel.recover(), async {
+        broker.expect::<basic::Recover>(1).await;
+        broker.send(1, &basic::RecoverOk {}).await;
+        send_deliveries(&mut broker, 1, 3..=3).await;
+    });
+    recovered.unwrap();
+    one.ack().unwrap();
+    drop(consumer.next().await.unwrap().unwrap());
+    let three = consumer.next().await.unwrap().unwrap();
+    assert_eq!(three.delivery_tag(), 3);
+    three.ack().unwrap();
+    assert_eq!(broker.expect::<basic::Ack>(1).await.delivery_tag, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_consumer_that_takes_nothing_is_ended_and_the_others_go_on() {
+    let limits = with_limits(|limits| {
+        limits.consumer_buffer = 10;
+        limits.slow_consumer_timeout = Duration::from_secs(1);
+    });
+    let (connection, mut broker) = connected_with(limits, tune(0)).await;
+    let slow_channel = open_channel(&connection, &mut broker).await;
+    let options = ConsumeOptions { auto_ack: true, ..Default::default() };
+    let mut slow = consuming(&slow_channel, options, &mut broker).await;
+    let other = open_channel(&connection, &mut broker).await;
+    send_deliveries(&mut broker, 1, 1..=11).await;
+    let (info, cancel) = tokio::join!(other.inspect_queue("q"), async {
+        // The broker answers at once; the reader gets to it after the slow consumer's time is up.
+        let declare = broker.receive().await;
+        assert!(matches!(declare, Received::Method(2, Method::QueueDeclare(_))), "{declare:?}");
+        broker.send(2, &queue::DeclareOk::default()).await;
+        broker.expect::<basic::Cancel<'_>>(1).await
+    });
+    info.unwrap();
+    assert_eq!(cancel.consumer_tag, "c");
+    for tag in 1..=11u64 {
+        assert_eq!(slow.next().await.unwrap().unwrap().body(), tag.to_string().as_bytes());
+    }
+    assert_eq!(slow.next().await.unwrap().unwrap_err().kind(), ErrorKind::ConsumerTooSlow);
+    assert!(slow.next().await.is_none());
+}
+
+#[tokio::test]
+async fn a_consume_that_is_abandoned_is_cancelled() {
+    let (connection, mut broker) = connected().await;
+    let channel = open_channel(&connection, &mut broker).await;
+    let options = ConsumeOptions { tag: "c".to_owned(), auto_ack: true, ..Default::default() };
+    let abandoned = timeout(Duration::from_millis(50), channel.consume("q", options)).await;
+    assert!(abandoned.is_err());
+    broker.expect::<basic::Consume<'_>>(1).await;
+    broker.expect::<basic::Cancel<'_>>(1).await;
+    broker.send(1, &basic::ConsumeOk { consumer_tag: ShortStr::from_static("c") }).await;
+    send_deliveries(&mut broker, 1, 1..=1).await;
+    broker.send(1, &basic::CancelOk { consumer_tag: ShortStr::from_static("c") }).await;
+    let (info, ()) = tokio::join!(channel.inspect_queue("q"), async {
+        broker.expect::<queue::Declare<'_>>(1).await;
+        broker.send(1, &queue::DeclareOk::default()).await;
+    });
+    info.unwrap();
+}
+
+#[tokio::test]
+async fn the_broker_cancels_a_consumer() {
+    let (connection, mut broker) = connected().await;
+    let channel = open_channel(&connection, &mut broker).await;
+    let mut consumer = consuming(&channel, ConsumeOptions::default(), &mut broker).await;
+    send_deliveries(&mut broker, 1, 1..=1).await;
+    broker
+        .send(1, &basic::Cancel { consumer_tag: ShortStr::from_static("c"), nowait: false })
+        .await;
+    broker.expect::<basic::CancelOk<'_>>(1).await;
+    consumer.next().await.unwrap().unwrap().ack().unwrap();
+    let error = consumer.next().await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConsumerCancelled);
+    // What was delivered before can still be settled.
+    assert_eq!(broker.expect::<basic::Ack>(1).await.delivery_tag, 1);
+}
+
+#[tokio::test]
+async fn a_get_that_is_abandoned_gives_its_message_back() {
+    let (connection, mut broker) = connected().await;
+    let channel: Channel = open_channel(&connection, &mut broker).await;
+    let get = channel.get("q", GetOptions::default());
+    assert!(timeout(Duration::from_millis(50), get).await.is_err());
+    broker.expect::<basic::Get<'_>>(1).await;
+    let got = basic::GetOk { delivery_tag: 1, ..Default::default() };
+    broker.send_content(1, &got, &Properties::default(), "x").await;
+    let nack = broker.expect::<basic::Nack>(1).await;
+    assert!(nack.requeue);
+}

@@ -1,0 +1,341 @@
+//! The connection engine on a real RabbitMQ.
+
+use std::time::Duration;
+
+use leveret::amqp::{
+    Channel, Confirm, Connection, ConsumeOptions, Consumer, DeleteQueue, Delivery, ErrorKind,
+    ExchangeOptions, GetOptions, Options, Outcome, Properties, Publish, QueueOptions, Refused,
+    ReplyCode, Table, Tally,
+};
+use leveret_testkit::rabbitmq::{self, Vhost};
+use tokio::time::timeout;
+
+const SOON: Duration = Duration::from_secs(10);
+
+async fn connect(vhost: &Vhost) -> Connection {
+    let options = Options::from_uri(&vhost.url()).unwrap();
+    Connection::open(&options).await.unwrap()
+}
+
+/// A connection, and a channel with confirms and an empty queue `q`.
+async fn confirming(vhost: &Vhost) -> (Connection, Channel<Confirm>) {
+    let connection = connect(vhost).await;
+    let channel = connection.open_channel().await.unwrap().into_confirm().await.unwrap();
+    channel.declare_queue("q", QueueOptions::default()).await.unwrap();
+    (connection, channel)
+}
+
+fn to_q(body: impl Into<bytes::Bytes>) -> Publish<'static> {
+    Publish { routing_key: "q", mandatory: true, body: body.into(), ..Publish::default() }
+}
+
+async fn next(consumer: &mut Consumer) -> Delivery {
+    let delivery = timeout(SOON, consumer.next()).await.expect("a delivery in time");
+    delivery.expect("the consumer goes on").unwrap()
+}
+
+#[tokio::test]
+async fn a_message_goes_through_a_queue() {
+    let vhost = rabbitmq::vhost().await;
+    let (connection, channel) = confirming(&vhost).await;
+    let properties =
+        Properties { message_id: Some("id".try_into().unwrap()), ..Default::default() };
+    let publish = Publish { properties: properties.clone(), ..to_q("hello") };
+    assert!(channel.publish(&publish).await.unwrap().await.is_acked());
+
+    let mut consumer = channel.consume("q", ConsumeOptions::default()).await.unwrap();
+    let delivery = next(&mut consumer).await;
+    assert_eq!(delivery.body(), "hello");
+    assert_eq!(delivery.properties(), properties);
+    assert_eq!(
+        (delivery.exchange(), delivery.routing_key()),
+        ("".try_into().unwrap(), "q".try_into().unwrap())
+    );
+    assert!(!delivery.redelivered());
+    delivery.ack().unwrap();
+    consumer.cancel().await.unwrap();
+    assert!(consumer.next().await.is_none());
+    assert_eq!(channel.inspect_queue("q").await.unwrap().messages, 0);
+    channel.close().await.unwrap();
+    connection.close().await.unwrap();
+    connection.close().await.unwrap();
+    assert_eq!(connection.open_channel().await.unwrap_err().kind(), ErrorKind::Closed);
+}
+
+#[tokio::test]
+async fn returned_messages_are_told_from_the_others_among_thousands() {
+    let vhost = rabbitmq::vhost().await;
+    let (_connection, channel) = confirming(&vhost).await;
+    let mut confirmations = Vec::new();
+    for n in 0..20_000u32 {
+        let routing_key = if n % 10 == 3 { "nowhere" } else { "q" };
+        let publish = Publish { routing_key, ..to_q(n.to_string()) };
+        confirmations.push((n, channel.publish(&publish).await.unwrap()));
+    }
+    for (n, confirmation) in confirmations {
+        match timeout(SOON, confirmation).await.unwrap() {
+            Outcome::Acked => assert_ne!(n % 10, 3, "message {n}"),
+            Outcome::Returned(returned) => {
+                assert_eq!(returned.body, n.to_string());
+                assert_eq!(returned.reply_code, ReplyCode::NO_ROUTE);
+            }
+            other => panic!("message {n}: {other:?}"),
+        }
+    }
+    let tally = channel.confirmed().await.unwrap();
+    assert_eq!(tally, Tally { acked: 18_000, nacked: 0, returned: 2_000 });
+    assert_eq!(channel.inspect_queue("q").await.unwrap().messages, 18_000);
+}
+
+#[tokio::test]
+async fn a_channel_error_names_its_cause_and_leaves_the_others_alone() {
+    let vhost = rabbitmq::vhost().await;
+    let (connection, channel) = confirming(&vhost).await;
+    let other = connection.open_channel().await.unwrap();
+    let mut consumer = channel.consume("q", ConsumeOptions::default()).await.unwrap();
+    let lost = channel.publish(&Publish { exchange: "missing", ..to_q("x") }).await.unwrap().await;
+    let Outcome::Lost(error) = lost else { panic!("{lost:?}") };
+    assert_eq!(error.kind(), ErrorKind::ChannelClosed(ReplyCode::NOT_FOUND));
+    assert!(error.to_string().contains("no exchange 'missing'"), "{error}");
+
+    let later = channel.publish(&to_q("x")).await.unwrap_err();
+    assert_eq!(later.reply_code(), Some(ReplyCode::NOT_FOUND));
+    let ended = consumer.next().await.unwrap().unwrap_err();
+    assert_eq!(ended.reply_code(), Some(ReplyCode::NOT_FOUND));
+    assert!(consumer.next().await.is_none());
+    let call = channel.inspect_queue("q").await.unwrap_err();
+    assert_eq!(call.reply_code(), Some(ReplyCode::NOT_FOUND));
+
+    other.inspect_queue("q").await.unwrap();
+    // Its number is free again.
+    let again = connection.open_channel().await.unwrap();
+    assert_eq!(again.id(), 1);
+}
+
+#[tokio::test]
+async fn deliveries_are_settled_in_every_way() {
+    let vhost = rabbitmq::vhost().await;
+    let (_connection, channel) = confirming(&vhost).await;
+    for n in 0..6 {
+        channel.publish(&to_q(n.to_string())).await.unwrap().await;
+    }
+    let mut consumer = channel.consume("q", ConsumeOptions::default()).await.unwrap();
+    let mut deliveries = Vec::new();
+    for _ in 0..6 {
+        deliveries.push(next(&mut consumer).await);
+    }
+    let mut deliveries = deliveries.into_iter();
+    let mut take = || deliveries.next().unwrap();
+    let (zero, one, two, three, four, five) = (take(), take(), take(), take(), take(), take());
+    // Out of order, all before it, refused, rejected, dropped: none of them may cost the channel.
+    one.ack().unwrap();
+    two.ack_all_before().unwrap();
+    zero.ack().unwrap();
+    three.nack(Refused::Discard).unwrap();
+    four.reject(Refused::Requeue).unwrap();
+    let again = next(&mut consumer).await;
+    assert!(again.redelivered());
+    assert_eq!(again.body(), "4");
+    drop(five);
+    let dropped = next(&mut consumer).await;
+    assert_eq!(dropped.body(), "5");
+    again.ack().unwrap();
+    dropped.ack().unwrap();
+    drop(consumer);
+    assert_eq!(channel.inspect_queue("q").await.unwrap().messages, 0);
+}
+
+#[tokio::test]
+async fn what_a_dropped_consumer_had_goes_back() {
+    let vhost = rabbitmq::vhost().await;
+    let (_connection, channel) = confirming(&vhost).await;
+    for n in 0..100 {
+        drop(channel.publish(&to_q(n.to_string())).await.unwrap());
+    }
+    channel.confirmed().await.unwrap();
+    let mut consumer = channel.consume("q", ConsumeOptions::default()).await.unwrap();
+    next(&mut consumer).await.ack().unwrap();
+    drop(consumer);
+    let info = channel.inspect_queue("q").await.unwrap();
+    assert_eq!(info.consumers, 0);
+    let mut second = channel.consume("q", ConsumeOptions::default()).await.unwrap();
+    for _ in 0..99 {
+        next(&mut second).await.ack().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn get_takes_one_message_if_there_is_one() {
+    let vhost = rabbitmq::vhost().await;
+    let (_connection, channel) = confirming(&vhost).await;
+    assert!(channel.get("q", GetOptions::default()).await.unwrap().is_none());
+    for body in ["one", "two"] {
+        channel.publish(&to_q(body)).await.unwrap().await;
+    }
+    let one = channel.get("q", GetOptions::default()).await.unwrap().unwrap();
+    let two = channel.get("q", GetOptions { auto_ack: true }).await.unwrap().unwrap();
+    assert_eq!((one.body().as_ref(), two.body().as_ref()), (&b"one"[..], &b"two"[..]));
+    assert_eq!(one.routing_key(), "q");
+    two.ack().unwrap();
+    one.ack().unwrap();
+    assert!(channel.get("q", GetOptions::default()).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_deleted_queue_ends_its_consumer_with_a_reason() {
+    let vhost = rabbitmq::vhost().await;
+    let (_connection, channel) = confirming(&vhost).await;
+    let mut consumer = channel.consume("q", ConsumeOptions::default()).await.unwrap();
+    channel.delete_queue("q", DeleteQueue::default()).await.unwrap();
+    let ended = timeout(SOON, consumer.next()).await.unwrap().unwrap().unwrap_err();
+    assert_eq!(ended.kind(), ErrorKind::ConsumerCancelled);
+    assert!(consumer.next().await.is_none());
+    channel.check_open().unwrap();
+}
+
+#[tokio::test]
+async fn a_transaction_happens_when_it_is_committed() {
+    let vhost = rabbitmq::vhost().await;
+    let (connection, reader) = confirming(&vhost).await;
+    let channel = connection.open_channel().await.unwrap().into_tx().await.unwrap();
+    channel.publish(&to_q("rolled back")).await.unwrap();
+    channel.rollback().await.unwrap();
+    channel.publish(&to_q("committed")).await.unwrap();
+    assert!(reader.get("q", GetOptions::default()).await.unwrap().is_none());
+    channel.commit().await.unwrap();
+    let got = reader.get("q", GetOptions::default()).await.unwrap().unwrap();
+    assert_eq!(got.body(), "committed");
+    got.ack().unwrap();
+}
+
+#[tokio::test]
+async fn topology_is_declared_bound_and_deleted() {
+    let vhost = rabbitmq::vhost().await;
+    let connection = connect(&vhost).await;
+    let channel = connection.open_channel().await.unwrap().into_confirm().await.unwrap();
+    let none = Table::new();
+    channel.declare_exchange("in", "fanout", ExchangeOptions::default()).await.unwrap();
+    channel.declare_exchange("out", "topic", ExchangeOptions::default()).await.unwrap();
+    channel.bind_exchange("out", "in", "", &none).await.unwrap();
+    let named = channel
+        .declare_queue("", QueueOptions { exclusive: true, ..Default::default() })
+        .await
+        .unwrap();
+    assert!(named.name.starts_with("amq.gen-"));
+    channel.bind_queue(&named.name, "out", "a.*", &none).await.unwrap();
+    let publish =
+        Publish { exchange: "in", routing_key: "a.b", mandatory: true, ..Publish::default() };
+    assert!(channel.publish(&publish).await.unwrap().await.is_acked());
+    channel.unbind_queue(&named.name, "out", "a.*", &none).await.unwrap();
+    assert!(matches!(channel.publish(&publish).await.unwrap().await, Outcome::Returned(_)));
+    channel.unbind_exchange("out", "in", "", &none).await.unwrap();
+    channel.inspect_exchange("out").await.unwrap();
+    channel.delete_exchange("out", Default::default()).await.unwrap();
+    assert_eq!(channel.purge_queue(&named.name).await.unwrap(), 1);
+    let missing = channel.inspect_exchange("out").await.unwrap_err();
+    assert_eq!(missing.reply_code(), Some(ReplyCode::NOT_FOUND));
+}
+
+#[tokio::test]
+async fn a_wrong_password_and_a_wrong_virtual_host_are_told_apart() {
+    let vhost = rabbitmq::vhost().await;
+    let mut options = Options::from_uri(&vhost.url()).unwrap();
+    options.auth = leveret::amqp::Auth::plain("guest", "hunter2");
+    let error = Connection::open(&options).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Authentication, "{error}");
+    assert!(!format!("{error} {error:?}").contains("hunter2"));
+
+    let mut options = Options::from_uri(&vhost.url()).unwrap();
+    options.virtual_host = "missing".to_owned();
+    let error = Connection::open(&options).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::VirtualHost, "{error}");
+
+    options.port = 1;
+    let error = Connection::open(&options).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Dial, "{error}");
+}
+
+#[tokio::test]
+async fn large_messages_go_through() {
+    let vhost = rabbitmq::vhost().await;
+    let (_connection, channel) = confirming(&vhost).await;
+    let mut consumer = channel.consume("q", ConsumeOptions::default()).await.unwrap();
+    for size in [0, 1, 131_064, 131_065, 16 * 1024 * 1024] {
+        let body: bytes::Bytes = (0..size).map(|n| (n % 253) as u8).collect();
+        assert!(channel.publish(&to_q(body.clone())).await.unwrap().await.is_acked());
+        let delivery = next(&mut consumer).await;
+        assert!(delivery.body() == &body, "{size} bytes");
+        delivery.ack().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn two_thousand_channels_open_and_close() {
+    let vhost = rabbitmq::vhost().await;
+    let connection = connect(&vhost).await;
+    let opening = (0..2000).map(|_| connection.open_channel());
+    let mut channels = Vec::new();
+    for opened in all_at_once(opening).await {
+        channels.push(opened.unwrap());
+    }
+    let mut ids: Vec<u16> = channels.iter().map(Channel::id).collect();
+    ids.sort_unstable();
+    assert_eq!(ids, (1..=2000).collect::<Vec<u16>>());
+    let closed = channels.split_off(1000);
+    for channel in closed {
+        channel.close().await.unwrap();
+    }
+    assert_eq!(connection.open_channel().await.unwrap().id(), 1001);
+}
+
+/// Runs all futures at once and gives back what they gave, in order.
+async fn all_at_once<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut futures: Vec<_> = futures.map(|future| (Box::pin(future), None)).collect();
+    std::future::poll_fn(|context| {
+        let mut pending = false;
+        for (future, output) in &mut futures {
+            if output.is_none() {
+                match future.as_mut().poll(context) {
+                    std::task::Poll::Ready(value) => *output = Some(value),
+                    std::task::Poll::Pending => pending = true,
+                }
+            }
+        }
+        if pending { std::task::Poll::Pending } else { std::task::Poll::Ready(()) }
+    })
+    .await;
+    futures.into_iter().map(|(_, output)| output.expect("a value")).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_million_messages_are_confirmed_and_delivered_once_each() {
+    const COUNT: u64 = 1_000_000;
+    let vhost = rabbitmq::vhost().await;
+    let (connection, channel) = confirming(&vhost).await;
+    let reader = connection.open_channel().await.unwrap();
+    let options = ConsumeOptions { prefetch: 2000, ..Default::default() };
+    let mut consumer = reader.consume("q", options).await.unwrap();
+    let consuming = tokio::spawn(async move {
+        for expected in 0..COUNT {
+            let delivery = next(&mut consumer).await;
+            let number = u64::from_be_bytes(delivery.body().as_ref().try_into().unwrap());
+            assert_eq!(number, expected);
+            delivery.ack().unwrap();
+        }
+        consumer.cancel().await.unwrap();
+        assert!(consumer.next().await.is_none(), "one delivery too many");
+    });
+    let mut window = std::collections::VecDeque::new();
+    for number in 0..COUNT {
+        let publish = to_q(bytes::Bytes::copy_from_slice(&number.to_be_bytes()));
+        window.push_back(channel.publish(&publish).await.unwrap());
+        if window.len() == 1000 {
+            let outcome = timeout(SOON, window.pop_front().unwrap()).await.unwrap();
+            assert!(outcome.is_acked(), "{outcome:?}");
+        }
+    }
+    let tally = timeout(SOON, channel.confirmed()).await.unwrap().unwrap();
+    assert_eq!(tally, Tally { acked: COUNT, nacked: 0, returned: 0 });
+    timeout(Duration::from_secs(60), consuming).await.unwrap().unwrap();
+    assert_eq!(channel.inspect_queue("q").await.unwrap().messages, 0);
+}

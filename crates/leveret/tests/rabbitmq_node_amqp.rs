@@ -1,0 +1,138 @@
+//! The connection engine on RabbitMQ nodes that fail.
+
+use std::time::Duration;
+
+use leveret::amqp::{
+    Channel, Confirm, Connection, ConsumeOptions, ErrorKind, Options, Outcome, Publish,
+    QueueOptions,
+};
+use leveret_testkit::proxy::{Cut, Direction};
+use leveret_testkit::rabbitmq::{RabbitNode, Version};
+use leveret_testkit::{FaultProxy, eventually};
+use tokio::time::timeout;
+
+const SOON: Duration = Duration::from_secs(30);
+
+fn to_q(body: impl Into<bytes::Bytes>) -> Publish<'static> {
+    Publish { routing_key: "q", mandatory: true, body: body.into(), ..Publish::default() }
+}
+
+async fn confirming(connection: &Connection) -> Channel<Confirm> {
+    let channel = connection.open_channel().await.unwrap().into_confirm().await.unwrap();
+    channel.declare_queue("q", QueueOptions::default()).await.unwrap();
+    channel
+}
+
+fn options(url: &str, heartbeat: u64) -> Options {
+    let mut options = Options::from_uri(url).unwrap();
+    options.heartbeat = Some(Duration::from_secs(heartbeat));
+    options
+}
+
+#[tokio::test]
+async fn every_publish_resolves_when_the_node_is_killed() {
+    let mut node = RabbitNode::start(Version::under_test()).await;
+    let connection = Connection::open(&options(&node.url(), 2)).await.unwrap();
+    let channel = confirming(&connection).await;
+    let mut consumer = channel.consume("q", ConsumeOptions::default()).await.unwrap();
+    let publishing = async {
+        let mut confirmations = Vec::new();
+        while let Ok(confirmation) = channel.publish(&to_q(vec![0; 200])).await {
+            confirmations.push(confirmation);
+            if confirmations.len() % 100 == 0 {
+                tokio::task::yield_now().await;
+            }
+        }
+        confirmations
+    };
+    let killing = async {
+        for _ in 0..500 {
+            consumer.next().await.unwrap().unwrap().ack().unwrap();
+        }
+        node.kill().await;
+    };
+    let (confirmations, ()) =
+        timeout(SOON, async { tokio::join!(publishing, killing) }).await.unwrap();
+    let (mut acked, mut lost) = (0, 0);
+    for confirmation in confirmations {
+        match timeout(SOON, confirmation).await.expect("an outcome for every publish") {
+            Outcome::Acked => acked += 1,
+            Outcome::Lost(error) => {
+                assert!(error.is_connection_error(), "{error}");
+                lost += 1;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(acked >= 500 && lost > 0, "{acked} acked, {lost} lost");
+    let ended = async { while let Some(Ok(_)) = consumer.next().await {} };
+    timeout(SOON, ended).await.expect("the consumer to end");
+}
+
+#[tokio::test]
+async fn a_suspended_node_is_found_out_by_its_silence() {
+    let node = RabbitNode::start(Version::under_test()).await;
+    let connection = Connection::open(&options(&node.url(), 1)).await.unwrap();
+    let channel = confirming(&connection).await;
+    node.suspend().await;
+    let confirmation = channel.publish(&to_q("into the void")).await.unwrap();
+    let outcome = timeout(SOON, confirmation).await.unwrap();
+    assert!(matches!(&outcome, Outcome::Lost(error) if error.kind() == ErrorKind::HeartbeatLost));
+    node.resume();
+}
+
+#[tokio::test]
+async fn a_memory_alarm_blocks_publishes_until_it_is_over() {
+    let node = RabbitNode::start(Version::under_test()).await;
+    let connection = Connection::open(&options(&node.url(), 10)).await.unwrap();
+    let channel = confirming(&connection).await;
+    assert!(channel.publish(&to_q("before")).await.unwrap().await.is_acked());
+    node.raise_memory_alarm().await;
+    // RabbitMQ tells a connection when it publishes.
+    let stuck = channel.publish(&to_q("the first one blocked")).await.unwrap();
+    let mut blocked = connection.blocked();
+    timeout(SOON, blocked.wait_for(Option::is_some)).await.unwrap().unwrap();
+    let publish = to_q("waits");
+    let mut waiting = std::pin::pin!(channel.publish(&publish));
+    assert!(timeout(Duration::from_millis(300), &mut waiting).await.is_err());
+    node.clear_memory_alarm().await;
+    assert!(timeout(SOON, stuck).await.unwrap().is_acked());
+    assert!(timeout(SOON, waiting).await.unwrap().unwrap().await.is_acked());
+    assert_eq!(*connection.blocked().borrow(), None);
+}
+
+#[tokio::test]
+async fn a_stalled_network_is_found_out_and_a_cut_one_at_once() {
+    let node = RabbitNode::start(Version::under_test()).await;
+    let proxy = FaultProxy::to(node.broker().addr()).await;
+    let connection = Connection::open(&options(&proxy.url(&node.url()), 1)).await.unwrap();
+    confirming(&connection).await;
+    proxy.stall(Direction::ToClient);
+    let error = timeout(SOON, connection.ended()).await.unwrap();
+    assert_eq!(error.kind(), ErrorKind::HeartbeatLost);
+
+    proxy.heal().await;
+    let connection = Connection::open(&options(&proxy.url(&node.url()), 60)).await.unwrap();
+    confirming(&connection).await;
+    proxy.cut(Cut::Reset);
+    let error = timeout(SOON, connection.ended()).await.unwrap();
+    assert_eq!(error.kind(), ErrorKind::ConnectionLost);
+}
+
+#[tokio::test]
+async fn dropped_handles_leave_no_connection_behind() {
+    let node = RabbitNode::start(Version::under_test()).await;
+    let vhost = node.vhost().await;
+    let connection = Connection::open(&options(&vhost.url(), 60)).await.unwrap();
+    let channel = confirming(&connection).await;
+    let consumer = channel.consume("q", ConsumeOptions::default()).await.unwrap();
+    eventually(SOON, "the connection to be listed", async || {
+        vhost.connections().await.is_ok_and(|list| list.len() == 1)
+    })
+    .await;
+    drop((connection, channel, consumer));
+    eventually(SOON, "the connection to be gone", async || {
+        vhost.connections().await.is_ok_and(|list| list.is_empty())
+    })
+    .await;
+}
