@@ -7,6 +7,7 @@ use leveret::amqp::{
     ExchangeOptions, GetOptions, Options, Outcome, Properties, Publish, QueueOptions, Refused,
     ReplyCode, Table, Tally,
 };
+use leveret_testkit::eventually;
 use leveret_testkit::rabbitmq::{self, Vhost};
 use tokio::time::timeout;
 
@@ -82,7 +83,7 @@ async fn returned_messages_are_told_from_the_others_among_thousands() {
             other => panic!("message {n}: {other:?}"),
         }
     }
-    let tally = channel.confirmed().await.unwrap();
+    let tally = channel.confirmed(SOON).await.unwrap();
     assert_eq!(tally, Tally { acked: 18_000, nacked: 0, returned: 2_000 });
     assert_eq!(channel.inspect_queue("q").await.unwrap().messages, 18_000);
 }
@@ -92,7 +93,13 @@ async fn a_channel_error_names_its_cause_and_leaves_the_others_alone() {
     let vhost = rabbitmq::vhost().await;
     let (connection, channel) = confirming(&vhost).await;
     let other = connection.open_channel().await.unwrap();
-    let mut consumer = channel.consume("q", ConsumeOptions::default()).await.unwrap();
+    // Deliveries are under way while the channel goes.
+    for _ in 0..2000 {
+        drop(channel.publish(&to_q("x")).await.unwrap());
+    }
+    channel.confirmed(SOON).await.unwrap();
+    let options = ConsumeOptions { prefetch: 0, ..Default::default() };
+    let mut consumer = channel.consume("q", options).await.unwrap();
     let lost = channel.publish(&Publish { exchange: "missing", ..to_q("x") }).await.unwrap().await;
     let Outcome::Lost(error) = lost else { panic!("{lost:?}") };
     assert_eq!(error.kind(), ErrorKind::ChannelClosed(ReplyCode::NOT_FOUND));
@@ -100,7 +107,11 @@ async fn a_channel_error_names_its_cause_and_leaves_the_others_alone() {
 
     let later = channel.publish(&to_q("x")).await.unwrap_err();
     assert_eq!(later.reply_code(), Some(ReplyCode::NOT_FOUND));
-    let ended = consumer.next().await.unwrap().unwrap_err();
+    let ended = loop {
+        if let Err(error) = timeout(SOON, consumer.next()).await.unwrap().unwrap() {
+            break error;
+        }
+    };
     assert_eq!(ended.reply_code(), Some(ReplyCode::NOT_FOUND));
     assert!(consumer.next().await.is_none());
     let call = channel.inspect_queue("q").await.unwrap_err();
@@ -152,7 +163,7 @@ async fn what_a_dropped_consumer_had_goes_back() {
     for n in 0..100 {
         drop(channel.publish(&to_q(n.to_string())).await.unwrap());
     }
-    channel.confirmed().await.unwrap();
+    channel.confirmed(SOON).await.unwrap();
     let mut consumer = channel.consume("q", ConsumeOptions::default()).await.unwrap();
     next(&mut consumer).await.ack().unwrap();
     drop(consumer);
@@ -334,8 +345,131 @@ async fn a_million_messages_are_confirmed_and_delivered_once_each() {
             assert!(outcome.is_acked(), "{outcome:?}");
         }
     }
-    let tally = timeout(SOON, channel.confirmed()).await.unwrap().unwrap();
+    let tally = channel.confirmed(SOON).await.unwrap();
     assert_eq!(tally, Tally { acked: COUNT, nacked: 0, returned: 0 });
     timeout(Duration::from_secs(60), consuming).await.unwrap().unwrap();
     assert_eq!(channel.inspect_queue("q").await.unwrap().messages, 0);
+}
+
+/// What lapin gets wrong, and address and body alone cannot tell: routing by header.
+#[tokio::test]
+async fn alike_messages_that_differ_in_a_header_are_told_apart() {
+    let vhost = rabbitmq::vhost().await;
+    let (_connection, channel) = confirming(&vhost).await;
+    channel.declare_exchange("h", "headers", ExchangeOptions::default()).await.unwrap();
+    let route = Table::from_pairs([("x-match", "all".into()), ("way", "in".into())]).unwrap();
+    channel.bind_queue("q", "h", "", &route).await.unwrap();
+    let mut confirmations = Vec::new();
+    for n in 0..400 {
+        let way = if n % 2 == 0 { "in" } else { "out" };
+        let headers = Table::from_pairs([("z", 1.into()), ("way", way.into())]).unwrap();
+        let properties = Properties { headers: Some(headers), ..Default::default() };
+        let publish = Publish { exchange: "h", routing_key: "", properties, ..to_q("same") };
+        confirmations.push((way, channel.publish(&publish).await.unwrap()));
+    }
+    for (way, confirmation) in confirmations {
+        let outcome = timeout(SOON, confirmation).await.unwrap();
+        assert_eq!(outcome.is_acked(), way == "in", "{way}: {outcome:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_rolled_back_ack_is_not_covered_by_a_later_one() {
+    let vhost = rabbitmq::vhost().await;
+    let (connection, publisher) = confirming(&vhost).await;
+    for body in ["one", "two", "three"] {
+        publisher.publish(&to_q(body)).await.unwrap().await;
+    }
+    let channel = connection.open_channel().await.unwrap().into_tx().await.unwrap();
+    let mut consumer = channel.consume("q", ConsumeOptions::default()).await.unwrap();
+    let (one, two, three) =
+        (next(&mut consumer).await, next(&mut consumer).await, next(&mut consumer).await);
+    one.ack().unwrap();
+    channel.rollback().await.unwrap();
+    two.ack().unwrap();
+    three.ack().unwrap();
+    channel.commit().await.unwrap();
+    channel.close().await.unwrap();
+    let back = publisher.get("q", GetOptions { auto_ack: true }).await.unwrap().unwrap();
+    assert_eq!(back.body(), "one");
+    assert!(publisher.get("q", GetOptions::default()).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn what_was_published_before_a_close_arrives() {
+    let vhost = rabbitmq::vhost().await;
+    let (_reader, channel) = confirming(&vhost).await;
+    for round in 1..=5u32 {
+        let connection = connect(&vhost).await;
+        let plain = connection.open_channel().await.unwrap();
+        drop(
+            plain
+                .consume("q", ConsumeOptions { prefetch: 1000, ..Default::default() })
+                .await
+                .unwrap(),
+        );
+        for _ in 0..2000 {
+            plain.publish(&to_q("x")).await.unwrap();
+        }
+        connection.close().await.unwrap();
+        let messages = eventually(SOON, "all messages", async || {
+            let messages = channel.inspect_queue("q").await.unwrap().messages;
+            (messages == round * 2000).then_some(messages)
+        })
+        .await;
+        assert_eq!(messages, round * 2000);
+    }
+}
+
+#[tokio::test]
+async fn abandoned_consumers_and_cancels_cost_nobody_anything() {
+    let vhost = rabbitmq::vhost().await;
+    let (connection, channel) = confirming(&vhost).await;
+    for _ in 0..500 {
+        drop(channel.publish(&to_q("x")).await.unwrap());
+    }
+    channel.confirmed(SOON).await.unwrap();
+    for round in 0..150u64 {
+        let consuming = channel.consume("q", ConsumeOptions::default());
+        let patience = Duration::from_micros(100 + round * 10);
+        if let Ok(consumer) = timeout(patience, consuming).await {
+            let mut consumer = consumer.unwrap();
+            let _ = timeout(Duration::from_micros(round), consumer.cancel()).await;
+            drop(consumer);
+        }
+    }
+    eventually(SOON, "all messages to be back", async || {
+        let info = channel.inspect_queue("q").await.unwrap();
+        (info.messages, info.consumers) == (500, 0)
+    })
+    .await;
+    connection.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_return_of_before_confirms_is_nobodys_outcome() {
+    let vhost = rabbitmq::vhost().await;
+    let connection = connect(&vhost).await;
+    let plain = connection.open_channel().await.unwrap();
+    plain.publish(&Publish { routing_key: "nowhere", ..to_q("early") }).await.unwrap();
+    let channel = plain.into_confirm().await.unwrap();
+    assert_eq!(channel.take_returned()[0].body, "early");
+    let outcome =
+        channel.publish(&Publish { routing_key: "nowhere", ..to_q("late") }).await.unwrap();
+    assert!(matches!(outcome.await, Outcome::Returned(returned) if returned.body == "late"));
+}
+
+#[tokio::test]
+async fn a_consumer_name_that_is_taken_is_refused_here() {
+    let vhost = rabbitmq::vhost().await;
+    let (_connection, channel) = confirming(&vhost).await;
+    let named = || ConsumeOptions { tag: "me".to_owned(), ..Default::default() };
+    let mut first = channel.consume("q", named()).await.unwrap();
+    let error = channel.consume("q", named()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    first.cancel().await.unwrap();
+    let mut second = channel.consume("q", named()).await.unwrap();
+    drop(first);
+    channel.publish(&to_q("for the second")).await.unwrap().await;
+    next(&mut second).await.ack().unwrap();
 }

@@ -84,6 +84,11 @@ impl<'a> Table<'a> {
         self.entries().map(|entry| (entry.name, entry.value))
     }
 
+    /// The encoded form of each field, name and value, in order.
+    pub fn encoded_fields(&self) -> impl Iterator<Item = &[u8]> {
+        self.entries().map(|entry| &self.bytes[entry.start..entry.end])
+    }
+
     /// How many fields.
     pub fn len(&self) -> usize {
         self.iter().count()
@@ -330,6 +335,8 @@ mod tests {
             Table::from_pairs([("a", 1.into()), ("b", "two".into()), ("c", true.into())]).unwrap();
         table.insert("b", Array::from_values([2.into()]).unwrap()).unwrap();
         assert_eq!(format!("{table:?}"), r#"{"a": 1, "b": [2], "c": true}"#);
+        assert_eq!(table.encoded_fields().collect::<Vec<_>>().concat(), table.as_bytes());
+        assert_eq!(table.encoded_fields().last(), Some(b"\x01ct\x01".as_slice()));
         assert_eq!(table.remove("a"), Some(Value::I32(1)));
         assert_eq!(table.remove("a"), None);
         assert_eq!(format!("{table:?}"), r#"{"b": [2], "c": true}"#);

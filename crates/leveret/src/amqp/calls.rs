@@ -9,16 +9,21 @@ use std::sync::{Arc, Mutex};
 use leveret_wire::{Content, Method, ShortStr, method::basic};
 use tokio::sync::oneshot;
 
+use super::connection::Core;
 use super::consumer::ConsumerQueue;
-use super::error::Error;
+use super::error::{Error, ErrorKind};
+use super::link::ChannelState;
 use super::lock;
+
+/// How many calls of a channel may be under way, those included that nobody waits for any longer.
+const MAX_WAITING: usize = 8192;
 
 /// What a call was answered with.
 #[derive(Debug)]
 pub(super) enum Reply {
     Method(Method<'static>),
     /// `basic.get-ok` with its message.
-    Got(Box<Content<basic::GetOk<'static>>>),
+    Got(Got),
 }
 
 impl Reply {
@@ -26,6 +31,48 @@ impl Reply {
         match self {
             Reply::Method(method) => method.name(),
             Reply::Got(_) => basic::GetOk::NAME,
+        }
+    }
+}
+
+/// The message of a `basic.get-ok`. If nobody takes it, it goes back to its queue.
+#[derive(Debug)]
+pub(super) struct Got {
+    content: Option<Box<Content<basic::GetOk<'static>>>>,
+    core: Arc<Core>,
+    channel: Arc<ChannelState>,
+    auto_ack: bool,
+}
+
+impl Got {
+    pub(super) fn new(
+        content: Content<basic::GetOk<'static>>,
+        core: &Arc<Core>,
+        channel: &Arc<ChannelState>,
+    ) -> Self {
+        let (core, channel) = (Arc::clone(core), Arc::clone(channel));
+        Got { content: Some(Box::new(content)), core, channel, auto_ack: false }
+    }
+
+    pub(super) fn take(mut self) -> Option<Box<Content<basic::GetOk<'static>>>> {
+        self.content.take()
+    }
+
+    /// The broker counts it as settled.
+    fn set_auto_ack(&mut self) {
+        self.auto_ack = true;
+        if let Some(content) = &self.content {
+            lock(&self.channel.settled).mark(content.method.delivery_tag);
+        }
+    }
+}
+
+impl Drop for Got {
+    fn drop(&mut self) {
+        if let Some(content) = self.content.take()
+            && !self.auto_ack
+        {
+            self.core.give_back(&self.channel, content.method.delivery_tag);
         }
     }
 }
@@ -46,18 +93,8 @@ pub(super) enum Subject {
     /// Which consumer is begun or cancelled: two of them may be answered in any order. Deliveries may follow the reply
     /// to a `basic.consume` at once, so it comes with the queue for them.
     Consumer(ShortStr<'static>, Option<Arc<ConsumerQueue>>),
-    /// Whether the message of a `basic.get` is settled by being sent. If not, and the caller has gone, it goes back.
+    /// Whether the message of a `basic.get` is settled by being sent.
     Get { auto_ack: bool },
-}
-
-/// What the reader has to do about a reply.
-#[derive(Debug)]
-pub(super) enum Replied {
-    Done,
-    /// Deliveries for this consumer may follow.
-    Begin(Arc<ConsumerQueue>),
-    /// Nobody waits any longer for the message with this tag.
-    GiveBack(u64),
 }
 
 impl Call {
@@ -75,7 +112,7 @@ impl Call {
     }
 }
 
-/// The calls of one channel, oldest first. Each has a task that waits, so their number is bounded by that of tasks.
+/// The calls of one channel, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Calls(Mutex<State>);
 
@@ -97,14 +134,20 @@ impl Calls {
         if let Some(error) = &state.closed {
             return Err(error.clone());
         }
+        if state.waiting.len() >= MAX_WAITING {
+            let text = format!(
+                "{MAX_WAITING} calls on the channel are without a reply; {name} was not sent"
+            );
+            return Err(Error::new(ErrorKind::Timeout, text));
+        }
         send()?;
         let (reply, receiver) = oneshot::channel();
         state.waiting.push_back(Call { name, reply, subject });
         Ok(receiver)
     }
 
-    /// A reply came.
-    pub(super) fn reply(&self, reply: Reply) -> Result<Replied, Error> {
+    /// A reply came. Gives back the consumer's queue if it was for a `basic.consume`.
+    pub(super) fn reply(&self, mut reply: Reply) -> Result<Option<Arc<ConsumerQueue>>, Error> {
         let call = {
             let waiting = &mut lock(&self.0).waiting;
             let asked = waiting.iter().position(|call| call.is_answered_by(&reply));
@@ -114,14 +157,15 @@ impl Calls {
             let text = format!("the broker sent {}, and nobody had asked", reply.name());
             return Err(Error::protocol(text));
         };
-        let unclaimed = call.reply.send(Ok(reply)).err();
-        Ok(match (call.subject, unclaimed) {
-            (Subject::Consumer(_, Some(queue)), _) => Replied::Begin(queue),
-            (Subject::Get { auto_ack: false }, Some(Ok(Reply::Got(got)))) => {
-                Replied::GiveBack(got.method.delivery_tag)
-            }
-            _ => Replied::Done,
-        })
+        if let (Subject::Get { auto_ack: true }, Reply::Got(got)) = (&call.subject, &mut reply) {
+            got.set_auto_ack();
+        }
+        // The caller may have gone.
+        drop(call.reply.send(Ok(reply)));
+        match call.subject {
+            Subject::Consumer(_, queue) => Ok(queue),
+            _ => Ok(None),
+        }
     }
 
     /// Fails all calls under way and to come.

@@ -3,9 +3,11 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use leveret_wire::method::{basic, channel, confirm, exchange, queue, tx};
 use leveret_wire::{Content, ShortStr, Table};
+use tokio::time::timeout;
 
 use super::calls::{Reply, Subject};
 use super::confirm::{Returned, Tally};
@@ -147,14 +149,13 @@ impl Channel<Plain> {
 
     /// Turns confirms on: each publish gets an outcome.
     pub async fn into_confirm(self) -> Result<Channel<Confirm>, Error> {
-        // Before the broker may answer.
-        self.link.channel.confirming.store(true, Ordering::Relaxed);
         self.link.call::<confirm::SelectOk>(&confirm::Select { nowait: false }).await?;
         Ok(Channel { link: self.link, mode: PhantomData })
     }
 
     /// Turns transactions on: publishes and acks happen when they are committed.
     pub async fn into_tx(self) -> Result<Channel<Tx>, Error> {
+        self.link.channel.tx.store(true, Ordering::Relaxed);
         self.link.call::<tx::SelectOk>(&tx::Select {}).await?;
         Ok(Channel { link: self.link, mode: PhantomData })
     }
@@ -168,11 +169,18 @@ impl Channel<Plain> {
 
 impl Channel<Confirm> {
     /// Waits until every publish so far has its outcome, and says how many got which since the channel was opened.
-    pub async fn confirmed(&self) -> Result<Tally, Error> {
+    pub async fn confirmed(&self, patience: Duration) -> Result<Tally, Error> {
         let confirms = &self.link.channel.confirms;
-        confirms.until_open(0).await;
+        timeout(patience, confirms.until_answered())
+            .await
+            .map_err(|_| Error::timeout("confirming what was published", patience))?;
         self.link.channel.check_open()?;
         Ok(lock(&confirms.ledger).tally())
+    }
+
+    /// Messages that were mandatory, came back, and were published before confirms were turned on.
+    pub fn take_returned(&self) -> Vec<Returned> {
+        self.link.take_returned()
     }
 }
 
@@ -311,7 +319,7 @@ impl<M> Channel<M> {
         Ok(())
     }
 
-    /// Deletes an exchange, or refuses to if it has bindings and `only_if_unused` says so.
+    /// Deletes an exchange. Deleting one that does not exist is no error.
     pub async fn delete_exchange(&self, name: &str, when: DeleteExchange) -> Result<(), Error> {
         let if_unused = when == DeleteExchange::IfUnused;
         let delete = exchange::Delete { exchange: name.try_into()?, if_unused, nowait: false };
@@ -379,14 +387,17 @@ impl<M> Channel<M> {
             nowait: false,
             arguments,
         };
+        let waiting = Arc::new(ConsumerQueue::new(tag.clone(), options.auto_ack, bound));
+        // Should this future be dropped, the consumer goes with it, and what the broker has begun is cancelled.
+        let consumer = Consumer::new(Arc::clone(&self.link), Arc::clone(&waiting));
+        // The prefetch that is set is that of the next consumer, so there must be no other in between.
+        let _alone = self.link.channel.consuming.lock().await;
+        self.link.channel.add_consumer(&waiting)?;
         if !options.auto_ack {
             let qos =
                 basic::Qos { prefetch_size: 0, prefetch_count: options.prefetch, global: false };
             self.link.call::<basic::QosOk>(&qos).await?;
         }
-        let waiting = Arc::new(ConsumerQueue::new(options.auto_ack, bound));
-        // Made before the call: should this future be dropped, it cancels what the broker may have begun.
-        let consumer = Consumer::new(Arc::clone(&self.link), Arc::clone(&waiting), tag.clone());
         let subject = Subject::Consumer(tag.clone(), Some(waiting));
         self.link.request(&consume, subject).await?;
         Ok(consumer)
@@ -397,10 +408,8 @@ impl<M> Channel<M> {
         let get = basic::Get { queue: queue.try_into()?, no_ack: options.auto_ack };
         let subject = Subject::Get { auto_ack: options.auto_ack };
         let Reply::Got(got) = self.link.request(&get, subject).await? else { return Ok(None) };
-        let Content { method, properties, body } = *got;
-        if options.auto_ack {
-            lock(&self.link.channel.settled).mark(method.delivery_tag);
-        }
+        let Some(content) = got.take() else { return Ok(None) };
+        let Content { method, properties, body } = *content;
         let settles = (!options.auto_ack).then(|| Arc::clone(&self.link));
         let source = Source::copied(method.exchange.as_bytes(), method.routing_key.as_bytes());
         let envelope =
@@ -424,9 +433,12 @@ impl<M> Channel<M> {
     }
 
     /// Closes the channel: waits for outstanding confirms, then for the broker's agreement, each up to a deadline.
-    pub async fn close(self) -> Result<(), Error> {
+    ///
+    /// Closing twice is no error. If the channel was closed before by the broker, or by a call without a reply, that
+    /// is the error.
+    pub async fn close(&self) -> Result<(), Error> {
         let patience = self.link.connection.core.limits.reply_timeout;
-        let _ = tokio::time::timeout(patience, self.link.channel.confirms.until_open(0)).await;
+        let _ = timeout(patience, self.link.channel.confirms.until_answered()).await;
         self.link.close().await
     }
 }

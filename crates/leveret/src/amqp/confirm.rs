@@ -10,11 +10,12 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use leveret_wire::{RawProperties, ReplyCode};
+use leveret_wire::{Properties, RawProperties, ReplyCode};
 use tokio::sync::Notify;
 
 use super::error::Error;
 use super::lock;
+use super::publish::Publish;
 use super::settled::{Mark, Settled};
 
 /// How many publishes share one piece of memory: an allocation each would cost more than the publish.
@@ -145,12 +146,57 @@ pub(super) struct Ledger {
     closed: Option<Error>,
 }
 
-/// What is remembered of a mandatory publish, to know it again when it comes back.
-#[derive(Debug)]
+/// What is remembered of a mandatory publish, to know it again when it comes back: hashes, so that no body is kept in
+/// memory for it.
+#[derive(Clone, Copy, Debug)]
 struct Mandatory {
     /// Exchange and routing key.
     address: u64,
-    body: Bytes,
+    /// Length and both ends: two bodies that differ in their midst alone, to the same address with the same
+    /// properties, are told apart by their order.
+    body: u64,
+    properties: u64,
+}
+
+/// How much of either end of a body its hash covers.
+const BODY_ENDS: usize = 128;
+
+impl Mandatory {
+    fn new(
+        hasher: &RandomState,
+        (exchange, routing_key): (&[u8], &[u8]),
+        properties: &Properties<'_>,
+        body: &[u8],
+    ) -> Self {
+        let ends = body.len().min(BODY_ENDS);
+        Mandatory {
+            address: hasher.hash_one((exchange, routing_key)),
+            body: hasher.hash_one((body.len(), &body[..ends], &body[body.len() - ends..])),
+            properties: hash_properties(hasher, properties),
+        }
+    }
+}
+
+/// The same whatever the order of the headers: RabbitMQ 4.3 sorts them.
+fn hash_properties(hasher: &RandomState, properties: &Properties<'_>) -> u64 {
+    let text = [
+        &properties.content_type,
+        &properties.content_encoding,
+        &properties.correlation_id,
+        &properties.reply_to,
+        &properties.expiration,
+        &properties.message_id,
+        &properties.kind,
+        &properties.user_id,
+        &properties.app_id,
+        &properties.cluster_id,
+    ];
+    let numbers = (properties.delivery_mode, properties.priority, properties.timestamp);
+    let headers = properties.headers.as_ref().map_or(0, |headers| {
+        let fields = headers.encoded_fields().map(|field| hasher.hash_one(field));
+        fields.fold(1, u64::wrapping_add)
+    });
+    hasher.hash_one((text, numbers, headers))
 }
 
 impl Ledger {
@@ -170,8 +216,24 @@ impl Ledger {
     }
 
     /// How many publishes have no outcome yet.
-    pub(super) fn open(&self) -> usize {
+    #[cfg(test)]
+    fn open(&self) -> usize {
         self.open
+    }
+
+    /// How many publishes there are from the oldest without an outcome on. It bounds the memory of the ledger.
+    pub(super) fn span(&self) -> usize {
+        (self.next - self.settled.lowest()) as usize
+    }
+
+    /// The number of the next publish.
+    pub(super) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Whether all publishes before this number have their outcomes.
+    pub(super) fn is_answered_before(&self, number: u64) -> bool {
+        self.settled.lowest() >= number
     }
 
     /// What the outcomes so far add up to.
@@ -181,7 +243,7 @@ impl Ledger {
 
     /// A message was encoded, and this is its number's place.
     #[inline]
-    pub(super) fn publish(&mut self, mandatory: Option<(&str, &str, &Bytes)>) -> Confirmation {
+    pub(super) fn publish(&mut self, mandatory: Option<&Publish<'_>>) -> Confirmation {
         // The channel may go between the moment a publisher finds it open and this one.
         if let Some(error) = &self.closed {
             return Confirmation::done(Outcome::Lost(error.clone()));
@@ -190,9 +252,10 @@ impl Ledger {
         if index == 0 {
             self.segments.push_back(Segment::new());
         }
-        if let Some((exchange, routing_key, body)) = mandatory {
-            let address = self.address(exchange.as_bytes(), routing_key.as_bytes());
-            self.mandatory.push_back((self.next, Mandatory { address, body: body.clone() }));
+        if let Some(publish) = mandatory {
+            let address = (publish.exchange.as_bytes(), publish.routing_key.as_bytes());
+            let known = Mandatory::new(&self.hasher, address, &publish.properties, &publish.body);
+            self.mandatory.push_back((self.next, known));
         }
         self.next += 1;
         self.open += 1;
@@ -201,34 +264,30 @@ impl Ledger {
         Confirmation { segment, slot: index as usize }
     }
 
-    fn address(&self, exchange: &[u8], routing_key: &[u8]) -> u64 {
-        self.hasher.hash_one((exchange, routing_key))
-    }
-
     /// A message came back. The ack that follows will be the outcome of the same publish.
     ///
-    /// Returns come in the order of the publishes, so it is the oldest mandatory one with the same address and body
-    /// that has not come back. Should the broker have altered the message, the address alone has to do.
-    pub(super) fn returned(&mut self, returned: Returned) -> Result<(), Error> {
-        let address = self.address(returned.exchange.as_bytes(), returned.routing_key.as_bytes());
-        let same_address = |(number, message): &(u64, Mandatory)| {
-            message.address == address && !self.settled.contains(*number)
+    /// Returns come in the order of the publishes, so it is the oldest unanswered mandatory one that looks the same and
+    /// has not come back. Should the broker have altered the message (it does to some properties), body and address, or
+    /// the address alone, have to do. Gives the message back if there is none.
+    pub(super) fn returned(&mut self, returned: Returned) -> Option<Returned> {
+        let address = (returned.exchange.as_bytes(), returned.routing_key.as_bytes());
+        let known =
+            Mandatory::new(&self.hasher, address, &returned.properties.get(), &returned.body);
+        let oldest = |same: &dyn Fn(&Mandatory) -> bool| {
+            self.mandatory.iter().position(|(number, one)| {
+                one.address == known.address && same(one) && !self.settled.contains(*number)
+            })
         };
-        let index = self
-            .mandatory
-            .iter()
-            .position(|entry| same_address(entry) && entry.1.body == returned.body)
-            .or_else(|| self.mandatory.iter().position(same_address));
-        let number = index.and_then(|index| self.mandatory.remove(index)).map(|(number, _)| number);
-        let Some(number) = number else {
-            return Err(Error::protocol(format!(
-                "the broker returned a message that was not published as mandatory, or not unanswered: \
-                 exchange {:?}, routing key {:?}",
-                returned.exchange, returned.routing_key
-            )));
-        };
-        self.returned.insert(number, Box::new(returned));
-        Ok(())
+        let index = oldest(&|one| one.body == known.body && one.properties == known.properties)
+            .or_else(|| oldest(&|one| one.body == known.body))
+            .or_else(|| oldest(&|_| true));
+        match index.and_then(|index| self.mandatory.remove(index)) {
+            Some((number, _)) => {
+                self.returned.insert(number, Box::new(returned));
+                None
+            }
+            None => Some(returned),
+        }
     }
 
     /// The broker acked or nacked a number, or all up to it. The wakers are to be woken once nothing is locked.
@@ -282,7 +341,10 @@ impl Ledger {
         for number in self.settled.lowest()..self.next {
             if self.settled.mark(number) != Mark::Again {
                 let outcome = match self.returned.remove(&number) {
-                    Some(returned) => Outcome::Returned(returned),
+                    Some(returned) => {
+                        self.tally.returned += 1;
+                        Outcome::Returned(returned)
+                    }
                     None => Outcome::Lost(error.clone()),
                 };
                 self.resolve(number, outcome, wakers);
@@ -341,30 +403,36 @@ impl Confirms {
         self.progress.notify_waiters();
     }
 
-    /// Waits until so few publishes are without an outcome.
-    pub(super) async fn until_open(&self, at_most: usize) {
+    /// Waits until the ledger is as it should be.
+    pub(super) async fn until(&self, is_so: impl Fn(&Ledger) -> bool) {
         loop {
             let mut progress = pin!(self.progress.notified());
             // Registered before the check, so that no wake-up falls between the two.
             progress.as_mut().enable();
-            if lock(&self.ledger).open() <= at_most {
+            if is_so(&lock(&self.ledger)) {
                 return;
             }
             progress.await;
         }
+    }
+
+    /// Waits until every publish so far has its outcome.
+    pub(super) async fn until_answered(&self) {
+        let next = lock(&self.ledger).next();
+        self.until(|ledger| ledger.is_answered_before(next)).await;
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::amqp::ErrorKind;
+    use crate::amqp::{ErrorKind, Table, Value};
     use proptest::prelude::*;
 
     #[derive(Clone, Debug)]
     enum Step {
-        /// A publish to one of few addresses with one of few bodies, so that messages look alike.
-        Publish { mandatory: bool, address: u8, body: u8 },
+        /// A publish to one of few addresses with one of few bodies and ids, so that messages look alike.
+        Publish { mandatory: bool, look: (u8, u8, u8) },
         /// The broker answers up to, or just, one of those without an outcome; it returns first what it must.
         Answer { which: prop::sample::Index, multiple: bool, acked: bool },
         /// The broker answers all.
@@ -373,8 +441,8 @@ mod tests {
 
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
-            4 => (any::<bool>(), 0..3u8, 0..3u8)
-                .prop_map(|(mandatory, address, body)| Step::Publish { mandatory, address, body }),
+            4 => (any::<bool>(), (0..2u8, 0..2u8, 0..2u8))
+                .prop_map(|(mandatory, look)| Step::Publish { mandatory, look }),
             2 => (any::<prop::sample::Index>(), any::<bool>(), any::<bool>())
                 .prop_map(|(which, multiple, acked)| Step::Answer { which, multiple, acked }),
             1 => any::<bool>().prop_map(|acked| Step::AnswerAll { acked }),
@@ -384,24 +452,31 @@ mod tests {
     /// What the simple model knows of a publish.
     struct Sent {
         confirmation: Confirmation,
-        mandatory: bool,
-        address: u8,
-        body: Bytes,
+        /// It will come back: mandatory, and its id says so. Address and body do not tell.
+        unroutable: bool,
+        look: (u8, u8, u8),
+        came_back: bool,
         expected: Option<&'static str>,
     }
 
-    fn key(address: u8) -> String {
-        format!("key {address}")
+    fn publish((address, body, id): (u8, u8, u8)) -> Publish<'static> {
+        let properties = Properties {
+            message_id: Some(["routable", "unroutable"][usize::from(id)].try_into().unwrap()),
+            ..Properties::default()
+        };
+        let routing_key = ["key 0", "key 1"][usize::from(address)];
+        Publish { exchange: "x", routing_key, mandatory: true, properties, body: vec![body].into() }
     }
 
-    fn returned(sent: &Sent) -> Returned {
+    fn returned(look: (u8, u8, u8)) -> Returned {
+        let publish = publish(look);
         Returned {
             reply_code: ReplyCode::NO_ROUTE,
             reply_text: "NO_ROUTE".to_owned(),
-            exchange: "x".to_owned(),
-            routing_key: key(sent.address),
-            properties: RawProperties::default(),
-            body: sent.body.clone(),
+            exchange: publish.exchange.to_owned(),
+            routing_key: publish.routing_key.to_owned(),
+            properties: RawProperties::from(&publish.properties),
+            body: publish.body,
         }
     }
 
@@ -417,8 +492,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(600))]
 
-        /// The broker of this model returns every mandatory message to address 0, right away as RabbitMQ does, and
-        /// answers in any order and grouping.
+        /// The broker of this model handles publishes in order and as late as it can: when it answers one, it has
+        /// returned all unroutable ones up to that one, and none after it.
         #[test]
         fn every_publish_gets_the_one_outcome_that_the_model_says(
             steps in prop::collection::vec(step(), 0..200),
@@ -428,17 +503,11 @@ mod tests {
             let mut wakers = Vec::new();
             let mut sent: Vec<Sent> = Vec::new();
             for step in steps {
-                let (first, last, acked) = match step {
-                    Step::Publish { mandatory, address, body } => {
-                        let body = Bytes::from(vec![body]);
-                        let routing_key = key(address);
-                        let confirmation =
-                            ledger.publish(mandatory.then_some(("x", routing_key.as_str(), &body)));
-                        let one = Sent { confirmation, mandatory, address, body, expected: None };
-                        if mandatory && address == 0 {
-                            ledger.returned(returned(&one)).unwrap();
-                        }
-                        sent.push(one);
+                let (first, last, acked, multiple) = match step {
+                    Step::Publish { mandatory, look } => {
+                        let confirmation = ledger.publish(mandatory.then_some(&publish(look)));
+                        let unroutable = mandatory && look.2 == 1;
+                        sent.push(Sent { confirmation, unroutable, look, came_back: false, expected: None });
                         continue;
                     }
                     Step::Answer { which, multiple, acked } => {
@@ -448,20 +517,20 @@ mod tests {
                             continue;
                         }
                         let last = *which.get(&open);
-                        ledger.answered(last as u64 + 1, multiple, acked, &mut wakers).unwrap();
-                        (if multiple { 0 } else { last }, last, acked)
+                        (if multiple { 0 } else { last }, last, acked, multiple)
                     }
-                    Step::AnswerAll { acked } => {
-                        ledger.answered(0, true, acked, &mut wakers).unwrap();
-                        if sent.is_empty() {
-                            continue;
-                        }
-                        (0, sent.len() - 1, acked)
-                    }
+                    Step::AnswerAll { .. } if sent.is_empty() => continue,
+                    Step::AnswerAll { acked } => (0, sent.len() - 1, acked, true),
                 };
+                for one in &mut sent[..=last] {
+                    if one.unroutable && !one.came_back {
+                        one.came_back = true;
+                        prop_assert!(ledger.returned(returned(one.look)).is_none());
+                    }
+                }
+                ledger.answered(last as u64 + 1, multiple, acked, &mut wakers).unwrap();
                 for one in &mut sent[first..=last] {
-                    let came_back = one.mandatory && one.address == 0;
-                    one.expected.get_or_insert(match (came_back, acked) {
+                    one.expected.get_or_insert(match (one.unroutable, acked) {
                         (true, _) => "returned",
                         (false, true) => "acked",
                         (false, false) => "nacked",
@@ -475,7 +544,7 @@ mod tests {
                 prop_assert_eq!(ledger.open(), 0);
             }
             for one in &sent {
-                let at_death = if one.mandatory && one.address == 0 { "returned" } else { "lost" };
+                let at_death = if one.came_back { "returned" } else { "lost" };
                 let expected = one.expected.or(dies.then_some(at_death));
                 prop_assert_eq!(name(one.confirmation.outcome()), expected);
             }
@@ -490,22 +559,46 @@ mod tests {
     fn alike_messages_that_come_back_are_the_oldest_of_their_kind() {
         let mut ledger = Ledger::new();
         let mut wakers = Vec::new();
-        let body = Bytes::from_static(b"same");
-        let confirmations: Vec<_> =
-            (0..3).map(|_| ledger.publish(Some(("x", "key 0", &body)))).collect();
+        let same = (0, 0, 0);
+        let confirmations: Vec<_> = (0..3).map(|_| ledger.publish(Some(&publish(same)))).collect();
         // The first is answered alone, so the one that comes back must be the second.
         ledger.answered(1, false, true, &mut wakers).unwrap();
-        let sent = Sent {
-            confirmation: ledger.publish(None),
-            mandatory: true,
-            address: 0,
-            body,
-            expected: None,
-        };
-        ledger.returned(returned(&sent)).unwrap();
+        assert!(ledger.returned(returned(same)).is_none());
         ledger.answered(3, true, true, &mut wakers).unwrap();
         let names: Vec<_> = confirmations.iter().map(|one| name(one.outcome()).unwrap()).collect();
         assert_eq!(names, ["acked", "returned", "acked"]);
+    }
+
+    #[test]
+    fn a_message_that_the_broker_altered_is_known_by_its_body_or_its_address() {
+        let mut ledger = Ledger::new();
+        let confirmations: Vec<_> = [(0, 0, 0), (0, 1, 0), (1, 0, 0)]
+            .map(|look| ledger.publish(Some(&publish(look))))
+            .into();
+        let altered = Returned { properties: RawProperties::default(), ..returned((0, 1, 0)) };
+        assert!(ledger.returned(altered).is_none());
+        let altered = Returned { body: Bytes::from_static(b"?"), ..returned((1, 0, 0)) };
+        assert!(ledger.returned(altered).is_none());
+        ledger.answered(0, true, true, &mut Vec::new()).unwrap();
+        let names: Vec<_> = confirmations.iter().map(|one| name(one.outcome()).unwrap()).collect();
+        assert_eq!(names, ["acked", "returned", "returned"]);
+    }
+
+    #[test]
+    fn the_order_of_headers_does_not_matter() {
+        let hasher = RandomState::new();
+        let hash = |pairs: [(&str, Value<'_>); 2]| {
+            let headers = Some(Table::from_pairs(pairs).unwrap());
+            hash_properties(&hasher, &Properties { headers, ..Properties::default() })
+        };
+        assert_eq!(
+            hash([("a", 1.into()), ("b", 2.into())]),
+            hash([("b", 2.into()), ("a", 1.into())])
+        );
+        assert_ne!(
+            hash([("a", 1.into()), ("b", 2.into())]),
+            hash([("a", 2.into()), ("b", 1.into())])
+        );
     }
 
     #[test]
@@ -525,14 +618,6 @@ mod tests {
         ledger.answered(0, true, true, &mut wakers).unwrap();
         drop(ledger.publish(None));
         assert!(ledger.answered(2, true, true, &mut wakers).is_err());
-        let stray = Returned {
-            reply_code: ReplyCode::NO_ROUTE,
-            reply_text: String::new(),
-            exchange: String::new(),
-            routing_key: "q".to_owned(),
-            properties: RawProperties::default(),
-            body: Bytes::new(),
-        };
-        assert!(ledger.returned(stray).is_err());
+        assert!(ledger.returned(returned((0, 0, 0))).is_some());
     }
 }

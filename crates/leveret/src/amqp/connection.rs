@@ -1,10 +1,11 @@
 //! A connection: what its handles, its channels and its driver share.
 
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leveret_wire::method::connection;
+use leveret_wire::method::{Encode, basic, channel, connection};
 use leveret_wire::{FrameMax, Method, ReplyCode, Secret, ShortStr, Table};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
@@ -20,6 +21,7 @@ use super::link::{ChannelState, Link};
 use super::lock;
 use super::options::Options;
 use super::outbound::Sender;
+use super::settled::Mark;
 
 /// What lives as long as the connection does.
 #[derive(Debug)]
@@ -102,6 +104,60 @@ impl Core {
         format!("leveret-{}", self.consumer_tags.fetch_add(1, Ordering::Relaxed))
     }
 
+    /// Asks the broker to close a channel; from here on nothing else is sent on it.
+    pub(super) fn close_channel(&self, channel: &ChannelState, error: &Error) {
+        let close = channel::Close {
+            reply_code: ReplyCode::SUCCESS,
+            reply_text: ShortStr::from_static("closed"),
+            class_id: 0,
+            method_id: 0,
+        };
+        let sent = self.sender.send(|outbound, max| {
+            channel.check_open()?;
+            outbound.method(channel.id, &close, max)?;
+            channel.close_sent.store(true, Ordering::Release);
+            let _ = channel.closed.set(error.clone());
+            Ok(())
+        });
+        if sent.is_ok() {
+            channel.fail(error);
+        }
+    }
+
+    /// Waits until a channel's number is free.
+    pub(super) async fn until_gone(&self, channel: &Arc<ChannelState>) -> Result<(), Error> {
+        let gone = async {
+            loop {
+                let mut gone = pin!(channel.gone.notified());
+                gone.as_mut().enable();
+                if !self.has_channel(channel) {
+                    return;
+                }
+                gone.await;
+            }
+        };
+        let patience = self.limits.reply_timeout;
+        let late = |_| Error::timeout("the reply to channel.close", patience);
+        timeout(patience, gone).await.map_err(late)
+    }
+
+    /// A delivery that was dropped unsettled goes back to its queue. If the channel is gone, it has gone back already.
+    pub(super) fn give_back(&self, channel: &ChannelState, tag: u64) {
+        let mut settled = lock(&channel.settled);
+        if settled.mark(tag) != Mark::Again {
+            let nack = basic::Nack { delivery_tag: tag, multiple: false, requeue: true };
+            self.answer(channel, &nack);
+        }
+    }
+
+    /// Sends a method that nobody waits for, unless channel or connection are closed.
+    pub(super) fn answer(&self, channel: &ChannelState, method: &impl Encode) {
+        let _ = self.sender.send(|outbound, max| {
+            channel.check_open()?;
+            Ok(outbound.method(channel.id, method, max)?)
+        });
+    }
+
     pub(super) fn set_blocked(&self, reason: Option<String>) {
         self.sender.set_blocked(reason.clone());
         self.blocked.send_replace(reason);
@@ -129,8 +185,13 @@ impl Core {
         }
     }
 
+    /// The first reason stands.
     pub(super) fn set_ended(&self, error: Error) {
-        self.ended.send_replace(Some(error));
+        self.ended.send_if_modified(|ended| {
+            let first = ended.is_none();
+            ended.get_or_insert(error);
+            first
+        });
     }
 }
 
@@ -249,26 +310,34 @@ impl Connection {
         }
     }
 
-    /// Closes the connection: waits for outstanding confirms, then for the broker's agreement, each up to a deadline.
+    /// Closes the connection: waits for outstanding confirms, then closes its channels, so that everything published
+    /// before is dealt with, and then the connection itself; each up to a deadline.
     ///
     /// It never hangs, and closing twice is no error.
     pub async fn close(&self) -> Result<(), Error> {
         let core = self.core();
         let patience = core.limits.reply_timeout;
-        let _ = timeout(patience, self.confirmed()).await;
+        let channels = lock(&core.channels).channels.clone();
+        let channels = || channels.iter().flatten();
+        let confirmed = async {
+            for channel in channels() {
+                channel.confirms.until_answered().await;
+            }
+        };
+        let _ = timeout(patience, confirmed).await;
+        for channel in channels() {
+            core.close_channel(channel, &super::link::closed_here());
+        }
+        let gone = async {
+            for channel in channels() {
+                let _ = core.until_gone(channel).await;
+            }
+        };
+        let _ = timeout(patience, gone).await;
         core.begin_close(closed_here(), ReplyCode::SUCCESS, "closed");
-        match timeout(patience, self.ended()).await {
-            Ok(_) => Ok(()),
-            Err(_) => Err(Error::timeout("the reply to connection.close", patience)),
-        }
-    }
-
-    /// Waits until no channel has an outstanding confirm.
-    async fn confirmed(&self) {
-        let channels = lock(&self.core().channels).channels.clone();
-        for channel in channels.into_iter().flatten() {
-            channel.confirms.until_open(0).await;
-        }
+        // The driver has a deadline of its own.
+        self.ended().await;
+        Ok(())
     }
 }
 

@@ -30,6 +30,7 @@ pub(super) struct ConsumerQueue {
     state: Mutex<State>,
     /// Woken when the consumer has taken deliveries.
     taken: Notify,
+    pub(super) tag: ShortStr<'static>,
     pub(super) auto_ack: bool,
     /// How many may wait before the reader does.
     pub(super) bound: usize,
@@ -40,6 +41,10 @@ struct State {
     waiting: VecDeque<Waiting>,
     waker: Option<Waker>,
     end: Option<End>,
+    /// The broker has agreed to deliver.
+    begun: bool,
+    /// A cancel is on its way; there must be no second one.
+    cancelling: bool,
     /// The consumer was dropped: deliveries go back.
     abandoned: bool,
 }
@@ -52,8 +57,31 @@ pub(super) enum End {
 }
 
 impl ConsumerQueue {
-    pub(super) fn new(auto_ack: bool, bound: usize) -> Self {
-        ConsumerQueue { state: Mutex::default(), taken: Notify::new(), auto_ack, bound }
+    pub(super) fn new(tag: ShortStr<'static>, auto_ack: bool, bound: usize) -> Self {
+        ConsumerQueue { state: Mutex::default(), taken: Notify::new(), tag, auto_ack, bound }
+    }
+
+    /// The broker has agreed to deliver. Says whether it is to be cancelled at once, because nobody wants it any
+    /// longer. (Not before: RabbitMQ does not answer a consume that is cancelled at once.)
+    pub(super) fn begin(&self) -> bool {
+        let mut state = lock(&self.state);
+        state.begun = true;
+        let cancel = state.abandoned && !state.cancelling;
+        state.cancelling |= cancel;
+        cancel
+    }
+
+    /// Whether a cancel may be sent: there is to be one at most.
+    pub(super) fn begin_cancel(&self) -> bool {
+        let mut state = lock(&self.state);
+        let cancel = state.begun && !state.cancelling && state.end.is_none();
+        state.cancelling |= cancel;
+        cancel
+    }
+
+    /// Whether its name is taken.
+    pub(super) fn is_alive(&self) -> bool {
+        lock(&self.state).end.is_none()
     }
 
     /// Says whether anybody wants it.
@@ -97,6 +125,7 @@ impl ConsumerQueue {
         self.taken.notify_waiters();
     }
 
+    /// The consumer is gone: gives back what waits for it.
     fn abandon(&self) -> VecDeque<Waiting> {
         let mut state = lock(&self.state);
         state.abandoned = true;
@@ -113,20 +142,19 @@ impl ConsumerQueue {
 pub struct Consumer {
     link: Arc<Link>,
     queue: Arc<ConsumerQueue>,
-    tag: ShortStr<'static>,
     /// Taken from the queue in one go, so that most deliveries cost no lock.
     taken: VecDeque<Waiting>,
     ended: bool,
 }
 
 impl Consumer {
-    pub(super) fn new(link: Arc<Link>, queue: Arc<ConsumerQueue>, tag: ShortStr<'static>) -> Self {
-        Consumer { link, queue, tag, taken: VecDeque::new(), ended: false }
+    pub(super) fn new(link: Arc<Link>, queue: Arc<ConsumerQueue>) -> Self {
+        Consumer { link, queue, taken: VecDeque::new(), ended: false }
     }
 
     /// The consumer's name on its channel.
     pub fn tag(&self) -> &ShortStr<'static> {
-        &self.tag
+        &self.queue.tag
     }
 
     /// The next delivery, or the reason why there is none, or `None` once it ended.
@@ -181,15 +209,18 @@ impl Consumer {
     /// Asks the broker for no more deliveries. Those that came before its answer are still handed out; then the stream
     /// ends.
     pub async fn cancel(&mut self) -> Result<(), Error> {
-        self.link.cancel(&self.tag).await
+        match self.queue.begin_cancel() {
+            true => self.link.cancel(&self.queue.tag).await,
+            false => Ok(()),
+        }
     }
 }
 
 impl Drop for Consumer {
     fn drop(&mut self) {
         let waiting = std::mem::take(&mut self.taken).into_iter().chain(self.queue.abandon());
-        if !self.ended {
-            self.link.cancel_and_forget(&self.tag);
+        if self.queue.begin_cancel() {
+            self.link.cancel_and_forget(&self.queue.tag);
         }
         if !self.queue.auto_ack {
             for delivery in waiting {

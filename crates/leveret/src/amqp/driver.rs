@@ -25,6 +25,7 @@ where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
+    let _end = End(Arc::clone(&core));
     let mut inlet = Inlet::new(Arc::clone(&core), reader);
     let mut write = pin!(write(&core, writer));
     let mut written = None;
@@ -32,14 +33,12 @@ where
         let mut read = pin!(inlet.run());
         tokio::select! {
             error = &mut read => error,
+            error = overdue(&core) => error,
             result = &mut write => {
                 // Either we asked for the end, and the broker's agreement is due; or the socket broke, and the broker's
                 // reason may be among what it sent before.
                 let (patience, otherwise) = match &result {
-                    Ok(()) => {
-                        let patience = core.limits.reply_timeout;
-                        (patience, Error::timeout("the reply to connection.close", patience))
-                    }
+                    Ok(()) => (core.limits.reply_timeout, no_agreement(&core)),
                     Err(error) => (LAST_WORDS, error.clone()),
                 };
                 written = Some(result);
@@ -56,6 +55,29 @@ where
         let _ = timeout(LAST_WORDS, write).await;
     }
     core.set_ended(error);
+}
+
+/// Ends everything that waits, also if the task is dropped before it is done: with its runtime, or by a panic.
+struct End(Arc<Core>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let text = "the connection's task was ended, most likely with its runtime";
+        let error = Error::new(ErrorKind::ConnectionLost, text);
+        self.0.fail(&error);
+        self.0.set_ended(error);
+    }
+}
+
+/// Once this side wants the end, the broker gets only so long: it may have stopped to read.
+async fn overdue(core: &Core) -> Error {
+    core.sender.until_closed().await;
+    tokio::time::sleep(core.limits.reply_timeout).await;
+    no_agreement(core)
+}
+
+fn no_agreement(core: &Core) -> Error {
+    Error::timeout("the reply to connection.close", core.limits.reply_timeout)
 }
 
 /// With which code the broker's mistake is answered.

@@ -40,9 +40,15 @@ struct Deadline<'o> {
     end: Instant,
 }
 
+/// That long from now; a time too long to be reckoned with is a year.
+fn far(timeout: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(timeout).unwrap_or(now + Duration::from_secs(365 * 24 * 3600))
+}
+
 impl<'o> Deadline<'o> {
     fn new(options: &'o Options) -> Self {
-        Deadline { options, end: Instant::now() + options.connection_timeout }
+        Deadline { options, end: far(options.connection_timeout) }
     }
 
     /// A step of the whole; if it is this one during which time runs out, the error names it.
@@ -290,12 +296,11 @@ fn agree(
     fn lower<N: Default + Ord + Copy>(a: N, b: N) -> N {
         if a == N::default() || b == N::default() { a.max(b) } else { a.min(b) }
     }
-    let heartbeat =
-        match options.heartbeat.map(|interval| interval.as_secs().min(u16::MAX.into()) as u16) {
-            None => tune.heartbeat,
-            Some(0) => 0,
-            Some(seconds) => lower(seconds, tune.heartbeat),
-        };
+    let heartbeat = match options.heartbeat.map(whole_seconds) {
+        None => tune.heartbeat,
+        Some(0) => 0,
+        Some(seconds) => lower(seconds, tune.heartbeat),
+    };
     let channel_max = lower(options.channel_max, tune.channel_max);
     let frame_max = lower(options.frame_max, tune.frame_max);
     let agreed = Agreed {
@@ -305,6 +310,12 @@ fn agree(
         heartbeat: Duration::from_secs(heartbeat.into()),
     };
     (connection::TuneOk { channel_max, frame_max, heartbeat }, agreed)
+}
+
+/// Rounded up: less than a second is not none.
+fn whole_seconds(interval: Duration) -> u16 {
+    let seconds = interval.as_secs() + u64::from(interval.subsec_nanos() > 0);
+    u16::try_from(seconds).unwrap_or(u16::MAX)
 }
 
 fn refused(close: connection::Close<'_>, kind: ErrorKind, options: &Options) -> Error {

@@ -3,18 +3,18 @@
 //! The reader owns what only it needs, the assemblers and the consumers of each channel, so that a delivery takes one
 //! lock: that of its consumer's queue. A consumer is woken once per read, and not once per message.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
 use std::time::Duration;
 
-use bytes::Bytes;
 use leveret_wire::method::{basic, channel, connection};
 use leveret_wire::{Assembler, Content, Frame, FrameBatch, FrameKind, Method, ShortStr};
 use tokio::io::{AsyncRead, AsyncReadExt};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
-use super::calls::{Replied, Reply, Subject};
+use super::calls::{Got, Reply, Subject};
 use super::confirm::Returned;
 use super::connection::{Core, closed_here};
 use super::consumer::{ConsumerQueue, End, Envelope};
@@ -29,12 +29,23 @@ use super::lock;
 pub(super) struct Inlet<R> {
     core: Arc<Core>,
     reader: Reader<R>,
-    /// Channel `n` at `n - 1`, once a frame came for it.
-    channels: Vec<Option<Lane>>,
+    /// Channel `n` at `n - 1`.
+    channels: Vec<Slot>,
     /// Whom to wake when all frames of a read are sorted.
     consumers: Vec<Arc<ConsumerQueue>>,
     publishers: Vec<Arc<ChannelState>>,
     wakers: Vec<Waker>,
+}
+
+/// A channel number.
+#[derive(Debug)]
+enum Slot {
+    /// No frame came for it yet.
+    Unused,
+    Open(Box<Lane>),
+    /// The broker closed it. It may still send what was under way before, deliveries above all, until the number is
+    /// opened anew: all that is passed over.
+    Drained,
 }
 
 /// A channel, as its frames see it.
@@ -42,16 +53,23 @@ pub(super) struct Inlet<R> {
 struct Lane {
     state: Arc<ChannelState>,
     assembler: Assembler<Carrier>,
-    consumers: Vec<(Bytes, Arc<ConsumerQueue>)>,
-    /// The highest delivery tag that came.
+    consumers: Vec<Arc<ConsumerQueue>>,
+    /// Consumers that ended lately, the last first: deliveries to them may still be under way.
+    retired: VecDeque<Arc<ConsumerQueue>>,
+    /// The highest delivery tag that came. The next is one more.
     last_tag: u64,
 }
+
+/// How many ended consumers a channel remembers.
+const KEEP_RETIRED: usize = 64;
 
 /// The method that a content follows.
 #[derive(Debug)]
 enum Carrier {
-    /// For the consumer at this place.
-    Deliver(usize, Envelope),
+    /// For the consumer at this place, or for one that ended.
+    Deliver(Option<usize>, Envelope),
+    /// For a consumer that ended, without a need to be settled.
+    Passed,
     Get(basic::GetOk<'static>),
     Return(basic::Return<'static>),
 }
@@ -159,31 +177,23 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
 
     fn channel_frame(&mut self, frame: Frame<'_>, batch: &FrameBatch) -> Result<(), Error> {
         let index = usize::from(frame.channel) - 1;
-        if !matches!(self.channels.get(index), Some(Some(_))) {
-            self.open_lane(frame.channel)?;
+        if !matches!(self.channels.get(index), Some(Slot::Open(_))) && !self.open_lane(frame)? {
+            return Ok(());
         }
-        let Some(Some(lane)) = self.channels.get_mut(index) else { return Ok(()) };
+        let Some(Slot::Open(lane)) = self.channels.get_mut(index) else { return Ok(()) };
         if lane.state.check_open().is_err() {
             return self.closing_frame(frame);
         }
         let done = match frame.kind {
             FrameKind::Method => match Method::decode(frame.payload)? {
                 Method::BasicDeliver(deliver) => {
-                    let place = lane.consumer(&deliver.consumer_tag)?;
-                    lane.last_tag = deliver.delivery_tag;
-                    // Exchange and routing key are the last two fields: kept as one piece.
-                    let (exchange, key) = (deliver.exchange.len(), deliver.routing_key.len());
-                    let names = &frame.payload[frame.payload.len() - key - 1 - exchange..];
-                    let envelope = Envelope {
-                        tag: deliver.delivery_tag,
-                        redelivered: deliver.redelivered,
-                        source: Source::new(batch.keep(names), exchange),
-                    };
-                    lane.assembler.begin(Carrier::Deliver(place, envelope))?;
+                    lane.next_tag(deliver.delivery_tag)?;
+                    let carrier = lane.deliver(&deliver, frame.payload, batch)?;
+                    lane.assembler.begin(carrier)?;
                     None
                 }
                 Method::BasicGetOk(get) => {
-                    lane.last_tag = lane.last_tag.max(get.delivery_tag);
+                    lane.next_tag(get.delivery_tag)?;
                     lane.assembler.begin(Carrier::Get(get.into_owned()))?;
                     None
                 }
@@ -209,18 +219,36 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
         }
     }
 
-    /// The first frame of a channel came.
-    fn open_lane(&mut self, id: u16) -> Result<(), Error> {
-        let Some(state) = self.core.channel(id) else {
-            return Err(Error::protocol(format!("a frame for channel {id}, which is not open")));
-        };
+    /// A frame for a number without an open channel. Says whether it is for a channel that begins with it: its
+    /// `open-ok`, or the broker's refusal.
+    fn open_lane(&mut self, frame: Frame<'_>) -> Result<bool, Error> {
+        let id = frame.channel;
         let index = usize::from(id) - 1;
-        if self.channels.len() <= index {
-            self.channels.resize_with(index + 1, || None);
+        let begins = frame.kind == FrameKind::Method
+            && matches!(
+                Method::decode(frame.payload)?,
+                Method::ChannelOpenOk(_) | Method::ChannelClose(_)
+            );
+        let state = if begins { self.core.channel(id) } else { None };
+        match (state, self.channels.get(index)) {
+            (Some(state), _) => {
+                if self.channels.len() <= index {
+                    self.channels.resize_with(index + 1, || Slot::Unused);
+                }
+                self.channels[index] = Slot::Open(Box::new(Lane {
+                    state,
+                    assembler: Assembler::new(self.core.limits.max_message_size),
+                    consumers: Vec::new(),
+                    retired: VecDeque::new(),
+                    last_tag: 0,
+                }));
+                Ok(true)
+            }
+            (None, Some(Slot::Drained)) => Ok(false),
+            (None, _) => {
+                Err(Error::protocol(format!("a frame for channel {id}, which is not open")))
+            }
         }
-        let assembler = Assembler::new(self.core.limits.max_message_size);
-        self.channels[index] = Some(Lane { state, assembler, consumers: Vec::new(), last_tag: 0 });
-        Ok(())
     }
 
     /// A frame for a channel that this side has closed: only the broker's agreement matters.
@@ -231,26 +259,31 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
         match Method::decode(frame.payload)? {
             Method::ChannelCloseOk(_) => self.close_lane(frame.channel, None),
             // Both sides closed at the same time: agree, and still await the agreement to ours.
-            Method::ChannelClose(_) => self.agree_to_close(frame.channel)?,
+            Method::ChannelClose(_) => self.agree_to_close(frame.channel),
             _ => {}
         }
         Ok(())
     }
 
-    fn agree_to_close(&self, id: u16) -> Result<(), Error> {
-        self.core.sender.send(|outbound, max| Ok(outbound.method(id, &channel::CloseOk {}, max)?))
+    fn agree_to_close(&self, id: u16) {
+        // If this side has closed the connection meanwhile, nothing needs to be agreed to.
+        let agree = &channel::CloseOk {};
+        let _ = self.core.sender.send(|outbound, max| Ok(outbound.method(id, agree, max)?));
     }
 
+    /// The number is free again.
     fn close_lane(&mut self, id: u16, error: Option<&Error>) {
         self.core.remove_channel(id);
-        if let Some(lane) = self.channels.get_mut(usize::from(id) - 1).and_then(Option::take) {
-            lane.end(error.unwrap_or(&super::link::closed_here()));
+        if let Some(slot) = self.channels.get_mut(usize::from(id) - 1)
+            && let Slot::Open(lane) = std::mem::replace(slot, Slot::Drained)
+        {
+            lane.state.fail(error.unwrap_or(&super::link::closed_here()));
         }
     }
 
     fn method(&mut self, index: usize, method: Method<'_>) -> Result<(), Error> {
-        let Some(Some(lane)) = self.channels.get_mut(index) else { return Ok(()) };
-        let id = lane.state.id;
+        let Some(Slot::Open(lane)) = self.channels.get_mut(index) else { return Ok(()) };
+        let state = &lane.state;
         match method {
             Method::BasicAck(ack) => self.confirmed(index, ack.delivery_tag, ack.multiple, true),
             Method::BasicNack(nack) => {
@@ -259,12 +292,12 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
             Method::BasicCancel(cancel) => {
                 let text = format!("the broker cancelled the consumer {}", cancel.consumer_tag);
                 let error = Error::new(ErrorKind::ConsumerCancelled, text);
-                lane.end_consumer(&cancel.consumer_tag, End::Failed(error));
-                if cancel.nowait {
-                    return Ok(());
+                if !cancel.nowait {
+                    let consumer_tag = cancel.consumer_tag.borrowed();
+                    self.core.answer(state, &basic::CancelOk { consumer_tag });
                 }
-                let agreed = basic::CancelOk { consumer_tag: cancel.consumer_tag };
-                self.core.sender.send(|outbound, max| Ok(outbound.method(id, &agreed, max)?))
+                lane.end_consumer(&cancel.consumer_tag, End::Failed(error));
+                Ok(())
             }
             Method::ChannelClose(close) => {
                 let text = close.reply_text.to_str_lossy();
@@ -272,22 +305,25 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
                 let kind = ErrorKind::ChannelClosed(close.reply_code);
                 let error = Error::new(kind, format!("the broker closed the channel: {reason}"));
                 // Closed before the answer is sent: no frame may follow it on this channel.
-                lane.state.fail(&error);
-                self.agree_to_close(id)?;
+                state.fail(&error);
+                let id = state.id;
+                self.agree_to_close(id);
                 if !self.closing(index) {
                     self.close_lane(id, Some(&error));
                 }
                 Ok(())
             }
             Method::ChannelFlow(flow) => {
-                let answer = channel::FlowOk { active: flow.active };
-                self.core.sender.send(|outbound, max| Ok(outbound.method(id, &answer, max)?))
+                self.core.answer(state, &channel::FlowOk { active: flow.active });
+                Ok(())
             }
             Method::BasicConsumeOk(reply) => {
-                let tag = Bytes::copy_from_slice(reply.consumer_tag.as_bytes());
                 let reply = Method::BasicConsumeOk(reply.into_owned());
-                if let Replied::Begin(queue) = lane.state.calls.reply(Reply::Method(reply))? {
-                    lane.consumers.push((tag, queue));
+                if let Some(queue) = state.calls.reply(Reply::Method(reply))? {
+                    if queue.begin() {
+                        cancel(&self.core, state, &queue.tag);
+                    }
+                    lane.consumers.push(queue);
                 }
                 Ok(())
             }
@@ -298,16 +334,21 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
             }
             reply @ Method::BasicRecoverOk(_) => {
                 // All that came before will come again under other tags; the old ones are of no more use.
-                lock(&lane.state.settled).mark_through(lane.last_tag);
-                lane.state.calls.reply(Reply::Method(reply.into_owned())).map(drop)
+                lock(&state.settled).mark_through(lane.last_tag);
+                state.calls.reply(Reply::Method(reply.into_owned())).map(drop)
             }
-            reply => lane.state.calls.reply(Reply::Method(reply.into_owned())).map(drop),
+            reply @ Method::ConfirmSelectOk(_) => {
+                // Returns that came before belong to publishes without confirms.
+                state.confirming.store(true, Ordering::Relaxed);
+                state.calls.reply(Reply::Method(reply.into_owned())).map(drop)
+            }
+            reply => state.calls.reply(Reply::Method(reply.into_owned())).map(drop),
         }
     }
 
     fn closing(&self, index: usize) -> bool {
-        let lane = self.channels.get(index).and_then(Option::as_ref);
-        lane.is_some_and(|lane| lane.state.close_sent.load(Ordering::Acquire))
+        matches!(self.channels.get(index), Some(Slot::Open(lane))
+            if lane.state.close_sent.load(Ordering::Acquire))
     }
 
     fn confirmed(
@@ -317,7 +358,7 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
         multiple: bool,
         acked: bool,
     ) -> Result<(), Error> {
-        let Some(Some(lane)) = self.channels.get(index) else { return Ok(()) };
+        let Some(Slot::Open(lane)) = self.channels.get(index) else { return Ok(()) };
         let mut ledger = lock(&lane.state.confirms.ledger);
         ledger.answered(number, multiple, acked, &mut self.wakers)?;
         drop(ledger);
@@ -328,52 +369,44 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
     }
 
     fn content(&mut self, index: usize, content: Content<Carrier>) -> Result<(), Error> {
-        let Some(Some(lane)) = self.channels.get_mut(index) else { return Ok(()) };
+        let Some(Slot::Open(lane)) = self.channels.get_mut(index) else { return Ok(()) };
         let Content { method, properties, body } = content;
         match method {
             Carrier::Deliver(place, envelope) => {
                 let tag = envelope.tag;
-                let Some((_, queue)) = lane.consumers.get(place) else { return Ok(()) };
-                if queue.auto_ack {
+                let queue = place.and_then(|place| lane.consumers.get(place));
+                if queue.is_some_and(|queue| queue.auto_ack) {
                     lock(&lane.state.settled).mark(tag);
                 }
-                if queue.push(Content { method: envelope, properties, body }) {
-                    if !self.consumers.last().is_some_and(|last| Arc::ptr_eq(last, queue)) {
-                        self.consumers.push(Arc::clone(queue));
+                match queue {
+                    Some(queue) if queue.push(Content { method: envelope, properties, body }) => {
+                        if !self.consumers.last().is_some_and(|last| Arc::ptr_eq(last, queue)) {
+                            self.consumers.push(Arc::clone(queue));
+                        }
                     }
-                    return Ok(());
+                    // The consumer was dropped. With auto-ack, this finds the delivery settled.
+                    _ => self.core.give_back(&lane.state, tag),
                 }
-                // The consumer was dropped, and its cancel is on its way.
-                if queue.auto_ack {
-                    return Ok(());
-                }
-                self.give_back(index, tag)
+                Ok(())
             }
+            Carrier::Passed => Ok(()),
             Carrier::Get(method) => {
                 let got = Content { method, properties, body };
-                match lane.state.calls.reply(Reply::Got(Box::new(got)))? {
-                    Replied::GiveBack(tag) => self.give_back(index, tag),
-                    _ => Ok(()),
-                }
+                let got = Got::new(got, &self.core, &lane.state);
+                lane.state.calls.reply(Reply::Got(got)).map(drop)
             }
-            Carrier::Return(method) => lane.state.message_returned(Returned {
-                reply_code: method.reply_code,
-                reply_text: method.reply_text.to_string(),
-                exchange: method.exchange.to_string(),
-                routing_key: method.routing_key.to_string(),
-                properties,
-                body,
-            }),
+            Carrier::Return(method) => {
+                lane.state.message_returned(Returned {
+                    reply_code: method.reply_code,
+                    reply_text: method.reply_text.to_string(),
+                    exchange: method.exchange.to_string(),
+                    routing_key: method.routing_key.to_string(),
+                    properties,
+                    body,
+                });
+                Ok(())
+            }
         }
-    }
-
-    /// A delivery that nobody wants goes back to its queue.
-    fn give_back(&self, index: usize, tag: u64) -> Result<(), Error> {
-        let Some(Some(lane)) = self.channels.get(index) else { return Ok(()) };
-        lock(&lane.state.settled).mark(tag);
-        let back = basic::Nack { delivery_tag: tag, multiple: false, requeue: true };
-        let id = lane.state.id;
-        self.core.sender.send(|outbound, max| Ok(outbound.method(id, &back, max)?))
     }
 
     fn wake(&mut self) {
@@ -389,12 +422,17 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
     }
 
     /// A consumer without prefetch that does not keep up makes us stop reading, and with us all channels: but not for
-    /// long. One that takes nothing for that time is ended.
+    /// long. Those that have taken nothing by then are ended.
     async fn wait_for_consumers(&mut self) {
         let patience = self.core.limits.slow_consumer_timeout;
+        let mut deadline = None;
         for queue in std::mem::take(&mut self.consumers) {
-            if queue.is_over_bound() && timeout(patience, queue.until_within_bound()).await.is_err()
-            {
+            if !queue.is_over_bound() {
+                continue;
+            }
+            // One deadline for all of them together.
+            let deadline = *deadline.get_or_insert_with(|| Instant::now() + patience);
+            if timeout_at(deadline, queue.until_within_bound()).await.is_err() {
                 self.end_slow_consumer(&queue, patience);
             }
         }
@@ -402,55 +440,89 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
 
     fn end_slow_consumer(&mut self, queue: &Arc<ConsumerQueue>, patience: Duration) {
         let text = format!(
-            "the consumer took nothing for {patience:?} with more than {} deliveries waiting; \
-             give it a prefetch limit, or take deliveries faster",
-            queue.bound
+            "the consumer {} took nothing for {patience:?} with more than {} deliveries waiting: take them faster, \
+             or consume with a prefetch limit and without auto-ack",
+            queue.tag, queue.bound
         );
-        let error = Error::new(ErrorKind::ConsumerTooSlow, text);
-        for lane in self.channels.iter_mut().flatten() {
-            let Some(place) = lane.consumers.iter().position(|(_, one)| Arc::ptr_eq(one, queue))
-            else {
-                continue;
-            };
-            let tag = ShortStr::from_bytes(lane.consumers[place].0.to_vec()).unwrap_or_default();
-            let cancel = basic::Cancel { consumer_tag: tag.borrowed(), nowait: false };
-            let id = lane.state.id;
-            let send = || self.core.sender.send(|out, max| Ok(out.method(id, &cancel, max)?));
-            let subject = Subject::Consumer(tag.clone(), None);
-            drop(lane.state.calls.begin(basic::Cancel::NAME, subject, send));
+        for slot in &self.channels {
+            if let Slot::Open(lane) = slot
+                && lane.consumers.iter().any(|one| Arc::ptr_eq(one, queue))
+                && queue.begin_cancel()
+            {
+                cancel(&self.core, &lane.state, &queue.tag);
+            }
         }
-        queue.end(End::Failed(error));
+        queue.end(End::Failed(Error::new(ErrorKind::ConsumerTooSlow, text)));
     }
 
-    /// The connection ended: so do its consumers.
+    /// The connection ended: so do its channels and consumers.
     pub(super) fn end(&mut self, error: &Error) {
-        for lane in self.channels.drain(..).flatten() {
-            lane.end(error);
+        for slot in self.channels.drain(..) {
+            if let Slot::Open(lane) = slot {
+                lane.state.fail(error);
+            }
         }
     }
 }
 
-impl Lane {
-    /// The place of a consumer.
-    #[inline]
-    fn consumer(&self, tag: &ShortStr<'_>) -> Result<usize, Error> {
-        let place = self.consumers.iter().position(|(name, _)| name == tag.as_bytes());
-        place.ok_or_else(|| {
-            Error::protocol(format!("a delivery for {tag}, which is no consumer here"))
+/// Cancels a consumer that nobody waits for.
+fn cancel(core: &Core, state: &ChannelState, tag: &ShortStr<'static>) {
+    let cancel = basic::Cancel { consumer_tag: tag.borrowed(), nowait: false };
+    let subject = Subject::Consumer(tag.clone(), None);
+    let send = || {
+        core.sender.send(|outbound, max| {
+            state.check_open()?;
+            Ok(outbound.method(state.id, &cancel, max)?)
         })
+    };
+    drop(state.calls.begin(basic::Cancel::NAME, subject, send));
+}
+
+impl Lane {
+    /// Delivery tags count up by one; anything else would wreck the books.
+    fn next_tag(&mut self, tag: u64) -> Result<(), Error> {
+        if self.last_tag.checked_add(1) != Some(tag) {
+            let text = format!("delivery tag {tag} after {}", self.last_tag);
+            return Err(Error::protocol(text));
+        }
+        self.last_tag = tag;
+        Ok(())
+    }
+
+    #[inline]
+    fn deliver(
+        &self,
+        deliver: &basic::Deliver<'_>,
+        payload: &[u8],
+        batch: &FrameBatch,
+    ) -> Result<Carrier, Error> {
+        let place = self.consumers.iter().position(|one| one.tag == deliver.consumer_tag);
+        if place.is_none() {
+            match self.retired.iter().find(|one| one.tag == deliver.consumer_tag) {
+                Some(queue) if queue.auto_ack => return Ok(Carrier::Passed),
+                Some(_) => {}
+                None => {
+                    let tag = &deliver.consumer_tag;
+                    let text = format!("a delivery for {tag}, which is no consumer here");
+                    return Err(Error::protocol(text));
+                }
+            }
+        }
+        // Exchange and routing key are the last two fields: kept as one piece.
+        let (exchange, key) = (deliver.exchange.len(), deliver.routing_key.len());
+        let names = &payload[payload.len() - key - 1 - exchange..];
+        let source = Source::new(batch.keep(names), exchange);
+        let envelope =
+            Envelope { tag: deliver.delivery_tag, redelivered: deliver.redelivered, source };
+        Ok(Carrier::Deliver(place, envelope))
     }
 
     fn end_consumer(&mut self, tag: &ShortStr<'_>, end: End) {
-        let found = self.consumers.iter().position(|(name, _)| name == tag.as_bytes());
-        if let Some(place) = found {
-            self.consumers.swap_remove(place).1.end(end);
-        }
-    }
-
-    fn end(self, error: &Error) {
-        self.state.fail(error);
-        for (_, queue) in self.consumers {
-            queue.end(End::Failed(error.clone()));
+        if let Some(place) = self.consumers.iter().position(|one| one.tag == *tag) {
+            let queue = self.consumers.swap_remove(place);
+            queue.end(end);
+            self.retired.push_front(queue);
+            self.retired.truncate(KEEP_RETIRED);
         }
     }
 }

@@ -10,7 +10,7 @@ pub struct Limits {
     /// How long a publish may wait for room: because the broker blocks the connection, or does not take what was sent
     /// before, or because too many publishes are unconfirmed.
     pub publish_timeout: Duration,
-    /// How many publishes of a channel may be unconfirmed before the next one waits.
+    /// How many publishes of a channel there may be from the oldest unconfirmed one on, before the next one waits.
     pub max_unconfirmed: usize,
     /// How many deliveries may wait in memory for a consumer without a prefetch limit. Beyond it nothing is read from
     /// the connection.

@@ -1,18 +1,18 @@
 //! What holds a channel open, and what everything on it goes through.
 
 use std::collections::VecDeque;
-use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use leveret_wire::method::{Encode, basic, channel};
-use leveret_wire::{FrameMax, Method, Outbound, ReplyCode, ShortStr};
+use leveret_wire::method::{Encode, basic};
+use leveret_wire::{FrameMax, Method, Outbound, ShortStr};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::calls::{Calls, Reply, Subject};
 use super::confirm::{Confirms, Returned};
 use super::connection::Guard;
+use super::consumer::{ConsumerQueue, End};
 use super::delivery::Refused;
 use super::error::{Error, ErrorKind};
 use super::lock;
@@ -33,8 +33,14 @@ pub(super) struct ChannelState {
     /// Confirm mode is on: returns belong to the ledger.
     pub(super) confirming: AtomicBool,
     returned: Mutex<VecDeque<Returned>>,
+    /// Transactions are on: an ack may yet be rolled back, so none may cover another.
+    pub(super) tx: AtomicBool,
+    /// The consumers of this channel, for the end and for their names.
+    consumers: Mutex<Vec<Weak<ConsumerQueue>>>,
+    /// Held while a consumer is begun: its prefetch is set by a call before.
+    pub(super) consuming: tokio::sync::Mutex<()>,
     /// Why nothing more can be sent.
-    closed: OnceLock<Error>,
+    pub(super) closed: OnceLock<Error>,
     /// This side asked for the close; the id is free once the broker has agreed.
     pub(super) close_sent: AtomicBool,
     /// The broker agreed to the close, or the connection is gone.
@@ -50,6 +56,9 @@ impl ChannelState {
             confirms: Confirms::new(),
             confirming: AtomicBool::new(false),
             returned: Mutex::default(),
+            tx: AtomicBool::new(false),
+            consumers: Mutex::default(),
+            consuming: tokio::sync::Mutex::default(),
             closed: OnceLock::new(),
             close_sent: AtomicBool::new(false),
             gone: Notify::new(),
@@ -64,25 +73,45 @@ impl ChannelState {
         }
     }
 
-    /// Ends everything that waits on this channel. Its consumers are the reader's to end.
+    /// Ends everything that waits on this channel.
     pub(super) fn fail(&self, error: &Error) {
         let _ = self.closed.set(error.clone());
         self.calls.close(error);
         self.confirms.lost(error);
+        for queue in std::mem::take(&mut *lock(&self.consumers)) {
+            if let Some(queue) = queue.upgrade() {
+                queue.end(End::Failed(error.clone()));
+            }
+        }
         self.gone.notify_waiters();
     }
 
-    /// A message came back.
-    pub(super) fn message_returned(&self, returned: Returned) -> Result<(), Error> {
-        if self.confirming.load(Ordering::Relaxed) {
-            return lock(&self.confirms.ledger).returned(returned);
+    /// A consumer of this channel, unless its name is taken: the broker would close the connection.
+    pub(super) fn add_consumer(&self, queue: &Arc<ConsumerQueue>) -> Result<(), Error> {
+        let mut consumers = lock(&self.consumers);
+        consumers.retain(|one| one.upgrade().is_some_and(|one| one.is_alive()));
+        if consumers.iter().filter_map(Weak::upgrade).any(|one| one.tag == queue.tag) {
+            let text = format!("the channel has a consumer {} already", queue.tag);
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        let mut kept = lock(&self.returned);
-        if kept.len() == KEEP_RETURNED {
-            kept.pop_front();
-        }
-        kept.push_back(returned);
+        consumers.push(Arc::downgrade(queue));
         Ok(())
+    }
+
+    /// A message came back.
+    pub(super) fn message_returned(&self, returned: Returned) {
+        let returned = match self.confirming.load(Ordering::Relaxed) {
+            true => lock(&self.confirms.ledger).returned(returned),
+            false => Some(returned),
+        };
+        // Of a publish without confirms: kept for whoever asks.
+        if let Some(returned) = returned {
+            let mut kept = lock(&self.returned);
+            if kept.len() == KEEP_RETURNED {
+                kept.pop_front();
+            }
+            kept.push_back(returned);
+        }
     }
 }
 
@@ -146,8 +175,10 @@ impl Link {
         let mut settled = lock(&self.channel.settled);
         match settled.mark(tag) {
             Mark::Again => Ok(()),
-            mark => self
-                .send_ack(basic::Ack { delivery_tag: tag, multiple: false }, mark == Mark::InOrder),
+            mark => {
+                let grows = mark == Mark::InOrder && !self.channel.tx.load(Ordering::Relaxed);
+                self.send_ack(basic::Ack { delivery_tag: tag, multiple: false }, grows)
+            }
         }
     }
 
@@ -193,7 +224,7 @@ impl Link {
 
     /// For what was dropped unsettled. If the channel is gone, the broker has it back already.
     pub(super) fn give_back(&self, tag: u64) {
-        let _ = self.nack(tag, Refused::Requeue);
+        self.connection.core.give_back(&self.channel, tag);
     }
 
     fn send_method(&self, method: &impl Encode) -> Result<(), Error> {
@@ -216,41 +247,18 @@ impl Link {
 
     /// Asks the broker to close the channel; from here on nothing else is sent on it.
     pub(super) fn close_with(&self, error: &Error) {
-        let close = channel::Close {
-            reply_code: ReplyCode::SUCCESS,
-            reply_text: ShortStr::from_static("closed"),
-            class_id: 0,
-            method_id: 0,
-        };
-        let sent = self.send(|outbound, max| {
-            outbound.method(self.channel.id, &close, max)?;
-            self.channel.close_sent.store(true, Ordering::Release);
-            let _ = self.channel.closed.set(error.clone());
-            Ok(())
-        });
-        if sent.is_ok() {
-            self.channel.fail(error);
-        }
+        self.connection.core.close_channel(&self.channel, error);
     }
 
-    /// Closes the channel and awaits the broker's agreement.
+    /// Closes the channel and awaits the broker's agreement. If the channel was closed before for another reason, that
+    /// is the error.
     pub(super) async fn close(&self) -> Result<(), Error> {
         self.close_with(&closed_here());
-        let core = &self.connection.core;
-        let agreed = async {
-            loop {
-                let mut gone = pin!(self.channel.gone.notified());
-                gone.as_mut().enable();
-                if !core.has_channel(&self.channel) {
-                    return;
-                }
-                gone.await;
-            }
-        };
-        let patience = core.limits.reply_timeout;
-        timeout(patience, agreed)
-            .await
-            .map_err(|_| Error::timeout("the reply to channel.close", patience))
+        self.connection.core.until_gone(&self.channel).await?;
+        match self.channel.check_open() {
+            Err(error) if error.kind() != ErrorKind::Closed => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Takes the returned messages of a channel without confirms.

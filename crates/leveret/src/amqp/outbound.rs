@@ -33,6 +33,8 @@ pub(super) struct Sender {
     filled: Notify,
     /// Wakes publishers that wait for room.
     room: Notify,
+    /// Wakes whoever waits for the end.
+    closing: Notify,
     frame_max: FrameMax,
 }
 
@@ -50,7 +52,13 @@ struct State {
 
 impl Sender {
     pub(super) fn new(frame_max: FrameMax) -> Self {
-        Sender { state: Mutex::default(), filled: Notify::new(), room: Notify::new(), frame_max }
+        Sender {
+            state: Mutex::default(),
+            filled: Notify::new(),
+            room: Notify::new(),
+            closing: Notify::new(),
+            frame_max,
+        }
     }
 
     /// Encodes frames that do not wait for room.
@@ -174,6 +182,19 @@ impl Sender {
         drop(state);
         self.filled.notify_one();
         self.room.notify_waiters();
+        self.closing.notify_waiters();
+    }
+
+    /// Waits until nothing more is taken.
+    pub(super) async fn until_closed(&self) {
+        loop {
+            let mut closing = pin!(self.closing.notified());
+            closing.as_mut().enable();
+            if lock(&self.state).closed.is_some() {
+                return;
+            }
+            closing.await;
+        }
     }
 
     /// The writer's side: waits for bytes and swaps them against its empty buffer. False when closed and empty.

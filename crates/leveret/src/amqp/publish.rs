@@ -89,18 +89,15 @@ impl Channel<Confirm> {
     pub async fn publish(&self, publish: &Publish<'_>) -> Result<Confirmation, Error> {
         let confirms = &self.link.channel.confirms;
         let limits = &self.link.connection.core.limits;
-        if lock(&confirms.ledger).open() >= limits.max_unconfirmed {
-            let room = confirms.until_open(limits.max_unconfirmed.saturating_sub(1));
+        if lock(&confirms.ledger).span() >= limits.max_unconfirmed {
+            let room = confirms.until(|ledger| ledger.span() < limits.max_unconfirmed);
             timeout(limits.publish_timeout, room).await.map_err(|_| {
-                let what = format!("confirming one of {} publishes", limits.max_unconfirmed);
+                let what = format!("confirming the oldest of {} publishes", limits.max_unconfirmed);
                 Error::timeout(what, limits.publish_timeout)
             })?;
         }
-        self.put(publish, || {
-            let Publish { exchange, routing_key, mandatory, body, .. } = publish;
-            lock(&confirms.ledger).publish(mandatory.then_some((exchange, routing_key, body)))
-        })
-        .await
+        self.put(publish, || lock(&confirms.ledger).publish(publish.mandatory.then_some(publish)))
+            .await
     }
 }
 
