@@ -557,20 +557,22 @@ async fn deliveries_of_before_a_recover_send_nothing() {
     let (connection, mut broker) = connected().await;
     let channel = open_channel(&connection, &mut broker).await;
     let mut consumer = consuming(&channel, ConsumeOptions::default(), &mut broker).await;
-    send_deliveries(&mut broker, 1, 1..=2).await;
+    send_deliveries(&mut broker, 1, 1..=3).await;
     let one = consumer.next().await.unwrap().unwrap();
+    let between = consumer.next().await.unwrap().unwrap();
     let (recovered, ()) = tokio::join!(channel.recover(), async {
         broker.expect::<basic::Recover>(1).await;
+        between.ack().unwrap();
         broker.send(1, &basic::RecoverOk {}).await;
-        send_deliveries(&mut broker, 1, 3..=3).await;
+        send_deliveries(&mut broker, 1, 4..=4).await;
     });
     recovered.unwrap();
     one.ack().unwrap();
     drop(consumer.next().await.unwrap().unwrap());
-    let three = consumer.next().await.unwrap().unwrap();
-    assert_eq!(three.delivery_tag(), 3);
-    three.ack().unwrap();
-    assert_eq!(broker.expect::<basic::Ack>(1).await.delivery_tag, 3);
+    let four = consumer.next().await.unwrap().unwrap();
+    assert_eq!(four.delivery_tag(), 4);
+    four.ack().unwrap();
+    assert_eq!(broker.expect::<basic::Ack>(1).await.delivery_tag, 4);
 }
 
 #[tokio::test(start_paused = true)]

@@ -420,8 +420,7 @@ impl<M> Channel<M> {
     /// Has all deliveries of this channel that are not settled delivered anew, to whoever is free. The old ones can
     /// no longer be settled: doing so sends nothing.
     pub async fn recover(&self) -> Result<(), Error> {
-        self.link.call::<basic::RecoverOk>(&basic::Recover { requeue: true }).await?;
-        Ok(())
+        self.link.recover().await
     }
 
     /// Limits how much may be delivered to all consumers of the channel together. (From 4.3 on, RabbitMQ accepts this

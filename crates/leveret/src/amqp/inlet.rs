@@ -334,7 +334,7 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
             }
             reply @ Method::BasicRecoverOk(_) => {
                 // All that came before will come again under other tags; the old ones are of no more use.
-                lock(&state.settled).mark_through(lane.last_tag);
+                lock(&state.settled).resume(lane.last_tag);
                 state.calls.reply(Reply::Method(reply.into_owned())).map(drop)
             }
             reply @ Method::ConfirmSelectOk(_) => {

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use leveret_wire::method::{Encode, basic};
 use leveret_wire::{FrameMax, Method, Outbound, ShortStr};
 use tokio::sync::Notify;
+use tokio::sync::oneshot::Receiver;
 use tokio::time::timeout;
 
 use super::calls::{Calls, Reply, Subject};
@@ -156,17 +157,35 @@ impl Link {
         let send =
             || self.send(|outbound, max| Ok(outbound.method(self.channel.id, method, max)?));
         let reply = self.channel.calls.begin(method.name(), subject, send)?;
+        self.reply(method.name(), reply).await
+    }
+
+    async fn reply(&self, to: &str, reply: Receiver<Result<Reply, Error>>) -> Result<Reply, Error> {
         let patience = self.connection.core.limits.reply_timeout;
         match timeout(patience, reply).await {
             Ok(Ok(reply)) => reply,
             Ok(Err(_)) => Err(self.channel.check_open().err().unwrap_or_else(closed_here)),
             Err(_) => {
-                let error =
-                    Error::timeout(format_args!("the reply to {}", method.name()), patience);
+                let what = format_args!("the reply to {to} (the channel is closed now)");
+                let error = Error::timeout(what, patience);
                 self.close_with(&error);
                 Err(error)
             }
         }
+    }
+
+    /// Has everything unsettled delivered anew. From the moment this is sent, old deliveries are of no more use: the
+    /// broker would close the channel on an ack for one.
+    pub(super) async fn recover(&self) -> Result<(), Error> {
+        let recover = basic::Recover { requeue: true };
+        let reply = {
+            let mut settled = lock(&self.channel.settled);
+            let send = || self.send_method(&recover);
+            let reply = self.channel.calls.begin(basic::Recover::NAME, Subject::None, send)?;
+            settled.pause();
+            reply
+        };
+        self.reply(basic::Recover::NAME, reply).await.map(drop)
     }
 
     pub(super) fn ack(&self, tag: u64) -> Result<(), Error> {

@@ -4,14 +4,15 @@ use std::collections::VecDeque;
 
 /// All numbers below a mark are done; of those above it, some.
 ///
-/// Memory grows with the span between the lowest number that is not done and the highest that is, which prefetch
-/// or the confirm window bound.
+/// Memory grows with the span between the lowest number that is not done and the highest that is: a byte for each.
 #[derive(Debug)]
 pub(super) struct Settled {
     /// The lowest number that is not done.
     lowest: u64,
     /// From `lowest` on: whether it is done. Never begins with `true`.
     above: VecDeque<bool>,
+    /// All numbers count as done, until it is said up to which they are.
+    paused: bool,
 }
 
 /// What [`Settled::mark`] found.
@@ -28,7 +29,7 @@ pub(super) enum Mark {
 impl Settled {
     /// Numbers begin at 1, as delivery tags do.
     pub(super) fn new() -> Self {
-        Settled { lowest: 1, above: VecDeque::new() }
+        Settled { lowest: 1, above: VecDeque::new(), paused: false }
     }
 
     /// The lowest number that is not done.
@@ -43,9 +44,23 @@ impl Settled {
         }
     }
 
+    /// Until the next [`Settled::resume`], every number counts as done before.
+    pub(super) fn pause(&mut self) {
+        self.paused = true;
+    }
+
+    /// All numbers up to this one are done, and those above it are not.
+    pub(super) fn resume(&mut self, number: u64) {
+        self.paused = false;
+        self.mark_through(number);
+    }
+
     /// One number is done.
     #[inline]
     pub(super) fn mark(&mut self, number: u64) -> Mark {
+        if self.paused {
+            return Mark::Again;
+        }
         if number == self.lowest {
             self.lowest += 1;
             self.above.pop_front();
@@ -68,6 +83,9 @@ impl Settled {
 
     /// All numbers up to this one are done. Says whether this one was not.
     pub(super) fn mark_through(&mut self, number: u64) -> bool {
+        if self.paused {
+            return false;
+        }
         let news = !self.contains(number);
         if number >= self.lowest {
             let passed = (number + 1 - self.lowest).min(self.above.len() as u64);
@@ -108,6 +126,17 @@ mod tests {
         assert!(settled.mark_through(5));
         assert_eq!(settled.lowest(), 7);
         assert!(!settled.mark_through(6));
+    }
+
+    #[test]
+    fn while_paused_nothing_is_settled_and_then_all_is() {
+        let mut settled = Settled::new();
+        settled.pause();
+        assert_eq!(settled.mark(1), Mark::Again);
+        assert!(!settled.mark_through(2));
+        settled.resume(3);
+        assert_eq!(settled.mark(3), Mark::Again);
+        assert_eq!(settled.mark(4), Mark::InOrder);
     }
 
     proptest! {
