@@ -2,13 +2,22 @@
 //!
 //! ```text
 //! cargo run --release -p leveret-bench -- codec
+//! cargo run --release -p leveret-bench -- client
+//! cargo run --release -p leveret-bench --features count-allocations -- client --client leveret --null-only
 //! ```
+
+use std::error::Error;
 
 use clap::{Parser, Subcommand};
 
+mod client;
 mod codec;
 mod measure;
 mod report;
+
+#[cfg(feature = "count-allocations")]
+#[global_allocator]
+static ALLOCATOR: dhat::Alloc = dhat::Alloc;
 
 #[derive(Parser)]
 #[command(about = "Runs Leveret and its peers side by side", version)]
@@ -18,25 +27,46 @@ struct Arguments {
     /// Print JSON instead of a table
     #[arg(long, global = true)]
     json: bool,
-    /// How often each candidate runs; the median counts
-    #[arg(long, global = true, default_value_t = 7, value_parser = clap::value_parser!(u32).range(3..))]
-    rounds: u32,
+    /// How often each candidate runs; the median counts [default: 7 for codec, 3 for client]
+    #[arg(long, global = true, value_parser = clap::value_parser!(u32).range(3..))]
+    rounds: Option<u32>,
 }
 
 #[derive(Subcommand)]
 enum Job {
     /// Encoding and decoding alone: leveret-wire and amq-protocol, the codec of lapin
     Codec,
+    /// Whole clients: Leveret, lapin and amqprs against a null peer and a real RabbitMQ
+    Client(client::Arguments),
+    /// One run of one client, for `client`
+    #[command(hide = true)]
+    RunOne(client::Run),
+    /// The null peer, for `client`
+    #[command(hide = true)]
+    NullPeer,
 }
 
-fn main() {
-    let arguments = Arguments::parse();
-    let results = match arguments.job {
-        Job::Codec => codec::run(arguments.rounds),
-    };
-    if arguments.json {
-        println!("{}", report::json(&results));
+fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
+    let Arguments { job, json, rounds } = Arguments::parse();
+    match job {
+        Job::Codec => {
+            let results = codec::run(rounds.unwrap_or(7));
+            show(json, || report::json(&results), || report::table(&results));
+        }
+        Job::Client(arguments) => {
+            let rows = client::run(&arguments, rounds.unwrap_or(3))?;
+            show(json, || client::json(&rows), || client::print(&rows));
+        }
+        Job::RunOne(run) => client::run_one(run)?,
+        Job::NullPeer => client::run_null_peer()?,
+    }
+    Ok(())
+}
+
+fn show(as_json: bool, json: impl FnOnce() -> serde_json::Value, table: impl FnOnce() -> String) {
+    if as_json {
+        println!("{}", json());
     } else {
-        print!("{}", report::table(&results));
+        print!("{}", table());
     }
 }

@@ -85,7 +85,7 @@ pub(crate) fn compare(
 }
 
 /// User and system time of this process so far.
-fn cpu_time() -> Duration {
+pub(crate) fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

@@ -1,0 +1,167 @@
+//! Whole clients: Leveret, lapin and amqprs against a null peer and a real RabbitMQ.
+//!
+//! ```text
+//!   this process --starts--> null peer, RabbitMQ
+//!        |                         ^
+//!        +--starts, per run--> one client
+//! ```
+//!
+//! Candidates run in turns, each run in a process of its own; the median by CPU time counts. A run in which a message
+//! is not accounted for has failed, however fast it was.
+
+use clap::{Args, ValueEnum};
+use leveret_testkit::rabbitmq::Version;
+
+mod amqprs;
+mod broker;
+mod child;
+mod deliveries;
+mod jobs;
+mod lapin;
+mod leveret;
+mod meter;
+mod null_peer;
+mod table;
+mod tags;
+mod targets;
+
+pub(crate) use child::run_one;
+pub(crate) use jobs::Run;
+pub(crate) use null_peer::run as run_null_peer;
+pub(crate) use table::{json, print};
+
+use broker::Broker;
+use child::NullPeer;
+use jobs::{Client, Job, Peer};
+use meter::{Failure, Measured};
+use table::Row;
+
+/// What to measure. Options that name several things may be given more than once.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Only these jobs
+    #[arg(long, value_enum)]
+    job: Vec<Job>,
+    /// Only these clients
+    #[arg(long, value_enum)]
+    client: Vec<Client>,
+    /// Only bodies of these sizes in bytes
+    #[arg(long, default_values_t = targets::SIZES)]
+    size: Vec<usize>,
+    /// Only these numbers of channels, all on one connection
+    #[arg(long, default_values_t = [1, 4], value_parser = clap::value_parser!(u64).range(1..=100))]
+    channels: Vec<u64>,
+    /// Messages per run, instead of about a second's worth
+    #[arg(long)]
+    messages: Option<u64>,
+    /// Skip RabbitMQ
+    #[arg(long)]
+    null_only: bool,
+    /// Skip the null peer
+    #[arg(long, conflicts_with = "null_only")]
+    rabbitmq_only: bool,
+    /// Which RabbitMQ
+    #[arg(long, default_value_t = Version::V3_10)]
+    rabbitmq: Version,
+}
+
+/// Where the runs go.
+struct Peers {
+    null: Option<NullPeer>,
+    broker: Option<Broker>,
+}
+
+/// Runs everything, `rounds` times each.
+pub(crate) fn run(arguments: &Arguments, rounds: u32) -> Result<Vec<Row>, Failure> {
+    tokio::runtime::Runtime::new()?.block_on(async {
+        let null = if arguments.rabbitmq_only { None } else { Some(NullPeer::start()?) };
+        let broker = match arguments.null_only {
+            true => None,
+            false => Some(Broker::start(arguments.rabbitmq).await?),
+        };
+        let peers = Peers { null, broker };
+        let mut rows = Vec::new();
+        for setting in settings(arguments, &peers) {
+            rows.extend(compare(setting, &peers, rounds).await?);
+        }
+        Ok(rows)
+    })
+}
+
+/// What is asked for or, if nothing is, all there is.
+fn chosen<T: ValueEnum + Clone>(asked_for: &[T]) -> Vec<T> {
+    if asked_for.is_empty() { T::value_variants().to_vec() } else { asked_for.to_vec() }
+}
+
+/// All settings, each with a run for each client that can do it.
+fn settings(arguments: &Arguments, peers: &Peers) -> Vec<Vec<Run>> {
+    let null = peers.null.as_ref().map(|peer| (Peer::Null, peer.port));
+    let rabbitmq = peers.broker.as_ref().map(|broker| (Peer::Rabbitmq, broker.port()));
+    let mut settings = Vec::new();
+    for (peer, port) in null.into_iter().chain(rabbitmq) {
+        for job in chosen(&arguments.job) {
+            // What is in the bodies is not the point there.
+            let sizes = if job == Job::Returns { &[16] } else { arguments.size.as_slice() };
+            for &size in sizes {
+                for &channels in &arguments.channels {
+                    let clients = chosen(&arguments.client).into_iter();
+                    let clients = clients.filter(|one| job.exists_for(*one, peer, channels));
+                    settings.push(
+                        clients
+                            .map(|client| {
+                                let usual = job.messages(client, peer, size);
+                                let messages = arguments.messages.unwrap_or(usual);
+                                let messages = messages.next_multiple_of(channels);
+                                Run { client, job, peer, port, size, channels, messages }
+                            })
+                            .collect(),
+                    );
+                }
+            }
+        }
+    }
+    settings
+}
+
+/// Runs the candidates of one setting in turns.
+async fn compare(setting: Vec<Run>, peers: &Peers, rounds: u32) -> Result<Vec<Row>, Failure> {
+    let mut results: Vec<Result<Vec<Measured>, String>> = vec![Ok(Vec::new()); setting.len()];
+    for _ in 0..rounds {
+        for (run, result) in setting.iter().zip(&mut results) {
+            // One failure is enough to say so.
+            let Ok(runs) = result else { continue };
+            match once(*run, peers).await? {
+                Ok(measured) => runs.push(measured),
+                Err(reason) => *result = Err(reason),
+            }
+        }
+    }
+    let row = |(run, result): (Run, Result<Vec<Measured>, String>)| Row {
+        peer: run.peer,
+        job: run.job,
+        size: run.size,
+        channels: run.channels,
+        client: run.client,
+        result: result.map(median),
+    };
+    Ok(setting.into_iter().zip(results).map(row).collect())
+}
+
+async fn once(run: Run, peers: &Peers) -> Result<Result<Measured, String>, Failure> {
+    let broker = peers.broker.as_ref().filter(|_| run.peer == Peer::Rabbitmq);
+    if let Some(broker) = broker {
+        broker.prepare(run).await?;
+    }
+    let measured = child::start(run).await?;
+    if let Some(broker) = broker {
+        broker.clear(run).await?;
+    }
+    Ok(measured)
+}
+
+/// The median by CPU time; of wrong outcomes, the most.
+fn median(mut runs: Vec<Measured>) -> Measured {
+    let mislabelled = runs.iter().filter_map(|run| run.mislabelled).max();
+    runs.sort_by(|a, b| a.cpu_us_per_message().total_cmp(&b.cpu_us_per_message()));
+    Measured { mislabelled, ..runs.swap_remove(runs.len() / 2) }
+}

@@ -1,0 +1,93 @@
+//! One run in a process of its own, so that its CPU time is its own.
+
+use std::io::{self, BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::jobs::{Client, Run};
+use super::meter::Measured;
+use super::{amqprs, lapin, leveret};
+
+/// A run takes seconds; one that takes this long hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The child's side: does the run and says on standard output how it went.
+pub(crate) fn run_one(run: Run) -> io::Result<()> {
+    #[cfg(feature = "count-allocations")]
+    let _profiler = dhat::Profiler::builder().testing().build();
+    let runtime = tokio::runtime::Runtime::new()?;
+    let done = runtime.block_on(async {
+        let done = async {
+            match run.client {
+                Client::Leveret => leveret::run(run).await,
+                Client::Lapin => lapin::run(run).await,
+                Client::Amqprs => amqprs::run(run).await,
+            }
+        };
+        match tokio::time::timeout(PATIENCE, done).await {
+            Ok(done) => done.map_err(|error| error.to_string()),
+            Err(_) => Err(format!("not done after {PATIENCE:?}")),
+        }
+    });
+    match done {
+        Ok(measured) => println!("{}", measured.to_json()),
+        Err(error) => println!("{}", json!({ "failed": error })),
+    }
+    // A client that hangs would hang here, too.
+    runtime.shutdown_background();
+    Ok(())
+}
+
+/// The parent's side: has a run done, and says how it went or why it failed.
+pub(crate) async fn start(run: Run) -> io::Result<Result<Measured, String>> {
+    let output = tokio::process::Command::new(std::env::current_exe()?)
+        .arg("run-one")
+        .args(["--client", &run.client.to_string()])
+        .args(["--job", &run.job.to_string()])
+        .args(["--peer", &run.peer.to_string()])
+        .args(["--port", &run.port.to_string()])
+        .args(["--size", &run.size.to_string()])
+        .args(["--channels", &run.channels.to_string()])
+        .args(["--messages", &run.messages.to_string()])
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .kill_on_drop(true)
+        .output()
+        .await?;
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    Ok(Measured::from_json(&answer).ok_or_else(|| match answer["failed"].as_str() {
+        Some(reason) => reason.to_owned(),
+        None => format!("the process ended with {}", output.status),
+    }))
+}
+
+/// The null peer, in a process of its own. It ends with this value.
+pub(crate) struct NullPeer {
+    process: Child,
+    pub(crate) port: u16,
+}
+
+impl NullPeer {
+    pub(crate) fn start() -> io::Result<NullPeer> {
+        let mut process = Command::new(std::env::current_exe()?)
+            .arg("null-peer")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut line = String::new();
+        if let Some(stdout) = process.stdout.take() {
+            BufReader::new(stdout).read_line(&mut line)?;
+        }
+        let port = line.trim().parse().map_err(io::Error::other)?;
+        Ok(NullPeer { process, port })
+    }
+}
+
+impl Drop for NullPeer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

@@ -1,0 +1,189 @@
+//! What is measured: clients, jobs, peers, and the description of one run.
+
+use std::fmt;
+
+use clap::{Args, ValueEnum};
+
+/// How many publishes may be unconfirmed in [`Job::Confirm`].
+pub(crate) const CONFIRM_WINDOW: usize = 1000;
+
+/// How many deliveries may be unacked in [`Job::Consume`].
+pub(crate) const PREFETCH: u16 = 1000;
+
+/// How many publishes may be unconfirmed in [`Job::Returns`].
+pub(crate) const RETURNS_WINDOW: usize = 400;
+
+/// An exchange that every RabbitMQ has, and to which nothing is bound: it drops what it gets.
+pub(crate) const NOWHERE: &str = "amq.fanout";
+
+/// A queue to ask about after plain publishes. RabbitMQ answers after it has taken them all; the null peer answers
+/// with how many it took on the channel.
+pub(crate) const PUBLISHED: &str = "published";
+
+/// The same for acks: the null peer answers with how many deliveries were acked on the channel.
+pub(crate) const ACKED: &str = "acked";
+
+/// Whose library does the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Client {
+    /// This project's engine
+    Leveret,
+    /// lapin, pipelined
+    Lapin,
+    /// amqprs
+    Amqprs,
+}
+
+/// What is done with the messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Job {
+    /// Publish, fire and forget
+    Publish,
+    /// Publish with confirms, at most 1000 unconfirmed
+    Confirm,
+    /// Publish with confirms, one at a time: p50 and p99
+    Latency,
+    /// Consume with a prefetch of 1000 and ack each delivery
+    Consume,
+    /// Consume without acks
+    AutoAck,
+    /// Mandatory publishes with confirms, every tenth unroutable, 400 in flight: outcomes that are wrong
+    Returns,
+}
+
+/// Who is at the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Peer {
+    /// A program that does nothing but what the protocol wants: the client's own cost is left
+    Null,
+    /// A real RabbitMQ
+    Rabbitmq,
+}
+
+/// One run of one client, in a process of its own.
+#[derive(Args, Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Run {
+    #[arg(long)]
+    pub(crate) client: Client,
+    #[arg(long)]
+    pub(crate) job: Job,
+    #[arg(long)]
+    pub(crate) peer: Peer,
+    /// Where the peer listens on 127.0.0.1
+    #[arg(long)]
+    pub(crate) port: u16,
+    /// Bytes per body
+    #[arg(long)]
+    pub(crate) size: usize,
+    /// Channels, all on one connection, each with a task and an equal share of the messages
+    #[arg(long)]
+    pub(crate) channels: u64,
+    /// Messages in total
+    #[arg(long)]
+    pub(crate) messages: u64,
+}
+
+impl Run {
+    /// The share of one channel.
+    pub(crate) fn share(&self) -> u64 {
+        self.messages / self.channels
+    }
+
+    /// Where a channel gets its deliveries from, and confirmed publishes go to. The null peer reads from the name
+    /// what it is to deliver.
+    pub(crate) fn queue(&self, channel: u64) -> String {
+        format!("bench.{channel}.{}.{}", self.size, self.share())
+    }
+
+    /// What [`PUBLISHED`] has to say in the end: of RabbitMQ's queue of that name, nothing ever goes into it.
+    pub(crate) fn published(&self) -> u64 {
+        if self.peer == Peer::Null { self.share() } else { 0 }
+    }
+
+    /// Which queue to ask about after the last ack, and what the answer has to be.
+    pub(crate) fn acked(&self, channel: u64) -> (String, u64) {
+        match self.peer {
+            Peer::Null => (ACKED.to_owned(), self.share()),
+            Peer::Rabbitmq => (self.queue(channel), 0),
+        }
+    }
+}
+
+/// What a queue's name says to the null peer: the size of the bodies and how many.
+pub(crate) fn deliveries_of(queue: &str) -> Option<(usize, u64)> {
+    let mut parts = queue.strip_prefix("bench.")?.split('.').skip(1);
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+impl Job {
+    /// Whether it makes sense with this client and peer, and with so many channels.
+    pub(crate) fn exists_for(self, client: Client, peer: Peer, channels: u64) -> bool {
+        match self {
+            Job::Latency => channels == 1,
+            // amqprs hands out acks and returns as they come, and leaves the outcomes to the application.
+            Job::Returns => peer == Peer::Rabbitmq && channels == 1 && client != Client::Amqprs,
+            _ => true,
+        }
+    }
+
+    /// Whether its queues are filled before the run.
+    pub(crate) fn consumes(self) -> bool {
+        matches!(self, Job::Consume | Job::AutoAck)
+    }
+
+    /// So many that a run takes about a second. Cost per message does not depend on their number, so a cheaper client
+    /// gets more of them.
+    pub(crate) fn messages(self, client: Client, peer: Peer, size: usize) -> u64 {
+        let large = size > 4096;
+        match (self, peer) {
+            (Job::Returns, _) => 20_000,
+            (Job::Latency, _) => 2_000,
+            (_, Peer::Rabbitmq) if large => 8_000,
+            (_, Peer::Rabbitmq) => 60_000,
+            (_, Peer::Null) => {
+                let messages = if large { 16_000 } else { 120_000 };
+                if client == Client::Leveret { 10 * messages } else { messages }
+            }
+        }
+    }
+}
+
+/// Whether message `number` of [`Job::Returns`] goes nowhere.
+pub(crate) fn is_unroutable(number: u64) -> bool {
+    number % 10 == 3
+}
+
+macro_rules! display_as_argument {
+    ($($name:ident)*) => {$(
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self.to_possible_value() {
+                    Some(value) => f.pad(value.get_name()),
+                    None => Ok(()),
+                }
+            }
+        }
+    )*};
+}
+
+display_as_argument!(Client Job Peer);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_null_peer_reads_from_a_queues_name_what_to_deliver() {
+        let run = Run {
+            client: Client::Leveret,
+            job: Job::Consume,
+            peer: Peer::Null,
+            port: 5672,
+            size: 1024,
+            channels: 4,
+            messages: 1000,
+        };
+        assert_eq!(deliveries_of(&run.queue(3)), Some((1024, 250)));
+        assert_eq!(deliveries_of(PUBLISHED), None);
+    }
+}

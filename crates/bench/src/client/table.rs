@@ -1,0 +1,142 @@
+//! What a person or a program reads of the results.
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+
+use super::jobs::{Client, Job, Peer};
+use super::meter::Measured;
+use super::targets::{self, Target};
+
+/// One candidate in one setting.
+pub(crate) struct Row {
+    pub(crate) peer: Peer,
+    pub(crate) job: Job,
+    pub(crate) size: usize,
+    pub(crate) channels: u64,
+    pub(crate) client: Client,
+    /// The median run, or why a run failed.
+    pub(crate) result: Result<Measured, String>,
+}
+
+impl Row {
+    fn same_setting(&self, other: &Row) -> bool {
+        (self.peer, self.job, self.size, self.channels)
+            == (other.peer, other.job, other.size, other.channels)
+    }
+
+    fn target(&self) -> Option<Target> {
+        let measured = self.result.as_ref().ok()?;
+        targets::of(self.client, self.job, self.peer, self.size, measured)
+    }
+}
+
+/// The rows of one setting after another.
+fn settings(rows: &[Row]) -> impl Iterator<Item = &[Row]> {
+    rows.chunk_by(Row::same_setting)
+}
+
+/// How much less CPU time Leveret takes than the best of the others.
+fn ratio_to_best_peer(setting: &[Row]) -> Option<f64> {
+    let cpu = |row: &Row| row.result.as_ref().ok().map(Measured::cpu_us_per_message);
+    let ours = setting.iter().find(|row| row.client == Client::Leveret).and_then(cpu)?;
+    let others = setting.iter().filter(|row| row.client != Client::Leveret).filter_map(cpu);
+    others.min_by(f64::total_cmp).map(|best| best / ours)
+}
+
+pub(crate) fn print(rows: &[Row]) -> String {
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "{:<8}  {:<8} {:>6} {:>3}  {:<8} {:>11} {:>11} {:>10} {:>9} {:>9} {:>9}  target",
+        "peer",
+        "job",
+        "size",
+        "ch",
+        "client",
+        "CPU µs/msg",
+        "messages/s",
+        "best/ours",
+        "wake-ups",
+        "sleeps",
+        "allocs",
+    );
+    for setting in settings(rows) {
+        for row in setting {
+            print_row(&mut out, row, setting);
+        }
+    }
+    out.push_str("wake-ups, sleeps and allocations per 1000 messages\n");
+    out
+}
+
+fn print_row(out: &mut String, row: &Row, setting: &[Row]) {
+    let Row { peer, job, size, channels, client, result } = row;
+    let _ = write!(out, "{peer:<8}  {job:<8} {size:>6} {channels:>3}  {client:<8} ");
+    let measured = match result {
+        Ok(measured) => measured,
+        Err(reason) => {
+            let _ = writeln!(out, "FAILED: {reason}");
+            return;
+        }
+    };
+    let ratio = match client {
+        Client::Leveret => ratio_to_best_peer(setting).map(|ratio| format!("{ratio:.1}")),
+        _ => None,
+    };
+    let per_1000 = |count: u64| count as f64 * 1000.0 / measured.messages as f64;
+    let allocations =
+        measured.allocations.map_or("–".to_owned(), |count| format!("{:.1}", per_1000(count)));
+    let _ = write!(
+        out,
+        "{:>11.3} {:>11.0} {:>10} {:>9.1} {:>9.1} {:>9}  ",
+        measured.cpu_us_per_message(),
+        measured.messages_per_second(),
+        ratio.unwrap_or_default(),
+        per_1000(measured.polls),
+        per_1000(measured.parks),
+        allocations,
+    );
+    if let Some(Target { text, met }) = row.target() {
+        let _ = write!(out, "{text} {} ", if met { "met" } else { "MISSED" });
+    }
+    if let Some(latency) = measured.latency {
+        let us = |time: std::time::Duration| time.as_secs_f64() * 1e6;
+        let _ = write!(out, "p50 {:.0} p99 {:.0} µs", us(latency.p50), us(latency.p99));
+    }
+    if let Some(wrong) = measured.mislabelled {
+        let _ = write!(out, "{wrong} outcomes of {} wrong", measured.messages);
+    }
+    out.truncate(out.trim_end().len());
+    out.push('\n');
+}
+
+pub(crate) fn json(rows: &[Row]) -> Value {
+    let row_json = |row: &Row, setting: &[Row]| {
+        let mut value = json!({
+            "peer": row.peer.to_string(),
+            "job": row.job.to_string(),
+            "size": row.size,
+            "channels": row.channels,
+            "client": row.client.to_string(),
+        });
+        match &row.result {
+            Err(reason) => value["failed"] = json!(reason),
+            Ok(measured) => {
+                value["cpu_us_per_message"] = json!(measured.cpu_us_per_message());
+                value["messages_per_second"] = json!(measured.messages_per_second());
+                value["median_run"] = measured.to_json();
+                if row.client == Client::Leveret {
+                    value["times_best_peer"] = json!(ratio_to_best_peer(setting));
+                }
+                if let Some(Target { text, met }) = row.target() {
+                    value["target"] = json!({ "text": text, "met": met });
+                }
+            }
+        }
+        value
+    };
+    settings(rows)
+        .flat_map(|setting| setting.iter().map(move |row| row_json(row, setting)))
+        .collect()
+}
