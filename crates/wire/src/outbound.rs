@@ -402,6 +402,16 @@ mod tests {
     }
 
     #[test]
+    fn passwords_are_not_shown() {
+        let response = crate::Secret::new(&b"\0guest\0hunter2"[..]);
+        let mut outbound = Outbound::new();
+        let start_ok = crate::method::connection::StartOk { response, ..Default::default() };
+        outbound.method(0, &start_ok, FrameMax::MIN).unwrap();
+        let shown = format!("{outbound:?} {start_ok:?}");
+        assert!(!shown.contains("hunter2") && !shown.contains("104, 117"), "{shown}");
+    }
+
+    #[test]
     fn memory_of_a_burst_is_given_back_and_the_rest_used_again() {
         let mut outbound = Outbound::new();
         for _ in 0..100_000 {

@@ -1,8 +1,8 @@
 //! Publishing: a message goes into the outbound buffer in one piece.
 
 use bytes::Bytes;
+use leveret_wire::Properties;
 use leveret_wire::method::basic;
-use leveret_wire::{Properties, RawProperties};
 use tokio::time::timeout;
 
 use super::channel::{Channel, Confirm, Plain, Tx};
@@ -98,17 +98,5 @@ impl Channel<Confirm> {
         }
         self.put(publish, || lock(&confirms.ledger).publish(publish.mandatory.then_some(publish)))
             .await
-    }
-}
-
-impl<'a> Publish<'a> {
-    /// The same message to another place, with its properties as they came: for what is received and sent on.
-    pub fn forward(
-        exchange: &'a str,
-        routing_key: &'a str,
-        properties: &'a RawProperties,
-        body: Bytes,
-    ) -> Self {
-        Publish { exchange, routing_key, properties: properties.get(), body, ..Publish::default() }
     }
 }
