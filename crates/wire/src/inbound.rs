@@ -1,5 +1,6 @@
 //! The bytes that came and were not looked at yet, handed out as whole frames.
 
+use std::collections::VecDeque;
 use std::fmt;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -7,13 +8,20 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use crate::error::DecodeError;
 use crate::frame::{Frame, FrameMax, PROTOCOL_HEADER, ProtocolVersion};
 
-/// How much memory is made for reads. One read then takes hundreds of small messages, and a frame of the
-/// usual maximum needs two or three.
+/// How much memory is made for reads. One read then takes hundreds of small messages.
 const READ_SIZE: usize = 64 * 1024;
 
+/// The same after a read that filled all the room it had, since more is waiting then: fewer reads, and fewer frames
+/// that are cut by the end of the memory and moved to the next.
+const BUSY_READ_SIZE: usize = 256 * 1024;
+
 /// With less room than this, new memory is made. Small reads share one piece of memory, so that a few small messages
-/// that are kept do not each keep 64 KiB.
+/// that are kept do not each keep one.
 const LEAST_ROOM: usize = 8 * 1024;
+
+/// How many pieces of memory are kept to be used again once nobody holds a part of them: new memory costs a page fault
+/// every 4 KiB. About what is on its way through an application that keeps up, and less than 1 MiB with the piece in use.
+const KEEP_USED: usize = 2;
 
 /// Collects bytes from a peer and gives them back as batches of whole frames.
 ///
@@ -21,6 +29,10 @@ const LEAST_ROOM: usize = 8 * 1024;
 /// too large is refused from its first seven octets.
 pub struct Inbound {
     buffer: BytesMut,
+    /// Earlier buffers, the oldest first. Their frames are split off: what is left is a hold on their memory.
+    used: VecDeque<BytesMut>,
+    /// The buffer was made larger for one frame.
+    unusual: bool,
     max: FrameMax,
     /// What was wrong with the bytes behind the last whole frame.
     error: Option<DecodeError>,
@@ -29,7 +41,13 @@ pub struct Inbound {
 impl Inbound {
     /// An empty one that refuses frames over `max`.
     pub fn new(max: FrameMax) -> Self {
-        Inbound { buffer: BytesMut::new(), max, error: None }
+        Inbound {
+            buffer: BytesMut::with_capacity(READ_SIZE),
+            used: VecDeque::new(),
+            unusual: false,
+            max,
+            error: None,
+        }
     }
 
     /// Changes the largest frame, once it is agreed on.
@@ -40,9 +58,38 @@ impl Inbound {
     /// Where to read the next bytes into. There is always room.
     pub fn space(&mut self) -> impl BufMut + '_ {
         if self.buffer.capacity() - self.buffer.len() < LEAST_ROOM {
-            self.buffer.reserve(READ_SIZE);
+            self.make_room();
         }
         &mut self.buffer
+    }
+
+    /// Goes on in other memory: such as is free again, or new.
+    fn make_room(&mut self) {
+        let unfinished = self.buffer.len();
+        if unfinished + READ_SIZE > BUSY_READ_SIZE {
+            // A frame of unusual size. Its memory is not for keeping.
+            self.buffer.reserve(READ_SIZE);
+            self.unusual = true;
+            return;
+        }
+        let filled = unfinished == self.buffer.capacity();
+        let busy = filled || unfinished > READ_SIZE / 2;
+        let size = if busy { BUSY_READ_SIZE } else { READ_SIZE };
+        if !self.unusual && self.buffer.try_reclaim(size) {
+            return;
+        }
+        let free = self.used.iter_mut().position(|used| used.try_reclaim(size));
+        let free = free.and_then(|place| self.used.remove(place));
+        let mut next = free.unwrap_or_else(|| BytesMut::with_capacity(size));
+        next.extend_from_slice(&self.buffer);
+        let mut used = std::mem::replace(&mut self.buffer, next);
+        if !std::mem::take(&mut self.unusual) {
+            used.clear();
+            self.used.push_back(used);
+            if self.used.len() > KEEP_USED {
+                self.used.pop_front();
+            }
+        }
     }
 
     /// Appends bytes that were read elsewhere.
@@ -103,7 +150,7 @@ impl Inbound {
 /// Without the bytes: a password may be among them.
 impl fmt::Debug for Inbound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inbound { buffer, max, error } = self;
+        let Inbound { buffer, max, error, .. } = self;
         f.debug_struct("Inbound")
             .field("pending", &buffer.len())
             .field("max", max)
@@ -228,5 +275,80 @@ mod tests {
         drop(batch);
         assert_eq!(kept, "bc");
         assert_eq!(foreign, "elsewhere");
+    }
+
+    /// Lets a read bring as much as there is room for of these bytes.
+    fn read(inbound: &mut Inbound, from: &mut &[u8]) -> FrameBatch {
+        let mut space = inbound.space();
+        let room = space.chunk_mut().len().min(from.len());
+        space.put_slice(&from[..room]);
+        from.advance(room);
+        drop(space);
+        inbound.take().unwrap()
+    }
+
+    fn frames_of(size: usize, count: usize) -> Vec<u8> {
+        let length = (size as u32).to_be_bytes();
+        let frame = [&[3, 0, 1], length.as_slice(), &vec![b'x'; size], &[0xce]].concat();
+        frame.repeat(count)
+    }
+
+    #[test]
+    fn memory_that_nobody_holds_is_used_again() {
+        let bytes = frames_of(1000, 5000);
+        let mut inbound = Inbound::new(FrameMax::MIN);
+        let mut rest = bytes.as_slice();
+        let mut held = FrameBatch { bytes: Bytes::new() };
+        let (mut frames, mut memory) = (0, std::collections::HashSet::new());
+        while !rest.is_empty() {
+            // As an application does, the last batch is held while the next is read.
+            held = read(&mut inbound, &mut rest);
+            frames += held.frames().count();
+            memory.insert(held.bytes.as_ptr() as usize / READ_SIZE);
+        }
+        drop(held);
+        assert_eq!(frames, 5000);
+        // Three pieces, each of four times the size that is counted here, and the first one.
+        assert!(memory.len() <= 3 * 5 + 2, "{} pieces", memory.len());
+    }
+
+    #[test]
+    fn small_reads_share_memory_and_large_ones_get_more() {
+        let mut inbound = Inbound::new(FrameMax::MIN);
+        let mut kept = Vec::new();
+        for _ in 0..100 {
+            kept.push(read(&mut inbound, &mut frames_of(92, 1).as_slice()));
+        }
+        let first = kept[0].bytes.as_ptr() as usize;
+        assert!(kept.iter().all(|one| one.bytes.as_ptr() as usize - first < READ_SIZE));
+        let bytes = frames_of(1000, 500);
+        let mut rest = bytes.as_slice();
+        let largest = std::iter::from_fn(|| {
+            (!rest.is_empty()).then(|| read(&mut inbound, &mut rest).bytes.len())
+        });
+        assert!(largest.max().unwrap() > READ_SIZE);
+    }
+
+    #[test]
+    fn what_is_kept_for_use_again_is_bounded() {
+        let mut inbound = Inbound::new(FrameMax::UNLIMITED);
+        let mut kept = Vec::new();
+        for size in [1000, 100_000, 1_000_000, 5_000_000, 100] {
+            let bytes = frames_of(size, 20);
+            let mut rest = bytes.as_slice();
+            let mut frames = 0;
+            while !rest.is_empty() {
+                let batch = read(&mut inbound, &mut rest);
+                assert!(batch.frames().all(|frame| frame.payload.iter().all(|byte| *byte == b'x')));
+                frames += batch.frames().count();
+                kept.push(batch);
+            }
+            assert_eq!(frames, 20);
+        }
+        drop(kept);
+        assert!(inbound.used.len() <= KEEP_USED);
+        for used in &mut inbound.used {
+            assert!(!used.try_reclaim(BUSY_READ_SIZE + 1));
+        }
     }
 }

@@ -73,8 +73,8 @@ pub use frame::{
 };
 pub use inbound::{FrameBatch, Frames, Inbound};
 pub use method::Method;
-pub use outbound::Outbound;
-pub use properties::{EncodeProperties, Properties, RawProperties};
+pub use outbound::{Body, Outbound};
+pub use properties::{EncodeProperties, EncodedProperties, Properties, RawProperties};
 pub use reply::{ReplyCode, Scope};
 pub use table::{Array, Table};
 pub use text::{LongStr, Secret, ShortStr};

@@ -75,52 +75,63 @@ impl Outbound {
         method: &(impl Encode + ?Sized),
         max: FrameMax,
     ) -> Result<(), EncodeError> {
-        self.append(|bytes| method_frame(bytes, channel, method, max))
+        self.encode(|bytes| method_frame(bytes, channel, method, max))
     }
 
     /// Appends a method and the message it carries: method, header and as many body frames as it takes.
     ///
     /// If method or header do not fit a frame, nothing is appended.
     #[inline]
-    pub fn content(
+    pub fn content<'b>(
         &mut self,
         channel: u16,
         method: &(impl CarriesContent + ?Sized),
         properties: &(impl EncodeProperties + ?Sized),
-        body: &Bytes,
+        body: impl Into<Body<'b>>,
         max: FrameMax,
     ) -> Result<(), EncodeError> {
-        self.append(|bytes| {
+        let body = body.into();
+        let mut rest = body.bytes();
+        self.encode(|bytes| {
             method_frame(bytes, channel, method, max)?;
             let frame = open_frame(bytes, FrameKind::Header, channel);
-            encode_header(bytes, body.len(), properties);
+            encode_header(bytes, rest.len(), properties);
             close_frame(bytes, frame, "content header", max)
         })?;
-        let mut rest = body.as_ref();
         while !rest.is_empty() {
             let (piece, after) = rest.split_at(rest.len().min(max.payload()));
-            self.body_frame(channel, piece, body);
+            self.body_frame(channel, piece, &body);
             rest = after;
         }
         Ok(())
     }
 
     #[inline]
-    fn body_frame(&mut self, channel: u16, piece: &[u8], body: &Bytes) {
+    fn body_frame(&mut self, channel: u16, piece: &[u8], body: &Body<'_>) {
         let header = frame_header(FrameKind::Body, channel, piece.len() as u32);
         self.bytes.extend_from_slice(&header);
-        if piece.len() < COPY_BELOW {
-            self.bytes.extend_from_slice(piece);
-        } else {
-            self.bodies.push_back((self.bytes.len(), body.slice_ref(piece)));
+        match body {
+            Body::Shared(body) if piece.len() >= COPY_BELOW => {
+                self.bodies.push_back((self.bytes.len(), body.slice_ref(piece)));
+            }
+            _ => self.bytes.extend_from_slice(piece),
         }
         self.bytes.push(FRAME_END);
         self.remaining += FRAME_OVERHEAD + piece.len();
     }
 
+    /// Appends all that another buffer has left to write.
+    pub fn append(&mut self, other: Outbound) {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(&other.bytes[other.written..]);
+        let moved = other.bodies.into_iter();
+        self.bodies.extend(moved.map(|(place, body)| (place - other.written + start, body)));
+        self.remaining += other.remaining;
+    }
+
     /// Runs an encoder on the bytes, and undoes what it did if it fails.
     #[inline]
-    fn append(
+    fn encode(
         &mut self,
         encode: impl FnOnce(&mut Vec<u8>) -> Result<(), EncodeError>,
     ) -> Result<(), EncodeError> {
@@ -153,6 +164,39 @@ impl Outbound {
             }
             self.written = 0;
         }
+    }
+}
+
+/// The body of a message that is to be sent: `&Bytes`, which are not copied if they are many, or `&[u8]`.
+#[derive(Clone, Copy, Debug)]
+pub enum Body<'b> {
+    /// Kept by reference until it is written, unless it is small.
+    Shared(&'b Bytes),
+    /// Copied, whatever its size.
+    Copied(&'b [u8]),
+}
+
+impl<'b> Body<'b> {
+    #[inline]
+    fn bytes(self) -> &'b [u8] {
+        match self {
+            Body::Shared(bytes) => bytes,
+            Body::Copied(bytes) => bytes,
+        }
+    }
+}
+
+impl<'b> From<&'b Bytes> for Body<'b> {
+    #[inline]
+    fn from(bytes: &'b Bytes) -> Self {
+        Body::Shared(bytes)
+    }
+}
+
+impl<'b> From<&'b [u8]> for Body<'b> {
+    #[inline]
+    fn from(bytes: &'b [u8]) -> Self {
+        Body::Copied(bytes)
     }
 }
 
@@ -421,5 +465,27 @@ mod tests {
         outbound.advance(outbound.remaining());
         let kept = outbound.bytes.capacity();
         assert!(kept > 0 && kept <= KEEP_CAPACITY, "kept {kept}");
+    }
+
+    #[test]
+    fn one_buffer_is_appended_to_another() {
+        let max = FrameMax::DEFAULT;
+        let large = Bytes::from(vec![7; COPY_BELOW]);
+        let mut expected = publish("a", max);
+        let mut outbound = publish("a", max);
+        for body in [Bytes::from_static(b"b"), large.clone(), Bytes::from_static(b"c")] {
+            let mut part = publish(body.clone(), max);
+            outbound.append(std::mem::take(&mut part));
+            expected.append(publish(body, max));
+        }
+        // What was written of the other is not appended.
+        let mut half = publish(large, max);
+        half.advance(20);
+        let rest = half.remaining();
+        let before = outbound.remaining();
+        outbound.append(half);
+        assert_eq!(outbound.remaining(), before + rest);
+        let mut all = outbound.copy_to_bytes(outbound.remaining());
+        assert_eq!(all.split_to(before), expected.copy_to_bytes(before));
     }
 }

@@ -123,7 +123,7 @@ properties! {
     2 cluster_id: ShortStr<'a>,
 }
 
-/// Properties that can be encoded: [`Properties`] or [`RawProperties`]. This trait is sealed.
+/// Properties that can be encoded: [`Properties`], [`RawProperties`] or [`EncodedProperties`]. This trait is sealed.
 pub trait EncodeProperties: Sealed {
     /// Appends flags and values.
     fn encode(&self, buffer: &mut Vec<u8>);
@@ -220,6 +220,26 @@ impl EncodeProperties for RawProperties {
     #[inline]
     fn encode(&self, buffer: &mut Vec<u8>) {
         buffer.extend_from_slice(&self.bytes);
+    }
+}
+
+/// Properties in the form they have on the wire, borrowed: to send on what somebody keeps in memory of their own.
+#[derive(Clone, Copy, Debug)]
+pub struct EncodedProperties<'a>(&'a [u8]);
+
+impl<'a> EncodedProperties<'a> {
+    /// From [`RawProperties::as_bytes`].
+    pub fn new(bytes: &'a [u8]) -> Self {
+        EncodedProperties(bytes)
+    }
+}
+
+impl Sealed for EncodedProperties<'_> {}
+
+impl EncodeProperties for EncodedProperties<'_> {
+    #[inline]
+    fn encode(&self, buffer: &mut Vec<u8>) {
+        buffer.extend_from_slice(self.0);
     }
 }
 
