@@ -45,8 +45,8 @@ mod tls;
 mod uri;
 
 pub use channel::{
-    Channel, Confirm, ConsumeOptions, DeleteExchange, DeleteQueue, ExchangeOptions, GetOptions,
-    Plain, QueueInfo, QueueOptions, Tx,
+    Channel, Confirm, ConsumeOptions, DeleteExchange, DeleteQueue, ExchangeOptions, Flow,
+    GetOptions, Plain, QueueInfo, QueueOptions, Tx,
 };
 pub use confirm::{Confirmation, Outcome, Returned, Tally};
 pub use connection::Connection;

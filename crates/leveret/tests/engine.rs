@@ -5,6 +5,7 @@ mod support;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
+use futures_core::Stream;
 use leveret::amqp::{
     Channel, ConsumeOptions, ErrorKind, GetOptions, Limits, Options, Outcome, Publish,
     QueueOptions, Refused, ReplyCode,
@@ -221,7 +222,7 @@ async fn closing_the_connection_closes_its_channels_first() {
         broker.send(0, &connection::CloseOk {}).await;
     });
     closed.unwrap();
-    assert_eq!(connection.ended().await.kind(), ErrorKind::Closed);
+    assert_eq!(connection.ended().await.kind(), ErrorKind::ConnectionClosedHere);
 }
 
 #[tokio::test(start_paused = true)]
@@ -287,6 +288,9 @@ async fn what_the_protocol_forbids_ends_the_connection_with_a_reason() {
         }),
         ("a header without a method", |b| Box::pin(b.send_frame(FrameKind::Header, 1, &[0; 14]))),
         ("a body without a header", |b| Box::pin(b.send_frame(FrameKind::Body, 1, b"x"))),
+        ("an agreement to no close", |b| {
+            Box::pin(async { b.send(0, &connection::CloseOk {}).await })
+        }),
         ("a body on channel 0", |b| Box::pin(b.send_frame(FrameKind::Body, 0, b"x"))),
         ("a heartbeat on a channel", |b| Box::pin(b.send_frame(FrameKind::Heartbeat, 1, b""))),
         ("a channel that is not open", |b| Box::pin(async { b.send(9, &basic::QosOk {}).await })),
@@ -434,6 +438,20 @@ async fn a_secret_is_updated() {
     updated.unwrap();
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_secret_that_is_not_answered_costs_the_connection() {
+    let limits = with_limits(|limits| limits.reply_timeout = Duration::from_secs(2));
+    let (connection, mut broker) = connected_with(limits, tune(0)).await;
+    let (updated, ()) = tokio::join!(connection.update_secret(b"new", "expiry"), async {
+        broker.expect::<connection::UpdateSecret<'_>>(0).await;
+        broker.expect::<connection::Close<'_>>(0).await;
+        broker.send(0, &connection::CloseOk {}).await;
+    });
+    assert_eq!(updated.unwrap_err().kind(), ErrorKind::Timeout);
+    let ended = connection.ended().await;
+    assert!(ended.to_string().contains("update-secret"), "{ended}");
+}
+
 // ---- publishing
 
 #[tokio::test(start_paused = true)]
@@ -462,6 +480,49 @@ async fn a_blocked_connection_stops_publishes_and_nothing_else() {
     broker.expect_content::<basic::Publish<'_>>(1).await;
     broker.send(1, &basic::Ack { delivery_tag: 1, multiple: false }).await;
     assert!(confirmation.await.is_acked());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_channel_that_the_broker_pauses_stops_its_publishes_and_no_others() {
+    let (connection, mut broker) = connected().await;
+    let paused = open_channel(&connection, &mut broker).await;
+    let other = open_channel(&connection, &mut broker).await;
+    broker.send(1, &channel::Flow { active: false }).await;
+    assert!(!broker.expect::<channel::FlowOk>(1).await.active);
+    other.publish(&Publish::default()).await.unwrap();
+    broker.expect_content::<basic::Publish<'_>>(2).await;
+    let error = paused.publish(&Publish::default()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    assert!(error.to_string().contains("pauses the channel"), "{error}");
+
+    let publish = Publish::default();
+    let (published, ()) = tokio::join!(paused.publish(&publish), async {
+        broker.expect_silence(Duration::from_secs(1)).await;
+        broker.send(1, &channel::Flow { active: true }).await;
+        assert!(broker.expect::<channel::FlowOk>(1).await.active);
+    });
+    published.unwrap();
+    broker.expect_content::<basic::Publish<'_>>(1).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_publish_waits_no_longer_than_its_timeout_whatever_it_waits_for() {
+    let limits = with_limits(|limits| limits.max_unconfirmed = 1);
+    let patience = limits.limits.publish_timeout;
+    let (connection, mut broker) = connected_with(limits, tune(0)).await;
+    let channel = confirming(&connection, &mut broker).await;
+    drop(channel.publish(&Publish::default()).await.unwrap());
+    let began = tokio::time::Instant::now();
+    let publish = Publish::default();
+    let (published, ()) = tokio::join!(channel.publish(&publish), async {
+        // Half of the time for the confirm, and then the broker blocks.
+        tokio::time::sleep(patience / 2).await;
+        broker.send(0, &connection::Blocked { reason: ShortStr::from_static("disk") }).await;
+        broker.send(1, &basic::Ack { delivery_tag: 1, multiple: false }).await;
+    });
+    assert_eq!(published.unwrap_err().kind(), ErrorKind::Timeout);
+    // Paused time: not a measurement.
+    assert_eq!(began.elapsed().as_secs(), patience.as_secs());
 }
 
 #[tokio::test(start_paused = true)]
@@ -562,13 +623,13 @@ async fn deliveries_of_before_a_recover_send_nothing() {
     let between = consumer.next().await.unwrap().unwrap();
     let (recovered, ()) = tokio::join!(channel.recover(), async {
         broker.expect::<basic::Recover>(1).await;
-        between.ack().unwrap();
+        assert_eq!(between.ack().unwrap_err().kind(), ErrorKind::Stale);
         broker.send(1, &basic::RecoverOk {}).await;
         send_deliveries(&mut broker, 1, 4..=4).await;
     });
     recovered.unwrap();
-    one.ack().unwrap();
-    drop(consumer.next().await.unwrap().unwrap());
+    assert_eq!(one.ack().unwrap_err().kind(), ErrorKind::Stale);
+    // The third is not handed out any more.
     let four = consumer.next().await.unwrap().unwrap();
     assert_eq!(four.delivery_tag(), 4);
     four.ack().unwrap();
@@ -601,6 +662,76 @@ async fn a_consumer_that_takes_nothing_is_ended_and_the_others_go_on() {
     }
     assert_eq!(slow.next().await.unwrap().unwrap_err().kind(), ErrorKind::ConsumerTooSlow);
     assert!(slow.next().await.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn bodies_count_towards_what_a_consumer_may_have_waiting() {
+    let limits = with_limits(|limits| {
+        limits.consumer_buffer_bytes = 1000;
+        limits.slow_consumer_timeout = Duration::from_secs(1);
+    });
+    let (connection, mut broker) = connected_with(limits, tune(0)).await;
+    let channel = open_channel(&connection, &mut broker).await;
+    let options = ConsumeOptions { auto_ack: true, ..Default::default() };
+    let mut slow = consuming(&channel, options, &mut broker).await;
+    broker.send_content(1, &deliver(1), &Properties::default(), vec![0; 1001]).await;
+    broker.expect::<basic::Cancel<'_>>(1).await;
+    drop(slow.next().await.unwrap().unwrap());
+    assert_eq!(slow.next().await.unwrap().unwrap_err().kind(), ErrorKind::ConsumerTooSlow);
+}
+
+#[tokio::test]
+async fn without_a_prefetch_the_broker_is_asked_for_no_more_than_the_bound() {
+    let limits = with_limits(|limits| limits.consumer_buffer = 77);
+    let (connection, mut broker) = connected_with(limits, tune(0)).await;
+    let channel = open_channel(&connection, &mut broker).await;
+    let options = ConsumeOptions { prefetch: 0, ..Default::default() };
+    let (consumer, prefetch) = tokio::join!(channel.consume("q", options), async {
+        let qos = broker.expect::<basic::Qos>(1).await;
+        broker.send(1, &basic::QosOk {}).await;
+        let consume = broker.expect::<basic::Consume<'_>>(1).await;
+        broker.send(1, &basic::ConsumeOk { consumer_tag: consume.consumer_tag }).await;
+        qos.prefetch_count
+    });
+    consumer.unwrap();
+    assert_eq!(prefetch, 77);
+}
+
+#[tokio::test]
+async fn settling_what_was_settled_with_a_later_one_is_reported_and_sends_nothing() {
+    let (connection, mut broker) = connected().await;
+    let channel = open_channel(&connection, &mut broker).await;
+    let mut consumer = consuming(&channel, ConsumeOptions::default(), &mut broker).await;
+    send_deliveries(&mut broker, 1, 1..=4).await;
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        held.push(consumer.next().await.unwrap().unwrap());
+    }
+    held.pop().unwrap().ack_all_before().unwrap();
+    assert_eq!(
+        broker.expect::<basic::Ack>(1).await,
+        basic::Ack { delivery_tag: 4, multiple: true }
+    );
+    let stale = [
+        held.pop().unwrap().ack(),
+        held.pop().unwrap().reject(Refused::Requeue),
+        held.pop().unwrap().nack_all_before(Refused::Discard),
+    ];
+    for settled in stale {
+        assert_eq!(settled.unwrap_err().kind(), ErrorKind::Stale);
+    }
+    barrier(&connection, &mut broker).await;
+}
+
+#[tokio::test]
+async fn a_consumer_is_a_stream() {
+    let (connection, mut broker) = connected().await;
+    let channel = open_channel(&connection, &mut broker).await;
+    let consumer = consuming(&channel, ConsumeOptions::default(), &mut broker).await;
+    send_deliveries(&mut broker, 1, 1..=1).await;
+    let mut stream = std::pin::pin!(consumer);
+    let next = std::future::poll_fn(|context| Stream::poll_next(stream.as_mut(), context));
+    assert_eq!(next.await.unwrap().unwrap().body(), "1");
 }
 
 #[tokio::test]

@@ -63,6 +63,20 @@ async fn a_broker_that_hangs_up_is_noticed_at_every_step() {
 }
 
 #[tokio::test]
+async fn a_broker_that_would_say_so_does_not_hang_up_for_wrong_credentials() {
+    let (mut broker, connecting) = pipe(Options::default());
+    let (result, ()) = tokio::join!(connecting, async {
+        broker.expect_protocol_header().await;
+        let known = Table::from_pairs([("authentication_failure_close", true.into())]).unwrap();
+        let server_properties = Table::from_pairs([("capabilities", known.into())]).unwrap();
+        broker.send(0, &connection::Start { server_properties, ..start("PLAIN") }).await;
+        broker.expect::<connection::StartOk<'_>>(0).await;
+        drop(broker);
+    });
+    assert_eq!(result.unwrap_err().kind(), ErrorKind::ConnectionLost);
+}
+
+#[tokio::test]
 async fn a_refusal_is_told_by_what_was_refused() {
     let kinds =
         [(1, ErrorKind::Protocol), (2, ErrorKind::Authentication), (3, ErrorKind::VirtualHost)];

@@ -60,7 +60,10 @@ async fn a_message_goes_through_a_queue() {
     channel.close().await.unwrap();
     connection.close().await.unwrap();
     connection.close().await.unwrap();
-    assert_eq!(connection.open_channel().await.unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(
+        connection.open_channel().await.unwrap_err().kind(),
+        ErrorKind::ConnectionClosedHere
+    );
 }
 
 #[tokio::test]
@@ -84,7 +87,7 @@ async fn returned_messages_are_told_from_the_others_among_thousands() {
         }
     }
     let tally = channel.confirmed(SOON).await.unwrap();
-    assert_eq!(tally, Tally { acked: 18_000, nacked: 0, returned: 2_000 });
+    assert_eq!(tally, Tally { acked: 18_000, returned: 2_000, ..Tally::default() });
     assert_eq!(channel.inspect_queue("q").await.unwrap().messages, 18_000);
 }
 
@@ -141,7 +144,7 @@ async fn deliveries_are_settled_in_every_way() {
     // Out of order, all before it, refused, rejected, dropped: none of them may cost the channel.
     one.ack().unwrap();
     two.ack_all_before().unwrap();
-    zero.ack().unwrap();
+    assert_eq!(zero.ack().unwrap_err().kind(), ErrorKind::Stale);
     three.nack(Refused::Discard).unwrap();
     four.reject(Refused::Requeue).unwrap();
     let again = next(&mut consumer).await;
@@ -261,7 +264,7 @@ async fn a_wrong_password_and_a_wrong_virtual_host_are_told_apart() {
     let error = Connection::open(&options).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::VirtualHost, "{error}");
 
-    options.port = 1;
+    let options = Options::from_uri("amqp://127.0.0.1:1").unwrap();
     let error = Connection::open(&options).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Dial, "{error}");
 }
@@ -346,7 +349,7 @@ async fn a_million_messages_are_confirmed_and_delivered_once_each() {
         }
     }
     let tally = channel.confirmed(SOON).await.unwrap();
-    assert_eq!(tally, Tally { acked: COUNT, nacked: 0, returned: 0 });
+    assert_eq!(tally, Tally { acked: COUNT, ..Tally::default() });
     timeout(Duration::from_secs(60), consuming).await.unwrap().unwrap();
     assert_eq!(channel.inspect_queue("q").await.unwrap().messages, 0);
 }

@@ -148,12 +148,16 @@ impl Calls {
 
     /// A reply came. Gives back the consumer's queue if it was for a `basic.consume`.
     pub(super) fn reply(&self, mut reply: Reply) -> Result<Option<Arc<ConsumerQueue>>, Error> {
-        let call = {
-            let waiting = &mut lock(&self.0).waiting;
+        let (call, closed) = {
+            let State { waiting, closed } = &mut *lock(&self.0);
             let asked = waiting.iter().position(|call| call.is_answered_by(&reply));
-            asked.and_then(|place| waiting.remove(place))
+            (asked.and_then(|place| waiting.remove(place)), closed.is_some())
         };
         let Some(call) = call else {
+            // Who asked may have closed the channel at this very moment.
+            if closed {
+                return Ok(None);
+            }
             let text = format!("the broker sent {}, and nobody had asked", reply.name());
             return Err(Error::protocol(text));
         };

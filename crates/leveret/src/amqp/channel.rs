@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::calls::{Reply, Subject};
 use super::confirm::{Returned, Tally};
-use super::consumer::{Consumer, ConsumerQueue, Envelope};
+use super::consumer::{Bound, Consumer, ConsumerQueue, Envelope};
 use super::delivery::{Delivery, Source};
 use super::error::Error;
 use super::link::Link;
@@ -90,6 +90,9 @@ impl Default for ExchangeOptions {
     }
 }
 
+/// The pseudo-queue of RabbitMQ's direct replies.
+const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
+
 /// What the broker says of a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueInfo {
@@ -115,9 +118,12 @@ pub struct DeleteQueue {
 pub struct ConsumeOptions {
     /// The consumer's name on this channel; one is made if it is empty.
     pub tag: String,
-    /// How many deliveries may be unsettled at a time; 0 = no limit. 100 by default.
+    /// How many deliveries may be unsettled at a time; 0 = as many as [`Limits::consumer_buffer`](super::Limits) says. 100 by default.
+    /// Without meaning with `auto_ack`.
     pub prefetch: u16,
-    /// Deliveries count as settled when they are sent: fast, and lost with the connection.
+    /// Deliveries count as settled when they are sent: fast, and lost with the connection. The broker sends them as
+    /// quickly as it can, and all that holds it back is not to read from the connection; so a consumer that may be
+    /// slow, or that awaits something on the same connection, should have a connection of its own.
     pub auto_ack: bool,
     /// No other consumer beside this one.
     pub exclusive: bool,
@@ -178,6 +184,11 @@ impl Channel<Confirm> {
         Ok(lock(&confirms.ledger).tally())
     }
 
+    /// How many publishes got which outcome since the channel was opened, whether it still is or not.
+    pub fn tally(&self) -> Tally {
+        lock(&self.link.channel.confirms.ledger).tally()
+    }
+
     /// Messages that were mandatory, came back, and were published before confirms were turned on.
     pub fn take_returned(&self) -> Vec<Returned> {
         self.link.take_returned()
@@ -187,8 +198,7 @@ impl Channel<Confirm> {
 impl Channel<Tx> {
     /// Lets the publishes and acks since the last commit happen.
     pub async fn commit(&self) -> Result<(), Error> {
-        self.link.call::<tx::CommitOk>(&tx::Commit {}).await?;
-        Ok(())
+        self.link.commit().await
     }
 
     /// Forgets the publishes and acks since the last commit. Deliveries that were acked are unsettled again, and
@@ -368,8 +378,15 @@ impl<M> Channel<M> {
     /// Consumes a queue.
     pub async fn consume(&self, queue: &str, options: ConsumeOptions) -> Result<Consumer, Error> {
         let limits = &self.link.connection.core.limits;
-        let limited = !options.auto_ack && options.prefetch > 0;
-        let bound = if limited { usize::from(options.prefetch) } else { limits.consumer_buffer };
+        let prefetch = match options.prefetch {
+            0 => u16::try_from(limits.consumer_buffer).unwrap_or(u16::MAX),
+            prefetch => prefetch,
+        };
+        let bound = match options.auto_ack {
+            true => Bound { messages: limits.consumer_buffer, bytes: limits.consumer_buffer_bytes },
+            // The broker sees to it: there are never more than the prefetch, or those that a recover sent twice.
+            false => Bound { messages: usize::MAX, bytes: usize::MAX },
+        };
         let tag = match options.tag.as_str() {
             "" => ShortStr::try_from(self.link.connection.core.next_consumer_tag())?,
             tag => ShortStr::try_from(tag)?.into_owned(),
@@ -387,16 +404,22 @@ impl<M> Channel<M> {
             nowait: false,
             arguments,
         };
-        let waiting = Arc::new(ConsumerQueue::new(tag.clone(), options.auto_ack, bound));
+        let replies = queue == DIRECT_REPLIES;
+        let waiting = ConsumerQueue::new(tag.clone(), options.auto_ack, replies, bound);
+        let waiting = Arc::new(waiting);
         // Should this future be dropped, the consumer goes with it, and what the broker has begun is cancelled.
         let consumer = Consumer::new(Arc::clone(&self.link), Arc::clone(&waiting));
         // The prefetch that is set is that of the next consumer, so there must be no other in between.
         let _alone = self.link.channel.consuming.lock().await;
         self.link.channel.add_consumer(&waiting)?;
         if !options.auto_ack {
-            let qos =
-                basic::Qos { prefetch_size: 0, prefetch_count: options.prefetch, global: false };
+            let qos = basic::Qos { prefetch_size: 0, prefetch_count: prefetch, global: false };
             self.link.call::<basic::QosOk>(&qos).await?;
+            // RabbitMQ takes that for the end of the limit for all, as long as it has one.
+            let limit = self.link.channel.prefetch_for_all.load(Ordering::Relaxed);
+            if limit > 0 && self.link.connection.core.agreed.has_prefetch_for_all() {
+                self.prefetch_for_all(limit).await?;
+            }
         }
         let subject = Subject::Consumer(tag.clone(), Some(waiting));
         self.link.request(&consume, subject).await?;
@@ -426,8 +449,17 @@ impl<M> Channel<M> {
     /// Limits how much may be delivered to all consumers of the channel together. (From 4.3 on, RabbitMQ accepts this
     /// and does not do it.)
     pub async fn prefetch_for_all(&self, prefetch: u16) -> Result<(), Error> {
+        self.link.channel.prefetch_for_all.store(prefetch, Ordering::Relaxed);
         let qos = basic::Qos { prefetch_size: 0, prefetch_count: prefetch, global: true };
         self.link.call::<basic::QosOk>(&qos).await?;
+        Ok(())
+    }
+
+    /// Asks the broker to pause deliveries on this channel, or to go on. (RabbitMQ closes the connection with 540 when
+    /// asked to pause: there, cancel the consumers.)
+    pub async fn flow(&self, flow: Flow) -> Result<(), Error> {
+        let active = flow == Flow::Resume;
+        self.link.call::<channel::FlowOk>(&channel::Flow { active }).await?;
         Ok(())
     }
 
@@ -450,6 +482,15 @@ pub enum DeleteExchange {
     Always,
     /// Only if nothing is bound to it.
     IfUnused,
+}
+
+/// Whether deliveries are wanted on a channel, for [`Channel::flow`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// They are.
+    Resume,
+    /// Not now.
+    Pause,
 }
 
 /// How a message is taken by [`Channel::get`].

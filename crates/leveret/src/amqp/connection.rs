@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leveret_wire::method::{Encode, basic, channel, connection};
-use leveret_wire::{FrameMax, Method, ReplyCode, Secret, ShortStr, Table};
+use leveret_wire::{FrameMax, Method, Outbound, ReplyCode, Secret, ShortStr, Table};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -70,7 +70,10 @@ impl Core {
         let index = free.unwrap_or(registry.channels.len());
         let max = self.agreed.channel_max;
         let Some(id) = u16::try_from(index + 1).ok().filter(|id| *id <= max) else {
-            let text = format!("all {max} channels of the connection are open");
+            let text = format!(
+                "all {max} channels of the connection are open: close some, open another connection, or raise \
+                 channel_max, here and in the broker"
+            );
             return Err(Error::new(ErrorKind::ChannelLimit, text));
         };
         let channel = Arc::new(ChannelState::new(id));
@@ -152,10 +155,8 @@ impl Core {
 
     /// Sends a method that nobody waits for, unless channel or connection are closed.
     pub(super) fn answer(&self, channel: &ChannelState, method: &impl Encode) {
-        let _ = self.sender.send(|outbound, max| {
-            channel.check_open()?;
-            Ok(outbound.method(channel.id, method, max)?)
-        });
+        let encode = |outbound: &mut Outbound, max| Ok(outbound.method(channel.id, method, max)?);
+        let _ = channel.send(&self.sender, encode);
     }
 
     pub(super) fn set_blocked(&self, reason: Option<String>) {
@@ -297,7 +298,12 @@ impl Connection {
             Ok(Ok(Ok(Reply::Method(Method::ConnectionUpdateSecretOk(_))))) => Ok(()),
             Ok(Ok(Err(error))) => Err(error),
             Ok(_) => Err(closed_here()),
-            Err(_) => Err(Error::timeout("the reply to connection.update-secret", patience)),
+            Err(_) => {
+                let what = "the reply to connection.update-secret (the connection is closed now)";
+                let error = Error::timeout(what, patience);
+                core.begin_close(error.clone(), ReplyCode::SUCCESS, "no update-secret-ok came");
+                Err(error)
+            }
         }
     }
 
@@ -317,7 +323,12 @@ impl Connection {
     pub async fn close(&self) -> Result<(), Error> {
         let core = self.core();
         let patience = core.limits.reply_timeout;
-        let channels = lock(&core.channels).channels.clone();
+        let channels = {
+            let mut registry = lock(&core.channels);
+            // One that was opened from now on would not be closed before the connection is.
+            registry.closed.get_or_insert_with(closed_here);
+            registry.channels.clone()
+        };
         let channels = || channels.iter().flatten();
         let confirmed = async {
             for channel in channels() {
@@ -342,5 +353,5 @@ impl Connection {
 }
 
 pub(super) fn closed_here() -> Error {
-    Error::new(ErrorKind::Closed, "the connection was closed")
+    Error::new(ErrorKind::ConnectionClosedHere, "the connection was closed")
 }

@@ -1,10 +1,12 @@
 //! Deliveries for one consumer: a bounded queue between the reader and the application.
 
 use std::collections::VecDeque;
-use std::pin::pin;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
+use futures_core::Stream;
 use leveret_wire::{Content, ShortStr};
 use tokio::sync::Notify;
 
@@ -32,13 +34,25 @@ pub(super) struct ConsumerQueue {
     taken: Notify,
     pub(super) tag: ShortStr<'static>,
     pub(super) auto_ack: bool,
-    /// How many may wait before the reader does.
-    pub(super) bound: usize,
+    /// It gets direct replies, whose delivery tags mean nothing.
+    pub(super) replies: bool,
+    /// Deliveries up to this tag are of no more use: a recover has them delivered anew.
+    stale_through: AtomicU64,
+    bound: Bound,
+}
+
+/// How much may wait for a consumer before the reader does.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bound {
+    pub(super) messages: usize,
+    pub(super) bytes: usize,
 }
 
 #[derive(Debug, Default)]
 struct State {
     waiting: VecDeque<Waiting>,
+    /// The bodies of those that wait.
+    bytes: usize,
     waker: Option<Waker>,
     end: Option<End>,
     /// The broker has agreed to deliver.
@@ -57,8 +71,28 @@ pub(super) enum End {
 }
 
 impl ConsumerQueue {
-    pub(super) fn new(tag: ShortStr<'static>, auto_ack: bool, bound: usize) -> Self {
-        ConsumerQueue { state: Mutex::default(), taken: Notify::new(), tag, auto_ack, bound }
+    pub(super) fn new(tag: ShortStr<'static>, auto_ack: bool, replies: bool, bound: Bound) -> Self {
+        ConsumerQueue {
+            state: Mutex::default(),
+            taken: Notify::new(),
+            tag,
+            auto_ack,
+            replies,
+            stale_through: AtomicU64::new(0),
+            bound,
+        }
+    }
+
+    /// Everything up to this tag is delivered anew: what waits here is of no more use.
+    pub(super) fn set_stale(&self, tag: u64) {
+        if !self.auto_ack {
+            self.stale_through.store(tag, Ordering::Relaxed);
+            lock(&self.state).waiting.retain(|one| one.method.tag > tag);
+        }
+    }
+
+    fn is_stale(&self, waiting: &Waiting) -> bool {
+        waiting.method.tag <= self.stale_through.load(Ordering::Relaxed)
     }
 
     /// The broker has agreed to deliver. Says whether it is to be cancelled at once, because nobody wants it any
@@ -88,6 +122,7 @@ impl ConsumerQueue {
     pub(super) fn push(&self, delivery: Waiting) -> bool {
         let mut state = lock(&self.state);
         if !state.abandoned {
+            state.bytes += delivery.body.len();
             state.waiting.push_back(delivery);
         }
         !state.abandoned
@@ -103,7 +138,8 @@ impl ConsumerQueue {
 
     pub(super) fn is_over_bound(&self) -> bool {
         let state = lock(&self.state);
-        state.waiting.len() > self.bound && !state.abandoned && state.end.is_none()
+        let over = state.waiting.len() > self.bound.messages || state.bytes > self.bound.bytes;
+        over && !state.abandoned && state.end.is_none()
     }
 
     /// Waits until the consumer has made room.
@@ -161,27 +197,29 @@ impl Consumer {
     ///
     /// Nothing is lost if the future is dropped.
     pub async fn next(&mut self) -> Option<Result<Delivery, Error>> {
-        std::future::poll_fn(|context| self.poll_next(context)).await
+        std::future::poll_fn(|context| self.poll_delivery(context)).await
     }
 
-    /// Like [`Consumer::next`], for those who write streams.
-    pub fn poll_next(
+    fn poll_delivery(
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Delivery, Error>>> {
-        if let Some(waiting) = self.taken.pop_front() {
+        if let Some(waiting) = self.next_taken() {
             return Poll::Ready(Some(Ok(self.hand_out(waiting))));
         }
         if self.ended {
             return Poll::Ready(None);
         }
         let mut state = lock(&self.queue.state);
-        if !state.waiting.is_empty() {
+        while !state.waiting.is_empty() {
             std::mem::swap(&mut state.waiting, &mut self.taken);
+            state.bytes = 0;
             drop(state);
             self.queue.taken.notify_waiters();
-            let waiting = self.taken.pop_front();
-            return Poll::Ready(waiting.map(|waiting| Ok(self.hand_out(waiting))));
+            if let Some(waiting) = self.next_taken() {
+                return Poll::Ready(Some(Ok(self.hand_out(waiting))));
+            }
+            state = lock(&self.queue.state);
         }
         match &state.end {
             Some(end) => {
@@ -200,6 +238,17 @@ impl Consumer {
         }
     }
 
+    /// The next one that is of use.
+    #[inline]
+    fn next_taken(&mut self) -> Option<Waiting> {
+        loop {
+            let waiting = self.taken.pop_front()?;
+            if !self.queue.is_stale(&waiting) {
+                return Some(waiting);
+            }
+        }
+    }
+
     #[inline]
     fn hand_out(&self, Content { method, properties, body }: Waiting) -> Delivery {
         let settles = (!self.queue.auto_ack).then(|| Arc::clone(&self.link));
@@ -213,6 +262,18 @@ impl Consumer {
             true => self.link.cancel(&self.queue.tag).await,
             false => Ok(()),
         }
+    }
+}
+
+/// As [`Consumer::next`] hands them out.
+impl Stream for Consumer {
+    type Item = Result<Delivery, Error>;
+
+    fn poll_next(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Delivery, Error>>> {
+        self.get_mut().poll_delivery(context)
     }
 }
 

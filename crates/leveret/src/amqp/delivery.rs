@@ -107,7 +107,8 @@ impl Delivery {
     /// It is done: the broker may forget it.
     ///
     /// The ack is in the outbound buffer when this returns. It fails if the channel is gone; the message then goes to
-    /// whoever consumes the queue next.
+    /// whoever consumes the queue next. It fails as [`Stale`](super::ErrorKind::Stale) if the delivery was settled
+    /// together with a later one, or is delivered anew after a recover.
     pub fn ack(mut self) -> Result<(), Error> {
         match self.settles.take() {
             Some(link) => link.ack(self.envelope.tag),
@@ -115,7 +116,7 @@ impl Delivery {
         }
     }
 
-    /// This one and all before it on the same channel are done.
+    /// This one and all before it on the same channel are done, those of other consumers of the channel included.
     pub fn ack_all_before(mut self) -> Result<(), Error> {
         match self.settles.take() {
             Some(link) => link.ack_through(self.envelope.tag),

@@ -20,25 +20,37 @@ use super::inlet::Inlet;
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Runs the connection until it ends, and then ends everything that waits on it.
-pub(super) async fn run<R, W>(core: Arc<Core>, reader: Reader<R>, writer: W)
+pub(super) async fn run<R, W>(core: Arc<Core>, reader: Reader<R>, mut writer: W)
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
     let _end = End(Arc::clone(&core));
-    let mut inlet = Inlet::new(Arc::clone(&core), reader);
-    let mut write = pin!(write(&core, writer));
+    let error = converse(&core, reader, &mut writer).await;
+    // With TLS, this says good-bye.
+    let _ = timeout(LAST_WORDS, writer.shutdown()).await;
+    core.set_ended(error);
+}
+
+/// Reads and writes until the connection ends, and says why it did.
+async fn converse<R, W>(core: &Arc<Core>, reader: Reader<R>, writer: &mut W) -> Error
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    let mut inlet = Inlet::new(Arc::clone(core), reader);
+    let mut write = pin!(write(core, writer));
     let mut written = None;
     let error = {
         let mut read = pin!(inlet.run());
         tokio::select! {
             error = &mut read => error,
-            error = overdue(&core) => error,
+            error = overdue(core) => error,
             result = &mut write => {
                 // Either we asked for the end, and the broker's agreement is due; or the socket broke, and the broker's
                 // reason may be among what it sent before.
                 let (patience, otherwise) = match &result {
-                    Ok(()) => (core.limits.reply_timeout, no_agreement(&core)),
+                    Ok(()) => (core.limits.reply_timeout, no_agreement(core)),
                     Err(error) => (LAST_WORDS, error.clone()),
                 };
                 written = Some(result);
@@ -54,7 +66,7 @@ where
     if written.is_none() {
         let _ = timeout(LAST_WORDS, write).await;
     }
-    core.set_ended(error);
+    error
 }
 
 /// Ends everything that waits, also if the task is dropped before it is done: with its runtime, or by a panic.
@@ -87,7 +99,7 @@ fn deserved_code(error: &Error) -> ReplyCode {
 }
 
 /// Writes what callers put into the outbound buffer, and signs of life when they put nothing.
-async fn write(core: &Core, mut writer: impl AsyncWrite + Unpin) -> Result<(), Error> {
+async fn write(core: &Core, writer: &mut (impl AsyncWrite + Unpin)) -> Result<(), Error> {
     let lost = |error| Error::caused(ErrorKind::ConnectionLost, "the connection broke", error);
     let mut buffer = Outbound::new();
     let interval = core.agreed.heartbeat / 2;

@@ -45,8 +45,10 @@ pub enum ErrorKind {
     ConnectionClosed(ReplyCode),
     /// The broker closed the channel, with this code.
     ChannelClosed(ReplyCode),
-    /// This side closed the connection or channel before.
-    Closed,
+    /// This side closed the channel before.
+    ChannelClosedHere,
+    /// This side closed the connection before.
+    ConnectionClosedHere,
     /// All channels of the connection are in use.
     ChannelLimit,
     /// An argument that AMQP cannot carry: a name over 255 bytes, headers over a frame.
@@ -55,6 +57,9 @@ pub enum ErrorKind {
     ConsumerCancelled,
     /// A consumer did not keep up, and was ended so that it does not stall the others.
     ConsumerTooSlow,
+    /// The delivery cannot be settled any more: it was settled together with a later one, or it is to be delivered anew
+    /// after a recover. Nothing was sent.
+    Stale,
 }
 
 impl Error {
@@ -99,6 +104,7 @@ impl Error {
                 | ErrorKind::ConnectionLost
                 | ErrorKind::HeartbeatLost
                 | ErrorKind::ConnectionClosed(_)
+                | ErrorKind::ConnectionClosedHere
         )
     }
 }

@@ -1,5 +1,7 @@
 //! From an address to a connection, in a straight line: dial, TLS, start, tune, open.
 
+use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Buf;
@@ -9,8 +11,8 @@ use leveret_wire::{
     ShortStr, Table, Value,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tokio::time::{Instant, timeout_at};
+use tokio::net::{TcpStream, lookup_host};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::connection::Connection;
 use super::error::{Error, ErrorKind, close_reason};
@@ -25,6 +27,22 @@ pub(super) struct Agreed {
     pub(super) channel_max: u16,
     pub(super) frame_max: FrameMax,
     pub(super) heartbeat: Duration,
+}
+
+impl Agreed {
+    /// Whether the broker limits a channel as a whole: from 4.3 on, RabbitMQ takes that for a limit of each consumer.
+    pub(super) fn has_prefetch_for_all(&self) -> bool {
+        let is = |name: &str, value: &str| {
+            self.server_properties.get(name).is_some_and(|found| found.as_str() == Some(value))
+        };
+        let version = self.server_properties.get("version");
+        let mut numbers = version
+            .iter()
+            .filter_map(|found| found.as_str())
+            .flat_map(|text| text.split('.').map(|number| number.parse::<u32>().unwrap_or(0)));
+        let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+        !is("product", "RabbitMQ") || version < (4, 3)
+    }
 }
 
 /// The reading half of a stream, with what was read and not looked at yet.
@@ -69,11 +87,14 @@ impl<'o> Deadline<'o> {
 
 /// Connects to the first address of the host that answers, and shakes hands.
 pub(super) async fn dial(options: &Options) -> Result<Connection, Error> {
+    if options.memory {
+        return open_in_memory(options).await;
+    }
     let deadline = Deadline::new(options);
     if let Some(tls) = &options.tls {
         return dial_tls(options, tls, &deadline).await;
     }
-    let stream = deadline.step("dialling", connect(options)).await?;
+    let stream = deadline.step("dialling", connect(options, deadline.end)).await?;
     let (reader, writer) = stream.into_split();
     exchange(reader, writer, options, &deadline).await
 }
@@ -86,10 +107,25 @@ async fn dial_tls(
 ) -> Result<Connection, Error> {
     // The files first: with wrong ones there is no use in bothering the server.
     let client = deadline.step("reading the TLS files", tls::Client::new(options, tls)).await?;
-    let stream = deadline.step("dialling", connect(options)).await?;
+    let stream = deadline.step("dialling", connect(options, deadline.end)).await?;
     let stream = deadline.step("the TLS handshake", client.shake_hands(stream)).await?;
     let (reader, writer) = tokio::io::split(stream);
     exchange(reader, writer, options, deadline).await
+}
+
+#[cfg(feature = "embedded")]
+async fn open_in_memory(options: &Options) -> Result<Connection, Error> {
+    let broker = leveret_broker::Broker::named(&options.host);
+    Connection::open_over(broker.connect(), options).await
+}
+
+#[cfg(not(feature = "embedded"))]
+async fn open_in_memory(options: &Options) -> Result<Connection, Error> {
+    let text = format!(
+        "cannot connect to {options}: this program was built without the embedded broker; turn on the cargo feature \
+         `embedded` of leveret"
+    );
+    Err(Error::new(ErrorKind::Dial, text))
 }
 
 #[cfg(not(feature = "tls"))]
@@ -113,13 +149,35 @@ where
     exchange(reader, writer, options, &Deadline::new(options)).await
 }
 
-async fn connect(options: &Options) -> Result<TcpStream, Error> {
-    let refused =
-        |error| Error::caused(ErrorKind::Dial, format!("cannot connect to {options}"), error);
-    // Tries each address of the host in turn.
-    let stream = TcpStream::connect(options.address()).await.map_err(refused)?;
+async fn connect(options: &Options, end: Instant) -> Result<TcpStream, Error> {
+    let refused = |error: io::Error| {
+        let kind = match error.kind() {
+            io::ErrorKind::TimedOut => ErrorKind::Timeout,
+            _ => ErrorKind::Dial,
+        };
+        Error::caused(kind, format!("cannot connect to {options}"), error)
+    };
+    let addresses: Vec<_> = lookup_host(options.address()).await.map_err(refused)?.collect();
+    let stream = connect_to_any(&addresses, end).await.map_err(refused)?;
     stream.set_nodelay(true).map_err(refused)?;
     Ok(stream)
+}
+
+/// Tries each address in turn. One that does not answer leaves the others their share of the time.
+async fn connect_to_any(addresses: &[SocketAddr], end: Instant) -> io::Result<TcpStream> {
+    let mut failed = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+    for (tried, address) in addresses.iter().enumerate() {
+        let share = (end - Instant::now()) / (addresses.len() - tried) as u32;
+        failed = match timeout(share, TcpStream::connect(address)).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => error,
+            Err(_) => {
+                let text = format!("{address} did not answer for {share:?}");
+                io::Error::new(io::ErrorKind::TimedOut, text)
+            }
+        };
+    }
+    Err(failed)
 }
 
 async fn exchange<R, W>(
@@ -144,7 +202,7 @@ where
 
     line.put(&start_ok(&start, options)?)?;
     let answer = deadline.step("waiting for connection.tune", line.next()).await;
-    let tune = match answer.map_err(hung_up_on_credentials)? {
+    let tune = match answer.map_err(|error| hung_up(error, &start.server_properties))? {
         Method::ConnectionTune(tune) => tune,
         Method::ConnectionClose(close) => {
             return Err(refused(close, ErrorKind::Authentication, options));
@@ -336,10 +394,16 @@ fn unexpected(method: &Method<'_>, expected: &str) -> Error {
     Error::protocol(format!("the broker sent {} where {expected} was due", method.name()))
 }
 
-/// Brokers that do not know `authentication_failure_close` just hang up.
-fn hung_up_on_credentials(error: Error) -> Error {
+/// Brokers that do not know `authentication_failure_close` just hang up on wrong credentials.
+fn hung_up(error: Error, server_properties: &Table<'_>) -> Error {
+    let explains = match server_properties.get("capabilities") {
+        Some(Value::Table(known)) => {
+            known.get("authentication_failure_close") == Some(Value::Bool(true))
+        }
+        _ => false,
+    };
     match error.kind() {
-        ErrorKind::ConnectionLost => Error::caused(
+        ErrorKind::ConnectionLost if !explains => Error::caused(
             ErrorKind::Authentication,
             "the broker hung up on the credentials, so they are most likely wrong",
             error,

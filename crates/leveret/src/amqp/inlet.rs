@@ -16,12 +16,12 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::calls::{Got, Reply, Subject};
 use super::confirm::Returned;
-use super::connection::{Core, closed_here};
+use super::connection::Core;
 use super::consumer::{ConsumerQueue, End, Envelope};
 use super::delivery::Source;
 use super::error::{Error, ErrorKind, close_reason};
 use super::handshake::Reader;
-use super::link::ChannelState;
+use super::link::{ChannelState, Pause};
 use super::lock;
 
 /// The reading half of a connection.
@@ -58,6 +58,9 @@ struct Lane {
     retired: VecDeque<Arc<ConsumerQueue>>,
     /// The highest delivery tag that came. The next is one more.
     last_tag: u64,
+    /// How many direct replies came since: they have a tag that 3.10 gives to the next delivery as well, and 4.3 does
+    /// not.
+    replies: u64,
 }
 
 /// How many ended consumers a channel remembers.
@@ -159,7 +162,10 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
                 });
                 Err(error)
             }
-            Method::ConnectionCloseOk(_) => Err(closed_here()),
+            Method::ConnectionCloseOk(_) => match self.core.sender.closed() {
+                Some(reason) => Err(reason),
+                None => Err(Error::protocol("connection.close-ok, and nobody asked for it")),
+            },
             Method::ConnectionBlocked(blocked) => {
                 self.core.set_blocked(Some(blocked.reason.to_string()));
                 Ok(())
@@ -187,7 +193,6 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
         let done = match frame.kind {
             FrameKind::Method => match Method::decode(frame.payload)? {
                 Method::BasicDeliver(deliver) => {
-                    lane.next_tag(deliver.delivery_tag)?;
                     let carrier = lane.deliver(&deliver, frame.payload, batch)?;
                     lane.assembler.begin(carrier)?;
                     None
@@ -241,6 +246,7 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
                     consumers: Vec::new(),
                     retired: VecDeque::new(),
                     last_tag: 0,
+                    replies: 0,
                 }));
                 Ok(true)
             }
@@ -314,6 +320,8 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
                 Ok(())
             }
             Method::ChannelFlow(flow) => {
+                state.pause(Pause::Flow, !flow.active);
+                self.core.sender.look_again();
                 self.core.answer(state, &channel::FlowOk { active: flow.active });
                 Ok(())
             }
@@ -335,11 +343,18 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
             reply @ Method::BasicRecoverOk(_) => {
                 // All that came before will come again under other tags; the old ones are of no more use.
                 lock(&state.settled).resume(lane.last_tag);
+                for queue in &lane.consumers {
+                    queue.set_stale(lane.last_tag);
+                }
                 state.calls.reply(Reply::Method(reply.into_owned())).map(drop)
             }
             reply @ Method::ConfirmSelectOk(_) => {
                 // Returns that came before belong to publishes without confirms.
                 state.confirming.store(true, Ordering::Relaxed);
+                state.calls.reply(Reply::Method(reply.into_owned())).map(drop)
+            }
+            reply @ Method::TxCommitOk(_) => {
+                state.committed(&self.core.sender);
                 state.calls.reply(Reply::Method(reply.into_owned())).map(drop)
             }
             reply => state.calls.reply(Reply::Method(reply.into_owned())).map(drop),
@@ -375,7 +390,7 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
             Carrier::Deliver(place, envelope) => {
                 let tag = envelope.tag;
                 let queue = place.and_then(|place| lane.consumers.get(place));
-                if queue.is_some_and(|queue| queue.auto_ack) {
+                if queue.is_some_and(|queue| queue.auto_ack && !queue.replies) {
                     lock(&lane.state.settled).mark(tag);
                 }
                 match queue {
@@ -384,7 +399,8 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
                             self.consumers.push(Arc::clone(queue));
                         }
                     }
-                    // The consumer was dropped. With auto-ack, this finds the delivery settled.
+                    // The consumer was dropped.
+                    Some(queue) if queue.auto_ack => {}
                     _ => self.core.give_back(&lane.state, tag),
                 }
                 Ok(())
@@ -440,9 +456,9 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
 
     fn end_slow_consumer(&mut self, queue: &Arc<ConsumerQueue>, patience: Duration) {
         let text = format!(
-            "the consumer {} took nothing for {patience:?} with more than {} deliveries waiting: take them faster, \
-             or consume with a prefetch limit and without auto-ack",
-            queue.tag, queue.bound
+            "the consumer {} took nothing for {patience:?} with more deliveries waiting than it may have: take them \
+             faster, consume without auto-ack, or give it a connection of its own",
+            queue.tag
         );
         for slot in &self.channels {
             if let Slot::Open(lane) = slot
@@ -469,38 +485,51 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
 fn cancel(core: &Core, state: &ChannelState, tag: &ShortStr<'static>) {
     let cancel = basic::Cancel { consumer_tag: tag.borrowed(), nowait: false };
     let subject = Subject::Consumer(tag.clone(), None);
-    let send = || {
-        core.sender.send(|outbound, max| {
-            state.check_open()?;
-            Ok(outbound.method(state.id, &cancel, max)?)
-        })
-    };
+    let send =
+        || state.send(&core.sender, |outbound, max| Ok(outbound.method(state.id, &cancel, max)?));
     drop(state.calls.begin(basic::Cancel::NAME, subject, send));
 }
 
 impl Lane {
     /// Delivery tags count up by one; anything else would wreck the books.
     fn next_tag(&mut self, tag: u64) -> Result<(), Error> {
-        if self.last_tag.checked_add(1) != Some(tag) {
+        let skipped = tag.checked_sub(self.last_tag + 1).filter(|skipped| *skipped <= self.replies);
+        let Some(skipped) = skipped else {
             let text = format!("delivery tag {tag} after {}", self.last_tag);
             return Err(Error::protocol(text));
+        };
+        if skipped > 0 {
+            let mut settled = lock(&self.state.settled);
+            for reply in self.last_tag + 1..tag {
+                settled.mark(reply);
+            }
         }
         self.last_tag = tag;
+        self.replies = 0;
         Ok(())
     }
 
     #[inline]
     fn deliver(
-        &self,
+        &mut self,
         deliver: &basic::Deliver<'_>,
         payload: &[u8],
         batch: &FrameBatch,
     ) -> Result<Carrier, Error> {
         let place = self.consumers.iter().position(|one| one.tag == deliver.consumer_tag);
+        let known = match place {
+            Some(place) => self.consumers.get(place),
+            None => self.retired.iter().find(|one| one.tag == deliver.consumer_tag),
+        };
+        let known = known.map(|queue| (queue.replies, queue.auto_ack));
+        match known {
+            Some((true, _)) => self.replies += 1,
+            _ => self.next_tag(deliver.delivery_tag)?,
+        }
         if place.is_none() {
-            match self.retired.iter().find(|one| one.tag == deliver.consumer_tag) {
-                Some(queue) if queue.auto_ack => return Ok(Carrier::Passed),
-                Some(_) => {}
+            match known {
+                Some((_, true)) => return Ok(Carrier::Passed),
+                Some((_, false)) => {}
                 None => {
                     let tag = &deliver.consumer_tag;
                     let text = format!("a delivery for {tag}, which is no consumer here");

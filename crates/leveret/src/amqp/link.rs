@@ -1,10 +1,11 @@
 //! What holds a channel open, and what everything on it goes through.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use leveret_wire::method::{Encode, basic};
+use leveret_wire::method::{Encode, basic, tx};
 use leveret_wire::{FrameMax, Method, Outbound, ShortStr};
 use tokio::sync::Notify;
 use tokio::sync::oneshot::Receiver;
@@ -17,6 +18,7 @@ use super::consumer::{ConsumerQueue, End};
 use super::delivery::Refused;
 use super::error::{Error, ErrorKind};
 use super::lock;
+use super::outbound::Sender;
 use super::settled::{Mark, Settled};
 
 /// How many returned messages of a channel without confirms are kept for whoever asks. What is beyond, oldest first,
@@ -34,6 +36,15 @@ pub(super) struct ChannelState {
     /// Confirm mode is on: returns belong to the ledger.
     pub(super) confirming: AtomicBool,
     returned: Mutex<VecDeque<Returned>>,
+    /// Why publishes have to wait, as bits of [`Pause`]; 0 if they need not.
+    pub(super) paused: AtomicU8,
+    /// What is to be sent on the channel, while a commit is under way: RabbitMQ closes the connection on anything that
+    /// comes before it is done.
+    held: Mutex<Option<Outbound>>,
+    /// A commit is done.
+    committed: Notify,
+    /// The limit for all consumers together; 0 is none.
+    pub(super) prefetch_for_all: AtomicU16,
     /// Transactions are on: an ack may yet be rolled back, so none may cover another.
     pub(super) tx: AtomicBool,
     /// The consumers of this channel, for the end and for their names.
@@ -57,6 +68,10 @@ impl ChannelState {
             confirms: Confirms::new(),
             confirming: AtomicBool::new(false),
             returned: Mutex::default(),
+            paused: AtomicU8::new(0),
+            held: Mutex::new(None),
+            committed: Notify::new(),
+            prefetch_for_all: AtomicU16::new(0),
             tx: AtomicBool::new(false),
             consumers: Mutex::default(),
             consuming: tokio::sync::Mutex::default(),
@@ -85,6 +100,71 @@ impl ChannelState {
             }
         }
         self.gone.notify_waiters();
+        self.committed.notify_waiters();
+    }
+
+    /// Puts frames of this channel into the outbound buffer, unless it is closed by then.
+    #[inline]
+    pub(super) fn send<T>(
+        &self,
+        sender: &Sender,
+        encode: impl FnOnce(&mut Outbound, FrameMax) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let open = |outbound: &mut Outbound, max| {
+            self.check_open()?;
+            encode(outbound, max)
+        };
+        if !self.tx.load(Ordering::Relaxed) {
+            return sender.send(open);
+        }
+        // Locked until it is sent, so that no commit comes in between.
+        let mut held = lock(&self.held);
+        match &mut *held {
+            Some(held) => open(held, sender.frame_max()),
+            None => sender.send(open),
+        }
+    }
+
+    /// Publishes have to wait, or for this reason no longer.
+    pub(super) fn pause(&self, why: Pause, is_so: bool) {
+        let bit = why as u8;
+        match is_so {
+            true => self.paused.fetch_or(bit, Ordering::Relaxed),
+            false => self.paused.fetch_and(!bit, Ordering::Relaxed),
+        };
+    }
+
+    /// Sends a commit, unless another is under way. What follows it is held back.
+    fn try_commit(&self, sender: &Sender) -> Option<Result<Awaited, Error>> {
+        if lock(&self.held).is_some() {
+            return None;
+        }
+        let commit = || {
+            let mut held = lock(&self.held);
+            self.pause(Pause::Commit, true);
+            sender.send(|outbound, max| {
+                self.check_open()?;
+                Ok(outbound.method(self.id, &tx::Commit {}, max)?)
+            })?;
+            *held = Some(Outbound::new());
+            Ok(())
+        };
+        Some(self.calls.begin(tx::Commit::NAME, Subject::None, commit))
+    }
+
+    /// A commit is done: what was held back is sent.
+    pub(super) fn committed(&self, sender: &Sender) {
+        let mut held = lock(&self.held);
+        if let Some(held) = held.take() {
+            let _ = sender.send(|outbound, _| {
+                outbound.append(held);
+                Ok(())
+            });
+        }
+        self.pause(Pause::Commit, false);
+        drop(held);
+        sender.look_again();
+        self.committed.notify_waiters();
     }
 
     /// A consumer of this channel, unless its name is taken: the broker would close the connection.
@@ -102,7 +182,7 @@ impl ChannelState {
     /// A message came back.
     pub(super) fn message_returned(&self, returned: Returned) {
         let returned = match self.confirming.load(Ordering::Relaxed) {
-            true => lock(&self.confirms.ledger).returned(returned),
+            true => self.confirms.returned(returned),
             false => Some(returned),
         };
         // Of a publish without confirms: kept for whoever asks.
@@ -115,6 +195,19 @@ impl ChannelState {
         }
     }
 }
+
+/// Why publishes on a channel have to wait.
+#[derive(Clone, Copy, Debug)]
+#[repr(u8)]
+pub(super) enum Pause {
+    /// The broker asked for it.
+    Flow = 1,
+    /// A commit is under way.
+    Commit = 2,
+}
+
+/// Where a reply arrives.
+type Awaited = Receiver<Result<Reply, Error>>;
 
 /// Holds a channel open: its handle, its consumers and its deliveries share one. The channel is closed with the last.
 #[derive(Debug)]
@@ -129,10 +222,27 @@ impl Link {
         &self,
         encode: impl FnOnce(&mut Outbound, FrameMax) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        self.connection.core.sender.send(|outbound, max| {
-            self.channel.check_open()?;
-            encode(outbound, max)
-        })
+        self.channel.send(&self.connection.core.sender, encode)
+    }
+
+    /// Commits what was published and settled since the last time.
+    pub(super) async fn commit(&self) -> Result<(), Error> {
+        let sender = &self.connection.core.sender;
+        let begin = async {
+            loop {
+                let mut committed = pin!(self.channel.committed.notified());
+                committed.as_mut().enable();
+                self.channel.check_open()?;
+                match self.channel.try_commit(sender) {
+                    Some(reply) => return reply,
+                    None => committed.await,
+                }
+            }
+        };
+        let patience = self.connection.core.limits.reply_timeout;
+        let late = |_| Error::timeout("the commit before this one", patience);
+        let reply = timeout(patience, begin).await.map_err(late)??;
+        self.reply(tx::Commit::NAME, reply).await.map(drop)
     }
 
     /// Sends a method and awaits its reply.
@@ -160,7 +270,7 @@ impl Link {
         self.reply(method.name(), reply).await
     }
 
-    async fn reply(&self, to: &str, reply: Receiver<Result<Reply, Error>>) -> Result<Reply, Error> {
+    async fn reply(&self, to: &str, reply: Awaited) -> Result<Reply, Error> {
         let patience = self.connection.core.limits.reply_timeout;
         match timeout(patience, reply).await {
             Ok(Ok(reply)) => reply,
@@ -193,9 +303,9 @@ impl Link {
         // grow to cover the first, and the first would then be one too many.
         let mut settled = lock(&self.channel.settled);
         match settled.mark(tag) {
-            Mark::Again => Ok(()),
+            Mark::Again => Err(self.stale(tag)),
             mark => {
-                let grows = mark == Mark::InOrder && !self.channel.tx.load(Ordering::Relaxed);
+                let grows = mark == Mark::InOrder;
                 self.send_ack(basic::Ack { delivery_tag: tag, multiple: false }, grows)
             }
         }
@@ -205,11 +315,14 @@ impl Link {
         let mut settled = lock(&self.channel.settled);
         match settled.mark_through(tag) {
             true => self.send_ack(basic::Ack { delivery_tag: tag, multiple: true }, false),
-            false => Ok(()),
+            false => Err(self.stale(tag)),
         }
     }
 
     fn send_ack(&self, ack: basic::Ack, grows: bool) -> Result<(), Error> {
+        if self.channel.tx.load(Ordering::Relaxed) {
+            return self.send_method(&ack);
+        }
         let core = &self.connection.core;
         core.sender.ack(self.channel.id, ack, grows, || self.channel.check_open())
     }
@@ -218,7 +331,7 @@ impl Link {
         let requeue = refused == Refused::Requeue;
         let mut settled = lock(&self.channel.settled);
         match settled.mark(tag) {
-            Mark::Again => Ok(()),
+            Mark::Again => Err(self.stale(tag)),
             _ => self.send_method(&basic::Nack { delivery_tag: tag, multiple: false, requeue }),
         }
     }
@@ -228,7 +341,7 @@ impl Link {
         let mut settled = lock(&self.channel.settled);
         match settled.mark_through(tag) {
             true => self.send_method(&basic::Nack { delivery_tag: tag, multiple: true, requeue }),
-            false => Ok(()),
+            false => Err(self.stale(tag)),
         }
     }
 
@@ -236,9 +349,21 @@ impl Link {
         let requeue = refused == Refused::Requeue;
         let mut settled = lock(&self.channel.settled);
         match settled.mark(tag) {
-            Mark::Again => Ok(()),
+            Mark::Again => Err(self.stale(tag)),
             _ => self.send_method(&basic::Reject { delivery_tag: tag, requeue }),
         }
+    }
+
+    #[cold]
+    fn stale(&self, tag: u64) -> Error {
+        // If the channel is gone, that is why.
+        self.channel.check_open().err().unwrap_or_else(|| {
+            let text = format!(
+                "delivery {tag} cannot be settled any more: it was settled together with a later one, or is delivered \
+                 anew after a recover"
+            );
+            Error::new(ErrorKind::Stale, text)
+        })
     }
 
     /// For what was dropped unsettled. If the channel is gone, the broker has it back already.
@@ -275,8 +400,11 @@ impl Link {
         self.close_with(&closed_here());
         self.connection.core.until_gone(&self.channel).await?;
         match self.channel.check_open() {
-            Err(error) if error.kind() != ErrorKind::Closed => Err(error),
-            _ => Ok(()),
+            Ok(()) => Ok(()),
+            Err(error) => match error.kind() {
+                ErrorKind::ChannelClosedHere | ErrorKind::ConnectionClosedHere => Ok(()),
+                _ => Err(error),
+            },
         }
     }
 
@@ -293,7 +421,7 @@ impl Drop for Link {
 }
 
 pub(super) fn closed_here() -> Error {
-    Error::new(ErrorKind::Closed, "the channel was closed")
+    Error::new(ErrorKind::ChannelClosedHere, "the channel was closed")
 }
 
 fn unexpected_reply(to: &str) -> Error {

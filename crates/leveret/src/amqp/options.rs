@@ -39,6 +39,9 @@ pub struct Options {
     pub host: String,
     /// The TCP port: 5672 by default, 5671 in a URI that begins with `amqps://`.
     pub port: u16,
+    /// The broker is in this process, and [`host`](Self::host) is its name: `memory://NAME`. It is made if there is none of
+    /// that name. Needs the cargo feature `embedded`.
+    pub memory: bool,
     /// The virtual host, `/` by default. At most 255 bytes.
     pub virtual_host: String,
     /// How to prove who is connecting.
@@ -73,7 +76,8 @@ impl Options {
     /// The port of AMQP over TLS.
     pub const DEFAULT_TLS_PORT: u16 = 5671;
 
-    /// Reads `amqp://user:password@host:port/vhost?parameter=value`, or the same with `amqps://`.
+    /// Reads `amqp://user:password@host:port/vhost?parameter=value`, or the same with `amqps://`; or `memory://NAME`, which
+    /// is the embedded broker of that name in this process.
     ///
     /// The rules are those of RabbitMQ's [URI specification]; every part after the scheme may be left
     /// out and has its default then. User, password, host, virtual host and values of parameters may be
@@ -177,6 +181,7 @@ impl Default for Options {
         Options {
             host: "localhost".to_owned(),
             port: Self::DEFAULT_PORT,
+            memory: false,
             virtual_host: "/".to_owned(),
             auth: Auth::default(),
             auth_alternatives: Vec::new(),

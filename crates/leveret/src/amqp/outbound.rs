@@ -8,6 +8,7 @@
 //! has gathered by the time it runs.
 
 use std::pin::pin;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -61,6 +62,10 @@ impl Sender {
         }
     }
 
+    pub(super) fn frame_max(&self) -> FrameMax {
+        self.frame_max
+    }
+
     /// Encodes frames that do not wait for room.
     pub(super) fn send<T>(
         &self,
@@ -71,19 +76,21 @@ impl Sender {
         self.encode(state, encode)
     }
 
-    /// Encodes the frames of a publish, once there is room and the broker lets us.
+    /// Encodes the frames of a publish, once there is room and the broker lets us. `paused` says that it does not
+    /// let us on this channel.
     ///
     /// Nothing is encoded if this is cancelled or out of patience.
     #[inline]
     pub(super) async fn publish<T>(
         &self,
         patience: Duration,
+        paused: &AtomicU8,
         encode: impl FnOnce(&mut Outbound, FrameMax) -> Result<T, Error>,
     ) -> Result<T, Error> {
         {
             let state = lock(&self.state);
             state.check_open()?;
-            if state.has_room() {
+            if state.has_room(paused) {
                 return self.encode(state, encode);
             }
         }
@@ -95,7 +102,7 @@ impl Sender {
                 {
                     let state = lock(&self.state);
                     state.check_open()?;
-                    if state.has_room() {
+                    if state.has_room(paused) {
                         return self.encode(state, encode);
                     }
                 }
@@ -104,14 +111,17 @@ impl Sender {
         };
         match timeout(patience, wait).await {
             Ok(result) => result,
-            Err(_) => Err(self.out_of_patience(patience)),
+            Err(_) => Err(self.out_of_patience(patience, paused)),
         }
     }
 
     #[cold]
-    fn out_of_patience(&self, patience: Duration) -> Error {
+    fn out_of_patience(&self, patience: Duration, paused: &AtomicU8) -> Error {
         let reason = match &lock(&self.state).blocked {
             Some(reason) => format!("the broker blocks publishing ({reason})"),
+            None if paused.load(Ordering::Relaxed) != 0 => {
+                "the broker pauses the channel, or does not answer a commit".to_owned()
+            }
             None => "the broker does not take what was published before".to_owned(),
         };
         let text = format!("a publish waited for {patience:?}: {reason}");
@@ -171,6 +181,16 @@ impl Sender {
         self.room.notify_waiters();
     }
 
+    /// A channel is no longer paused: those who wait for room may find some.
+    pub(super) fn look_again(&self) {
+        self.room.notify_waiters();
+    }
+
+    /// Why nothing more is taken, if so.
+    pub(super) fn closed(&self) -> Option<Error> {
+        lock(&self.state).closed.clone()
+    }
+
     /// Takes nothing more from anyone but `last`, which is encoded as the last thing that is sent.
     pub(super) fn close(&self, error: Error, last: impl FnOnce(&mut Outbound, FrameMax)) {
         let mut state = lock(&self.state);
@@ -228,8 +248,10 @@ impl State {
         }
     }
 
-    fn has_room(&self) -> bool {
-        self.outbound.remaining() < HIGH_WATER_MARK && self.blocked.is_none()
+    fn has_room(&self, paused: &AtomicU8) -> bool {
+        self.outbound.remaining() < HIGH_WATER_MARK
+            && self.blocked.is_none()
+            && paused.load(Ordering::Relaxed) == 0
     }
 
     fn flush_ack(&mut self, frame_max: FrameMax) {

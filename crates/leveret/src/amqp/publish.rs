@@ -1,9 +1,11 @@
 //! Publishing: a message goes into the outbound buffer in one piece.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use leveret_wire::Properties;
 use leveret_wire::method::basic;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::channel::{Channel, Confirm, Plain, Tx};
 use super::confirm::Confirmation;
@@ -38,11 +40,16 @@ pub struct Publish<'a> {
 }
 
 impl<M> Channel<M> {
+    fn patience(&self) -> Duration {
+        self.link.connection.core.limits.publish_timeout
+    }
+
     /// Encodes a message, and runs `register` with the buffer still locked, so that both happen in the same order.
     #[inline]
     async fn put<T>(
         &self,
         publish: &Publish<'_>,
+        patience: Duration,
         register: impl FnOnce() -> T,
     ) -> Result<T, Error> {
         let method = basic::Publish {
@@ -57,7 +64,7 @@ impl<M> Channel<M> {
             outbound.content(link.channel.id, &method, &publish.properties, &publish.body, max)?;
             Ok(register())
         };
-        core.sender.publish(core.limits.publish_timeout, encode).await
+        core.sender.publish(patience, &link.channel.paused, encode).await
     }
 }
 
@@ -68,7 +75,7 @@ impl Channel<Plain> {
     /// nothing.
     #[inline]
     pub async fn publish(&self, publish: &Publish<'_>) -> Result<(), Error> {
-        self.put(publish, || ()).await
+        self.put(publish, self.patience(), || ()).await
     }
 }
 
@@ -76,7 +83,7 @@ impl Channel<Tx> {
     /// Publishes with the next commit.
     #[inline]
     pub async fn publish(&self, publish: &Publish<'_>) -> Result<(), Error> {
-        self.put(publish, || ()).await
+        self.put(publish, self.patience(), || ()).await
     }
 }
 
@@ -89,14 +96,19 @@ impl Channel<Confirm> {
     pub async fn publish(&self, publish: &Publish<'_>) -> Result<Confirmation, Error> {
         let confirms = &self.link.channel.confirms;
         let limits = &self.link.connection.core.limits;
+        let mut patience = self.patience();
         if lock(&confirms.ledger).span() >= limits.max_unconfirmed {
             let room = confirms.until(|ledger| ledger.span() < limits.max_unconfirmed);
-            timeout(limits.publish_timeout, room).await.map_err(|_| {
+            let began = Instant::now();
+            timeout(patience, room).await.map_err(|_| {
                 let what = format!("confirming the oldest of {} publishes", limits.max_unconfirmed);
-                Error::timeout(what, limits.publish_timeout)
+                Error::timeout(what, patience)
             })?;
+            patience = patience.saturating_sub(began.elapsed());
         }
-        self.put(publish, || lock(&confirms.ledger).publish(publish.mandatory.then_some(publish)))
-            .await
+        let look = publish.mandatory.then(|| confirms.looks.of(publish));
+        let register = || lock(&confirms.ledger).publish(look);
+        let entry = self.put(publish, patience, register).await?;
+        Ok(Confirmation::new(entry, &self.link))
     }
 }

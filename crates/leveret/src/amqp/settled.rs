@@ -1,18 +1,20 @@
 //! Which numbers of an increasing sequence are done: delivery tags that were settled, publishes that were confirmed.
 
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 
 /// All numbers below a mark are done; of those above it, some.
 ///
-/// Memory grows with the span between the lowest number that is not done and the highest that is: a byte for each.
+/// Memory grows with how many are not done, and not with how far apart they are: one delivery may be held while
+/// millions after it are settled.
 #[derive(Debug)]
 pub(super) struct Settled {
     /// The lowest number that is not done.
     lowest: u64,
-    /// From `lowest` on: whether it is done. Never begins with `true`.
-    above: VecDeque<bool>,
-    /// All numbers count as done, until it is said up to which they are.
-    paused: bool,
+    /// Runs of done numbers above `lowest`, in order, with at least one that is not done between two of them.
+    runs: VecDeque<RangeInclusive<u64>>,
+    /// While it is not 0, all numbers count as done: it is yet to be said up to which they are, so many times.
+    pauses: u32,
 }
 
 /// What [`Settled::mark`] found.
@@ -29,7 +31,7 @@ pub(super) enum Mark {
 impl Settled {
     /// Numbers begin at 1, as delivery tags do.
     pub(super) fn new() -> Self {
-        Settled { lowest: 1, above: VecDeque::new(), paused: false }
+        Settled { lowest: 1, runs: VecDeque::new(), pauses: 0 }
     }
 
     /// The lowest number that is not done.
@@ -38,65 +40,91 @@ impl Settled {
     }
 
     pub(super) fn contains(&self, number: u64) -> bool {
-        match number.checked_sub(self.lowest) {
-            None => true,
-            Some(above) => self.above.get(above as usize).copied().unwrap_or(false),
+        number < self.lowest
+            || self.runs.get(self.run_from(number)).is_some_and(|run| run.contains(&number))
+    }
+
+    /// The place of the first run that does not end before this number.
+    fn run_from(&self, number: u64) -> usize {
+        match self.runs.back() {
+            // Nearly always, numbers become done in about their order.
+            Some(last) if *last.end() >= number => {
+                self.runs.partition_point(|run| *run.end() < number)
+            }
+            _ => self.runs.len(),
         }
     }
 
-    /// Until the next [`Settled::resume`], every number counts as done before.
+    /// Until there was a [`Settled::resume`] for each of these, every number counts as done before.
     pub(super) fn pause(&mut self) {
-        self.paused = true;
+        self.pauses += 1;
     }
 
     /// All numbers up to this one are done, and those above it are not.
     pub(super) fn resume(&mut self, number: u64) {
-        self.paused = false;
+        let pauses = std::mem::take(&mut self.pauses);
         self.mark_through(number);
+        self.pauses = pauses.saturating_sub(1);
     }
 
     /// One number is done.
     #[inline]
     pub(super) fn mark(&mut self, number: u64) -> Mark {
-        if self.paused {
+        if self.pauses > 0 || number < self.lowest {
             return Mark::Again;
         }
         if number == self.lowest {
             self.lowest += 1;
-            self.above.pop_front();
-            while self.above.front() == Some(&true) {
-                self.above.pop_front();
-                self.lowest += 1;
-            }
+            self.pass_over_run();
             return Mark::InOrder;
         }
-        if self.contains(number) {
+        self.mark_ahead(number)
+    }
+
+    fn mark_ahead(&mut self, number: u64) -> Mark {
+        let place = self.run_from(number);
+        if self.runs.get(place).is_some_and(|run| run.contains(&number)) {
             return Mark::Again;
         }
-        let index = (number - self.lowest) as usize;
-        if self.above.len() <= index {
-            self.above.resize(index + 1, false);
+        let before = place.checked_sub(1).filter(|at| self.runs[*at].end() + 1 == number);
+        let after = self.runs.get(place).filter(|run| *run.start() == number + 1);
+        match (before, after.map(|run| *run.end())) {
+            (Some(before), Some(end)) => {
+                self.runs[before] = *self.runs[before].start()..=end;
+                self.runs.remove(place);
+            }
+            (Some(before), None) => self.runs[before] = *self.runs[before].start()..=number,
+            (None, Some(end)) => self.runs[place] = number..=end,
+            (None, None) => self.runs.insert(place, number..=number),
         }
-        self.above[index] = true;
         Mark::Ahead
     }
 
     /// All numbers up to this one are done. Says whether this one was not.
     pub(super) fn mark_through(&mut self, number: u64) -> bool {
-        if self.paused {
+        if self.pauses > 0 {
             return false;
         }
         let news = !self.contains(number);
         if number >= self.lowest {
-            let passed = (number + 1 - self.lowest).min(self.above.len() as u64);
-            self.above.drain(..passed as usize);
             self.lowest = number + 1;
-            while self.above.front() == Some(&true) {
-                self.above.pop_front();
-                self.lowest += 1;
+            while self.runs.front().is_some_and(|run| *run.end() <= number) {
+                self.runs.pop_front();
             }
+            self.pass_over_run();
         }
         news
+    }
+
+    /// The lowest number has moved on; it may have met a run.
+    #[inline]
+    fn pass_over_run(&mut self) {
+        if let Some(run) = self.runs.front()
+            && *run.start() <= self.lowest
+        {
+            self.lowest = run.end() + 1;
+            self.runs.pop_front();
+        }
     }
 }
 
@@ -107,6 +135,18 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
+    fn one_that_is_held_costs_no_memory_for_those_after_it() {
+        let mut settled = Settled::new();
+        for number in 2..1_000_000 {
+            assert_eq!(settled.mark(number), Mark::Ahead);
+        }
+        assert_eq!(settled.runs.len(), 1);
+        assert_eq!(settled.mark(1), Mark::InOrder);
+        assert_eq!(settled.lowest(), 1_000_000);
+        assert!(settled.runs.is_empty());
+    }
+
+    #[test]
     fn the_mark_passes_over_runs() {
         let mut settled = Settled::new();
         assert_eq!(settled.mark(2), Mark::Ahead);
@@ -115,7 +155,7 @@ mod tests {
         assert_eq!(settled.mark(1), Mark::InOrder);
         assert_eq!(settled.lowest(), 4);
         assert_eq!(settled.mark(3), Mark::Again);
-        assert!(settled.above.is_empty());
+        assert!(settled.runs.is_empty());
     }
 
     #[test]
@@ -134,6 +174,9 @@ mod tests {
         settled.pause();
         assert_eq!(settled.mark(1), Mark::Again);
         assert!(!settled.mark_through(2));
+        settled.pause();
+        settled.resume(2);
+        assert_eq!(settled.mark(3), Mark::Again);
         settled.resume(3);
         assert_eq!(settled.mark(3), Mark::Again);
         assert_eq!(settled.mark(4), Mark::InOrder);

@@ -20,9 +20,17 @@ use percent_encoding::percent_decode_str;
 use super::options::{Auth, Options, Password, Tls};
 pub use error::{UriError, UriPart};
 
+/// How a URI begins.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scheme {
+    Amqp,
+    Amqps,
+    Memory,
+}
+
 /// What a URI says for each part; `None` where it is absent.
 struct Parts<'a> {
-    tls: bool,
+    scheme: Scheme,
     userinfo: Option<&'a str>,
     host_and_port: &'a str,
     virtual_host: Option<&'a str>,
@@ -44,7 +52,7 @@ pub(super) fn parse(uri: &str) -> Result<Options, UriError> {
 }
 
 fn split(uri: &str) -> Result<Parts<'_>, UriError> {
-    let (tls, rest) = scheme(uri)?;
+    let (scheme, rest) = scheme(uri)?;
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     let (authority, tail) = rest.split_at(end);
     refuse_misplaced_delimiters(tail)?;
@@ -55,7 +63,7 @@ fn split(uri: &str) -> Result<Parts<'_>, UriError> {
         None => (None, authority),
     };
     Ok(Parts {
-        tls,
+        scheme,
         userinfo,
         host_and_port,
         virtual_host: path.strip_prefix('/'),
@@ -72,18 +80,16 @@ fn may_quote(userinfo: Option<&str>, rest: &str) -> bool {
     userinfo.is_some() || !rest.contains(':')
 }
 
-fn scheme(uri: &str) -> Result<(bool, &str), UriError> {
+fn scheme(uri: &str) -> Result<(Scheme, &str), UriError> {
     let Some((scheme, rest)) = uri.split_once("://") else {
-        let reason = "is missing: the URI has to begin with amqp:// or amqps://";
+        let reason = "is missing: the URI has to begin with amqp://, amqps:// or memory://";
         return Err(UriError::new(UriPart::Scheme, reason));
     };
-    if scheme.eq_ignore_ascii_case("amqp") {
-        return Ok((false, rest));
+    let known = [("amqp", Scheme::Amqp), ("amqps", Scheme::Amqps), ("memory", Scheme::Memory)];
+    if let Some((_, known)) = known.iter().find(|(name, _)| scheme.eq_ignore_ascii_case(name)) {
+        return Ok((*known, rest));
     }
-    if scheme.eq_ignore_ascii_case("amqps") {
-        return Ok((true, rest));
-    }
-    let error = UriError::new(UriPart::Scheme, "is neither amqp nor amqps");
+    let error = UriError::new(UriPart::Scheme, "is none of amqp, amqps and memory");
     // Anything else than a scheme may be credentials without one.
     let quotable = scheme.chars().all(|c| c.is_ascii_alphanumeric());
     Err(if quotable { error.quoting(scheme) } else { error })
@@ -105,12 +111,18 @@ fn refuse_misplaced_delimiters(tail: &str) -> Result<(), UriError> {
 
 fn read(parts: &Parts<'_>) -> Result<Options, UriError> {
     let mut options = Options::default();
-    if parts.tls {
+    if parts.scheme == Scheme::Amqps {
         options.tls = Some(Tls::default());
         options.port = Options::DEFAULT_TLS_PORT;
     }
     let credentials = Credentials::read(parts.userinfo)?;
     read_host_and_port(parts.host_and_port, &mut options)?;
+    if parts.scheme == Scheme::Memory {
+        options.memory = true;
+        if options.port != Options::DEFAULT_PORT {
+            return Err(UriError::new(UriPart::Port, "has no meaning in memory: leave it out"));
+        }
+    }
     if let Some(segment) = parts.virtual_host {
         options.virtual_host = virtual_host(segment)?;
     }

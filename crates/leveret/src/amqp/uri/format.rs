@@ -27,6 +27,7 @@ const ADDRESS: &AsciiSet = &COMPONENT.remove(b':');
 impl fmt::Display for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.tls {
+            _ if self.memory => "memory://",
             Some(_) => "amqps://",
             None => "amqp://",
         })?;
@@ -38,7 +39,10 @@ impl fmt::Display for Options {
             false => write!(f, "{}", escape(&self.host, COMPONENT))?,
         }
         let virtual_host = escape(&self.virtual_host, COMPONENT);
-        write!(f, ":{}/{virtual_host}", self.port)?;
+        if !self.memory {
+            write!(f, ":{}", self.port)?;
+        }
+        write!(f, "/{virtual_host}")?;
         for (index, (name, value)) in parameters(self).iter().enumerate() {
             let delimiter = if index == 0 { '?' } else { '&' };
             write!(f, "{delimiter}{name}={}", escape(value, VALUE))?;

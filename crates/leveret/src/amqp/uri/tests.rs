@@ -402,3 +402,17 @@ fn any_tls() -> impl Strategy<Value = Tls> {
         },
     )
 }
+
+#[test]
+fn a_broker_in_memory_has_a_name_and_no_port() {
+    let options = Options::from_uri("memory://me:pw@shop/orders").unwrap();
+    assert!(options.memory);
+    assert_eq!((options.host.as_str(), options.virtual_host.as_str()), ("shop", "orders"));
+    assert_eq!(options.to_string(), "memory://me@shop/orders");
+    assert_eq!(Options::from_uri("memory://").unwrap().to_string(), "memory://guest@localhost/%2F");
+    assert_eq!(Options::from_uri("memory://shop:1234").unwrap_err().part(), UriPart::Port);
+    assert_eq!(
+        Options::from_uri("memory://shop?cacertfile=x").unwrap_err().part(),
+        Options::from_uri("amqp://shop?cacertfile=x").unwrap_err().part()
+    );
+}

@@ -1,0 +1,166 @@
+//! What a message that came back is known by, since it carries no number: how it looks.
+
+use std::collections::VecDeque;
+use std::hash::BuildHasher;
+
+use foldhash::quality::RandomState;
+use leveret_wire::Properties;
+
+use super::Returned;
+use crate::amqp::publish::Publish;
+
+/// How much of either end of a body is looked at.
+const BODY_ENDS: usize = 128;
+
+/// How a message looks: hashes, so that no body is kept in memory for it.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::amqp) struct Look {
+    /// Exchange and routing key.
+    address: u64,
+    /// Length and both ends: two bodies that differ in their midst alone, to the same address with the same
+    /// properties, are told apart by their order.
+    body: u64,
+    properties: u64,
+}
+
+/// Looks at messages. Quick, because every mandatory publish is looked at; with a key of its own, so that nobody can
+/// make messages that look alike and are not.
+#[derive(Debug)]
+pub(in crate::amqp) struct Looks {
+    hasher: RandomState,
+}
+
+impl Looks {
+    pub(super) fn new() -> Self {
+        Looks { hasher: RandomState::default() }
+    }
+
+    #[inline]
+    pub(in crate::amqp) fn of(&self, publish: &Publish<'_>) -> Look {
+        let address = (publish.exchange.as_bytes(), publish.routing_key.as_bytes());
+        self.look(address, &publish.properties, &publish.body)
+    }
+
+    pub(super) fn of_returned(&self, returned: &Returned) -> Look {
+        let address = (returned.exchange.as_bytes(), returned.routing_key.as_bytes());
+        self.look(address, &returned.properties.get(), &returned.body)
+    }
+
+    fn look(&self, address: (&[u8], &[u8]), properties: &Properties<'_>, body: &[u8]) -> Look {
+        let ends = body.len().min(BODY_ENDS);
+        Look {
+            address: self.hasher.hash_one(address),
+            body: self.hasher.hash_one((body.len(), &body[..ends], &body[body.len() - ends..])),
+            properties: self.properties(properties),
+        }
+    }
+
+    /// The same whatever the order of the headers: RabbitMQ 4.3 sorts them.
+    fn properties(&self, properties: &Properties<'_>) -> u64 {
+        let text = [
+            &properties.content_type,
+            &properties.content_encoding,
+            &properties.correlation_id,
+            &properties.reply_to,
+            &properties.expiration,
+            &properties.message_id,
+            &properties.kind,
+            &properties.user_id,
+            &properties.app_id,
+            &properties.cluster_id,
+        ];
+        let numbers = (properties.delivery_mode, properties.priority, properties.timestamp);
+        let headers = properties.headers.as_ref().map_or(0, |headers| {
+            let fields = headers.encoded_fields().map(|field| self.hasher.hash_one(field));
+            fields.fold(1, u64::wrapping_add)
+        });
+        self.hasher.hash_one((text, numbers, headers))
+    }
+}
+
+/// The mandatory publishes that may yet come back, by number, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Mandatory {
+    known: VecDeque<(u64, Look)>,
+}
+
+impl Mandatory {
+    #[inline]
+    pub(super) fn add(&mut self, number: u64, look: Look) {
+        self.known.push_back((number, look));
+    }
+
+    /// Finds and takes out the publish that came back.
+    ///
+    /// Returns come in the order of the publishes, so it is the oldest one that looks the same and is not answered.
+    /// Should the broker have altered the message (it does to some properties), body and address, or the address
+    /// alone, have to do.
+    pub(super) fn take(&mut self, look: Look, is_answered: impl Fn(u64) -> bool) -> Option<u64> {
+        let oldest = |same: &dyn Fn(&Look) -> bool| {
+            self.known.iter().position(|(number, one)| {
+                one.address == look.address && same(one) && !is_answered(*number)
+            })
+        };
+        let index = oldest(&|one| one.body == look.body && one.properties == look.properties)
+            .or_else(|| oldest(&|one| one.body == look.body))
+            .or_else(|| oldest(&|_| true))?;
+        self.known.remove(index).map(|(number, _)| number)
+    }
+
+    /// Forgets the oldest ones as far as they are answered.
+    pub(super) fn forget(&mut self, is_answered: impl Fn(u64) -> bool) {
+        while self.known.front().is_some_and(|(number, _)| is_answered(*number)) {
+            self.known.pop_front();
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::amqp::{Table, Value};
+
+    #[test]
+    fn the_order_of_headers_does_not_matter() {
+        let looks = Looks::new();
+        let look = |pairs: [(&str, Value<'_>); 2]| {
+            let headers = Some(Table::from_pairs(pairs).unwrap());
+            looks.properties(&Properties { headers, ..Properties::default() })
+        };
+        assert_eq!(
+            look([("a", 1.into()), ("b", 2.into())]),
+            look([("b", 2.into()), ("a", 1.into())])
+        );
+        assert_ne!(
+            look([("a", 1.into()), ("b", 2.into())]),
+            look([("a", 2.into()), ("b", 1.into())])
+        );
+    }
+
+    #[test]
+    fn a_body_is_known_by_its_length_and_both_ends() {
+        let looks = Looks::new();
+        let look = |body: &[u8]| looks.look((b"x", b"key"), &Properties::default(), body).body;
+        let long = [b'a'; 1000];
+        let (mut begins, mut ends) = (long, long);
+        begins[0] = b'b';
+        ends[999] = b'b';
+        assert_eq!(look(&long), look(&long));
+        for other in [&begins[..], &ends, &long[1..], b""] {
+            assert_ne!(look(&long), look(other));
+        }
+    }
+
+    #[test]
+    fn neither_name_runs_into_the_other() {
+        let looks = Looks::new();
+        let look =
+            |address: (&[u8], &[u8])| looks.look(address, &Properties::default(), b"").address;
+        assert_ne!(look((b"ab", b"c")), look((b"a", b"bc")));
+    }
+}
