@@ -29,8 +29,17 @@ impl Broker {
         self.url.to_string()
     }
 
+    /// Whether this is Leveret's embedded broker, which has no management API. Each virtual host is then a broker of its
+    /// own, in the process of the test.
+    pub fn is_embedded(&self) -> bool {
+        self.url.scheme() == "memory"
+    }
+
     /// The AMQP URL of a virtual host; its name is percent-encoded.
     pub fn url_for(&self, vhost: &str) -> String {
+        if self.is_embedded() {
+            return format!("memory://{vhost}");
+        }
         let mut url = self.url.clone();
         url.path_segments_mut().expect("an AMQP URL has a host").push(vhost);
         url.to_string()

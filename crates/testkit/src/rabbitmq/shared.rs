@@ -15,6 +15,9 @@ pub async fn vhost() -> Vhost {
 
 /// The RabbitMQ that all tests of a run share.
 ///
+/// With `LEVERET_RABBITMQ_URL=memory://embedded`, the tests run on Leveret's embedded broker instead, as far as they need
+/// no management API.
+///
 /// It is the one that `LEVERET_RABBITMQ_URL` and `LEVERET_RABBITMQ_MANAGEMENT_URL` name; the
 /// program `with-servers` starts one and sets these for a whole run. Where they are not set, one is
 /// started for this process and ends with it.
@@ -27,6 +30,9 @@ pub async fn shared() -> &'static Broker {
     static SHARED: OnceCell<(Broker, Option<RabbitNode>)> = OnceCell::const_new();
     let (broker, _) = SHARED
         .get_or_init(async || match std::env::var("LEVERET_RABBITMQ_URL") {
+            Ok(url) if url.starts_with("memory:") => {
+                (Broker::new(&url, Management::at("http://no.management.invalid")), None)
+            }
             Ok(url) => (running_at(&url).await, None),
             Err(_) => {
                 let node = RabbitNode::start(Version::under_test()).await;

@@ -1,0 +1,35 @@
+//! An embedded AMQP 0-9-1 broker that behaves as RabbitMQ does.
+//!
+//! What it does is held against real nodes: 4.3 by default, and 3.10 as a [`Profile`]. Where it differs:
+//!
+//! - There are no streams, no plugins, and no management API ([`Broker::snapshot`] and [`Broker::peek`] look inside).
+//! - Things happen at once that RabbitMQ does a little later: a dead letter is in its queue when the ack that follows the
+//!   reject is read, and a full quorum queue refuses from the first publish on that it may refuse.
+//! - What 3.10 passes round among queues for ever goes round here, too, but slower than others are served.
+//! - After [`Broker::restart`] a message that was delivered before is `redelivered`. In 4.3 one that had come back to its
+//!   classic queue before the restart is not.
+//! - RabbitMQ 3.10 breaks down over a nonsensical `x-queue-master-locator` (541); here it is ignored.
+
+mod alarm;
+mod arguments;
+mod broker;
+mod death;
+mod erlang;
+mod exchange;
+mod faults;
+mod fields;
+mod message;
+mod outlet;
+mod profile;
+mod queue;
+mod refusal;
+mod session;
+pub mod snapshot;
+mod time;
+mod users;
+mod vhost;
+
+pub use broker::{Broker, Builder};
+pub use faults::Faults;
+pub use profile::Profile;
+pub use users::{InvalidPermission, Permissions};

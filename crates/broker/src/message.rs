@@ -1,0 +1,246 @@
+//! A message as the broker keeps it: one piece of memory for everything but a large body.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use leveret_wire::{Body, Properties, RawProperties, ShortStr, Table};
+use triomphe::ThinArc;
+
+use crate::death::Deaths;
+
+/// The name of an exchange or queue, shared by the messages that went through it.
+pub(crate) type Name = Arc<ShortStr<'static>>;
+
+/// From this size on a body is kept where the read put it; below, it is copied, so that a small message that stays does
+/// not keep the whole read.
+const COPY_BELOW: usize = 4096;
+
+/// A message. It clones cheaply: one that reaches ten queues is kept once.
+#[derive(Clone)]
+pub(crate) struct Message(ThinArc<Head, u8>);
+
+/// What goes before the bytes: routing key, properties, and the body if it is small.
+struct Head {
+    exchange: Name,
+    large_body: Option<Box<Bytes>>,
+    aside: Option<Box<Aside>>,
+    properties: u32,
+    /// Its own time to live in milliseconds, or [`NO_TTL`].
+    ttl: u64,
+    routing_key: u8,
+    persistent: bool,
+}
+
+const NO_TTL: u64 = u64::MAX;
+
+/// What few messages have, and no client is told.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Aside {
+    /// The routing keys beside the first: those of `CC`, then those of `BCC`.
+    pub(crate) copies: Vec<ShortStr<'static>>,
+    /// Those of `BCC` alone.
+    pub(crate) blind: Vec<ShortStr<'static>>,
+    /// Where it died before.
+    pub(crate) deaths: Deaths,
+    /// The headers as they came, if 4.3 left some out because their names came again: consumers see the first of a name,
+    /// and headers exchanges go by the last.
+    pub(crate) headers: Option<Table<'static>>,
+}
+
+impl Aside {
+    fn is_empty(&self) -> bool {
+        let Aside { copies, blind, deaths, headers } = self;
+        copies.is_empty() && blind.is_empty() && deaths.is_empty() && headers.is_none()
+    }
+}
+
+/// What a message is made of.
+#[derive(Debug)]
+pub(crate) struct Parts<'a> {
+    pub(crate) exchange: &'a Name,
+    pub(crate) routing_key: &'a ShortStr<'a>,
+    pub(crate) properties: &'a RawProperties,
+    /// Its own time to live in milliseconds.
+    pub(crate) ttl: Option<u64>,
+    pub(crate) aside: Aside,
+    pub(crate) body: Bytes,
+}
+
+/// Where a message is put together before it gets memory of its own.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch(Vec<u8>);
+
+impl Message {
+    pub(crate) fn new(scratch: &mut Scratch, parts: Parts<'_>) -> Self {
+        let Parts { exchange, routing_key, properties, ttl, aside, body } = parts;
+        let bytes = &mut scratch.0;
+        bytes.clear();
+        bytes.extend_from_slice(routing_key.as_bytes());
+        bytes.extend_from_slice(properties.as_bytes());
+        let large_body = if body.len() < COPY_BELOW {
+            bytes.extend_from_slice(&body);
+            None
+        } else {
+            Some(Box::new(body))
+        };
+        let head = Head {
+            exchange: Arc::clone(exchange),
+            large_body,
+            aside: (!aside.is_empty()).then(|| Box::new(aside)),
+            // A header is at most a frame, and a frame at most 4 GiB.
+            properties: properties.as_bytes().len() as u32,
+            ttl: ttl.unwrap_or(NO_TTL),
+            routing_key: routing_key.len() as u8,
+            persistent: is_persistent(properties.as_bytes()),
+        };
+        Message(ThinArc::from_header_and_slice(head, bytes))
+    }
+
+    fn head(&self) -> &Head {
+        &self.0.header.header
+    }
+
+    /// The exchange it was published to.
+    pub(crate) fn exchange(&self) -> &Name {
+        &self.head().exchange
+    }
+
+    pub(crate) fn routing_key(&self) -> ShortStr<'_> {
+        let key = &self.0.slice[..usize::from(self.head().routing_key)];
+        ShortStr::from_bytes(key).unwrap_or_default()
+    }
+
+    fn properties_end(&self) -> usize {
+        usize::from(self.head().routing_key) + self.head().properties as usize
+    }
+
+    /// The properties in their encoded form.
+    pub(crate) fn encoded_properties(&self) -> &[u8] {
+        &self.0.slice[usize::from(self.head().routing_key)..self.properties_end()]
+    }
+
+    /// The properties, decoded: none at all if they are malformed.
+    pub(crate) fn properties(&self) -> Properties<'_> {
+        Properties::decode(self.encoded_properties()).unwrap_or_default()
+    }
+
+    pub(crate) fn raw_properties(&self) -> RawProperties {
+        RawProperties::new(Bytes::copy_from_slice(self.encoded_properties()))
+    }
+
+    #[inline]
+    pub(crate) fn body(&self) -> Body<'_> {
+        match &self.head().large_body {
+            Some(body) => Body::Shared(body),
+            None => Body::Copied(&self.0.slice[self.properties_end()..]),
+        }
+    }
+
+    /// The body as bytes that may be kept.
+    pub(crate) fn body_bytes(&self) -> Bytes {
+        match self.body() {
+            Body::Shared(bytes) => bytes.clone(),
+            Body::Copied(bytes) => Bytes::copy_from_slice(bytes),
+        }
+    }
+
+    pub(crate) fn body_len(&self) -> usize {
+        match &self.head().large_body {
+            Some(body) => body.len(),
+            None => self.0.slice.len() - self.properties_end(),
+        }
+    }
+
+    /// How much memory it takes, about.
+    pub(crate) fn size(&self) -> usize {
+        let large = self.head().large_body.as_ref().map_or(0, |body| body.len());
+        std::mem::size_of::<Head>() + self.0.slice.len() + large
+    }
+
+    pub(crate) fn aside(&self) -> Option<&Aside> {
+        self.head().aside.as_deref()
+    }
+
+    /// Its own time to live in milliseconds.
+    pub(crate) fn ttl(&self) -> Option<u64> {
+        Some(self.head().ttl).filter(|ttl| *ttl != NO_TTL)
+    }
+
+    /// Whether it survives a restart in a durable queue.
+    pub(crate) fn is_persistent(&self) -> bool {
+        self.head().persistent
+    }
+}
+
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Message")
+            .field("exchange", self.exchange())
+            .field("routing_key", &self.routing_key())
+            .field("properties", &self.properties())
+            .field("body", &format_args!("{} bytes", self.body_len()))
+            .finish()
+    }
+}
+
+fn is_persistent(properties: &[u8]) -> bool {
+    // Most messages have the flag off or nothing before it: the full decoding is for the rest.
+    const DELIVERY_MODE: u16 = 1 << 12;
+    match properties {
+        [high, low, ..] if u16::from_be_bytes([*high, *low]) & DELIVERY_MODE == 0 => false,
+        _ => Properties::decode(properties).is_ok_and(|found| found.delivery_mode == Some(2)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(body: Bytes, delivery_mode: Option<u8>) -> Message {
+        let properties = Properties {
+            delivery_mode,
+            content_type: Some(ShortStr::from_static("text/plain")),
+            ..Properties::default()
+        };
+        let exchange = Arc::new(ShortStr::from_static("x"));
+        let parts = Parts {
+            exchange: &exchange,
+            routing_key: &ShortStr::from_static("the.key"),
+            properties: &RawProperties::from(&properties),
+            ttl: None,
+            aside: Aside::default(),
+            body,
+        };
+        Message::new(&mut Scratch::default(), parts)
+    }
+
+    #[test]
+    fn all_parts_come_out_as_they_went_in() {
+        for size in [0, 1, 4095, 4096, 100_000] {
+            let body: Bytes = (0..size).map(|n| n as u8).collect();
+            let message = message(body.clone(), Some(2));
+            assert_eq!(**message.exchange(), "x");
+            assert_eq!(message.routing_key(), "the.key");
+            assert_eq!(message.properties().content_type.unwrap(), "text/plain");
+            assert_eq!(message.body_len(), size);
+            assert!(message.body_bytes() == body, "{size} bytes");
+            assert!(message.is_persistent());
+        }
+    }
+
+    #[test]
+    fn only_delivery_mode_two_is_persistent() {
+        for (mode, persistent) in
+            [(None, false), (Some(1), false), (Some(2), true), (Some(3), false)]
+        {
+            assert_eq!(message(Bytes::new(), mode).is_persistent(), persistent, "{mode:?}");
+        }
+    }
+
+    #[test]
+    fn a_large_body_is_not_copied() {
+        let body = Bytes::from(vec![0; COPY_BELOW]);
+        assert_eq!(message(body.clone(), None).body_bytes().as_ptr(), body.as_ptr());
+    }
+}

@@ -1,0 +1,119 @@
+//! A queue: its messages, and whose turn it is to get one.
+
+mod counts;
+mod ready;
+mod turns;
+
+pub(crate) use counts::{Way, counted};
+pub(crate) use ready::{Entry, Order, Ready};
+pub(crate) use turns::Turns;
+
+use leveret_wire::Table;
+
+use crate::arguments::{Overflow, QueueArguments};
+use crate::message::{Message, Name};
+use crate::profile::Profile;
+use crate::time::Moment;
+use crate::vhost::{ConnectionId, ConsumerId, ExchangeId};
+
+/// A queue.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    pub(crate) name: Name,
+    pub(crate) durable: bool,
+    pub(crate) auto_delete: bool,
+    /// The connection that alone may use it, if it is exclusive.
+    pub(crate) owner: Option<ConnectionId>,
+    pub(crate) arguments: QueueArguments,
+    /// The arguments as the client gave them.
+    pub(crate) table: Table<'static>,
+    pub(crate) ready: Ready,
+    /// How many were delivered and are not settled.
+    pub(crate) unsettled: usize,
+    /// Of these, how many were got and not consumed.
+    pub(crate) got: usize,
+    pub(crate) turns: Turns,
+    /// The consumer beside which there may be no other.
+    pub(crate) exclusive_consumer: Option<ConsumerId>,
+    /// It had a consumer once: one that deletes itself does so with the last.
+    pub(crate) had_consumer: bool,
+    pub(crate) last_used: Moment,
+    /// The exchanges that have bindings to it.
+    pub(crate) bound_to: Vec<ExchangeId>,
+    /// For when it has asked to be looked after, because a message dies then.
+    pub(crate) next_look: Moment,
+    next_place: u64,
+}
+
+impl Queue {
+    pub(crate) fn new(
+        profile: Profile,
+        name: Name,
+        arguments: QueueArguments,
+        table: Table<'static>,
+    ) -> Self {
+        let order = match arguments.is_quorum() {
+            true => Order::Quorum(profile),
+            false => Order::Classic { max_priority: arguments.max_priority.unwrap_or(0) },
+        };
+        Queue {
+            name,
+            durable: false,
+            auto_delete: false,
+            owner: None,
+            ready: Ready::new(order),
+            unsettled: 0,
+            got: 0,
+            turns: Turns::new(arguments.single_active_consumer),
+            arguments,
+            table,
+            exclusive_consumer: None,
+            had_consumer: false,
+            last_used: Moment::NEVER,
+            bound_to: Vec::new(),
+            next_look: Moment::NEVER,
+            next_place: 0,
+        }
+    }
+
+    /// How many consumers clients are told that there are. To a quorum queue, who gets a message is one until it is settled.
+    pub(crate) fn consumer_count(&self) -> usize {
+        self.turns.len() + if self.arguments.is_quorum() { self.got } else { 0 }
+    }
+
+    /// A message as it is kept here: its place, and when it dies. It may have failed elsewhere before.
+    #[inline]
+    pub(crate) fn admit(&mut self, message: Message, failures: u32, now: Moment) -> Entry {
+        let ttl = match (self.arguments.message_ttl, message.ttl()) {
+            (Some(queue), Some(own)) => Some(queue.min(own)),
+            (queue, own) => queue.or(own),
+        };
+        let expires = ttl.map_or(Moment::NEVER, |ttl| now.after_millis(ttl));
+        self.next_place += 1;
+        Entry { message, place: self.next_place, expires, failures, returns: 0 }
+    }
+
+    /// Whether it does not take a message, because it is full and rather refuses new ones than to drop old ones. A quorum
+    /// queue finds out too late, and takes one too many.
+    pub(crate) fn refuses(&self, message: &Message) -> bool {
+        match self.arguments.overflow {
+            Overflow::DropHead => false,
+            _ if self.arguments.is_quorum() => self.is_over_limit(0, 0),
+            _ => self.is_over_limit(1, message.body_len()),
+        }
+    }
+
+    /// Takes out a message that there is no room for.
+    pub(crate) fn pop_over_limit(&mut self) -> Option<Entry> {
+        let drops = self.arguments.overflow == Overflow::DropHead;
+        if drops && self.is_over_limit(0, 0) { self.ready.pop() } else { None }
+    }
+
+    /// Whether there are more messages, or more bytes of them, than it may have, with that many more.
+    fn is_over_limit(&self, messages: usize, bytes: usize) -> bool {
+        let over =
+            |limit: Option<u64>, value: usize| limit.is_some_and(|limit| value as u64 > limit);
+        over(self.arguments.max_length, self.ready.len() + messages)
+            || over(self.arguments.max_length_bytes, self.ready.bytes() + bytes)
+    }
+}

@@ -1,0 +1,328 @@
+//! A client's connection: bytes in, bytes out, from the protocol header to the last close.
+
+mod channels;
+mod handshake;
+mod properties;
+mod texts;
+
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Buf;
+use leveret_wire::method::{Encode, basic, connection};
+use leveret_wire::{
+    DecodeError, Fault, FrameKind, FrameMax, Inbound, Outbound, ReplyCode, Scope, ShortStr,
+};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::alarm::Raised;
+use crate::broker::{Frozen, Shared};
+use crate::outlet::{Outlet, Taken};
+use crate::refusal::Refusal;
+use crate::vhost::{ConnectionId, Host};
+
+use channels::Channels;
+
+/// How long a client may take to shake hands: what says nothing must not hold a connection.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// How long the last frames may take on their way out, and the client's agreement to a close on its way in.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// The stream's reading half with what came and was not looked at yet.
+#[derive(Debug)]
+struct Reader<R> {
+    stream: R,
+    inbound: Inbound,
+}
+
+impl<R: AsyncRead + Unpin> Reader<R> {
+    /// Reads some bytes. False at the end of the stream.
+    async fn read(&mut self) -> io::Result<bool> {
+        let mut space = self.inbound.space();
+        Ok(self.stream.read_buf(&mut space).await? > 0)
+    }
+}
+
+/// Why a conversation is over.
+#[derive(Debug)]
+enum End {
+    /// The client closed it, or hung up.
+    Gone,
+    /// The client did what costs the connection: it is told, and may agree.
+    Refused(Refused),
+}
+
+/// A refusal, and what was refused.
+#[derive(Debug)]
+struct Refused {
+    refusal: Refusal,
+    class_id: u16,
+    method_id: u16,
+}
+
+impl Refused {
+    fn new(refusal: Refusal, method: Option<(u16, u16)>) -> Self {
+        let (class_id, method_id) = method.unwrap_or_default();
+        Refused { refusal, class_id, method_id }
+    }
+
+    fn close(&self) -> connection::Close<'_> {
+        connection::Close {
+            reply_code: self.refusal.code,
+            reply_text: self.refusal.reply_text(),
+            class_id: self.class_id,
+            method_id: self.method_id,
+        }
+    }
+}
+
+impl From<Refused> for End {
+    fn from(refused: Refused) -> Self {
+        End::Refused(refused)
+    }
+}
+
+impl From<DecodeError> for End {
+    fn from(error: DecodeError) -> Self {
+        let refused = match *error.fault() {
+            Fault::Unexpected { expected, .. } => unexpected_frame(expected, basic::Publish::ID),
+            _ => Refused::new(Refusal::new(error.reply_code(), &error), error.method_id()),
+        };
+        End::Refused(refused)
+    }
+}
+
+/// RabbitMQ's words for a frame of the wrong kind, on a channel where this method came before.
+fn unexpected_frame(expected: FrameKind, method_id: u16) -> Refused {
+    let (text, method) = match expected {
+        FrameKind::Header => (
+            "expected content header for class 60, got non content header frame instead",
+            Some((basic::CLASS_ID, method_id)),
+        ),
+        FrameKind::Body => (
+            "expected content body, got non content body frame instead",
+            Some((basic::CLASS_ID, method_id)),
+        ),
+        _ => ("expected method frame, got non method frame instead", None),
+    };
+    Refused::new(Refusal::new(ReplyCode::UNEXPECTED_FRAME, text), method)
+}
+
+impl From<io::Error> for End {
+    fn from(_: io::Error) -> Self {
+        End::Gone
+    }
+}
+
+/// What was agreed on in the handshake, and where it led.
+#[derive(Debug)]
+struct Agreed {
+    host: Arc<Host>,
+    connection: ConnectionId,
+    channel_max: u16,
+    heartbeat: Duration,
+    /// What the client calls the connection.
+    name: Option<String>,
+    /// The client wants to be told when it is blocked.
+    hears_of_blocking: bool,
+}
+
+/// Serves one client until it or the broker ends the connection.
+pub(crate) async fn run<R, W>(shared: Arc<Shared>, reader: R, mut writer: W)
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    shared.until_started().await;
+    let outlet = Arc::new(Outlet::new());
+    let reader = Reader { stream: reader, inbound: Inbound::new(FrameMax::MIN) };
+    converse(&shared, reader, &mut writer, &outlet).await;
+    let _ = timeout(LAST_WORDS, writer.shutdown()).await;
+}
+
+async fn converse<R, W>(
+    shared: &Arc<Shared>,
+    mut reader: Reader<R>,
+    writer: &mut W,
+    outlet: &Arc<Outlet>,
+) where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    let mut line = handshake::Line { reader: &mut reader, writer, outbound: Outbound::new() };
+    let shaken = timeout(HANDSHAKE, handshake::shake_hands(shared, &mut line, outlet)).await;
+    let Ok(Some(agreed)) = shaken else { return };
+    let enrolled = shared.enrol(agreed.name.clone());
+    let _leave = Leave { host: &agreed.host, connection: agreed.connection, outlet };
+    let mut write = pin!(write(&agreed, shared.frozen(), outlet, writer));
+    let mut stop = shared.stopping();
+    let end = {
+        let mut channels = Channels::new(&agreed, Arc::clone(outlet), shared.max_message_size());
+        tokio::select! {
+            end = read(shared, &agreed, &mut reader, &mut channels) => end,
+            _ = &mut write => return,
+            () = enrolled.cut() => return,
+            () = stop.wait() => {
+                let refusal = Refusal::new(ReplyCode::CONNECTION_FORCED, "broker forced connection closure with reason 'shutdown'");
+                End::Refused(Refused::new(refusal, None))
+            }
+        }
+    };
+    if let End::Refused(refused) = &end {
+        outlet.send(0, &refused.close());
+        let agreed_to = async {
+            tokio::select! {
+                () = until_agreed(&mut reader) => {}
+                _ = &mut write => {}
+            }
+        };
+        let _ = timeout(LAST_WORDS, agreed_to).await;
+    }
+    outlet.close();
+    let _ = timeout(LAST_WORDS, write).await;
+}
+
+/// Takes the connection out of its virtual host, however the session ends.
+struct Leave<'s> {
+    host: &'s Host,
+    connection: ConnectionId,
+    outlet: &'s Outlet,
+}
+
+impl Drop for Leave<'_> {
+    fn drop(&mut self) {
+        self.outlet.close();
+        self.host.with(|vhost| vhost.disconnect(self.connection));
+    }
+}
+
+/// Reads and does what the client wants, until it is over.
+async fn read<R: AsyncRead + Unpin>(
+    shared: &Shared,
+    agreed: &Agreed,
+    reader: &mut Reader<R>,
+    channels: &mut Channels,
+) -> End {
+    let mut alarm = shared.alarm().watch();
+    let mut frozen = shared.frozen();
+    loop {
+        frozen.thawed().await;
+        // Frames may have come along with the last one of the handshake, hence the read comes last.
+        loop {
+            let batch = match reader.inbound.take() {
+                Ok(batch) if batch.is_empty() => break,
+                Ok(batch) => batch,
+                Err(error) => return error.into(),
+            };
+            if let Err(end) = agreed.host.with(|vhost| channels.frames(vhost, &batch)) {
+                return end;
+            }
+        }
+        if channels.has_published() && alarm.borrow().reason().is_some() {
+            until_unblocked(agreed, channels, &mut alarm).await;
+        }
+        let read = reader.read();
+        let read = if agreed.heartbeat.is_zero() {
+            read.await
+        } else {
+            // Two intervals: one for the client's, one for the network's delay.
+            match timeout(agreed.heartbeat * 2, read).await {
+                Ok(read) => read,
+                Err(_) => return End::Gone,
+            }
+        };
+        if !read.unwrap_or(false) {
+            return End::Gone;
+        }
+    }
+}
+
+/// A client that publishes is not read from while the alarm is raised, and is told.
+async fn until_unblocked(
+    agreed: &Agreed,
+    channels: &Channels,
+    alarm: &mut watch::Receiver<Raised>,
+) {
+    let reason = alarm.borrow().reason().map(|reason| ShortStr::truncated(reason).into_owned());
+    let Some(reason) = reason else { return };
+    if agreed.hears_of_blocking {
+        channels.tell(&connection::Blocked { reason });
+    }
+    let _ = alarm.wait_for(|raised| raised.reason().is_none()).await;
+    if agreed.hears_of_blocking {
+        channels.tell(&connection::Unblocked {});
+    }
+}
+
+/// Reads until the client has agreed to a close; everything else is passed over.
+async fn until_agreed<R: AsyncRead + Unpin>(reader: &mut Reader<R>) {
+    loop {
+        while let Ok(batch) = reader.inbound.take() {
+            if batch.is_empty() {
+                break;
+            }
+            if batch.frames().any(|frame| channels::ends_the_connection(&frame)) {
+                return;
+            }
+        }
+        if !reader.read().await.unwrap_or(false) {
+            return;
+        }
+    }
+}
+
+/// Writes what the broker puts into the outlet, and signs of life when it puts nothing.
+async fn write(
+    agreed: &Agreed,
+    mut frozen: Frozen,
+    outlet: &Outlet,
+    writer: &mut (impl AsyncWrite + Unpin),
+) -> io::Result<()> {
+    let mut buffer = Outbound::new();
+    let interval = agreed.heartbeat / 2;
+    loop {
+        let taken = if interval.is_zero() {
+            outlet.take(&mut buffer).await
+        } else {
+            match timeout(interval, outlet.take(&mut buffer)).await {
+                Ok(taken) => taken,
+                Err(_) => {
+                    buffer.heartbeat();
+                    Taken::Some
+                }
+            }
+        };
+        frozen.thawed().await;
+        write_all(writer, &mut buffer).await?;
+        match taken {
+            Taken::Some => {}
+            Taken::Drained => agreed.host.with(|vhost| vhost.drained(agreed.connection)),
+            Taken::End => return Ok(()),
+        }
+    }
+}
+
+async fn write_all(
+    writer: &mut (impl AsyncWrite + Unpin),
+    buffer: &mut Outbound,
+) -> io::Result<()> {
+    while buffer.has_remaining() {
+        writer.write_buf(buffer).await?;
+    }
+    writer.flush().await
+}
+
+/// Whether a refusal costs the whole connection.
+fn is_fatal(refusal: &Refusal) -> bool {
+    refusal.scope() == Scope::Connection
+}
+
+/// Encodes a method that fits any frame.
+fn put(outbound: &mut Outbound, method: &impl Encode) {
+    let _ = outbound.method(0, method, FrameMax::DEFAULT);
+}

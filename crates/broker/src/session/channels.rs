@@ -1,0 +1,310 @@
+//! The channels of a connection: frames are sorted here and handed to the virtual host.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use leveret_wire::method::{Encode, basic, channel, connection};
+use leveret_wire::{
+    Assembler, Content, DecodeError, Fault, Frame, FrameBatch, FrameKind, Method, ReplyCode,
+    ShortStr,
+};
+
+use super::{Agreed, End, Refused, is_fatal, texts, unexpected_frame};
+use crate::arguments::words;
+use crate::outlet::Outlet;
+use crate::refusal::Refusal;
+use crate::vhost::{ChannelId, ConnectionId, Incoming, Vhost};
+
+/// The channels of one connection.
+#[derive(Debug)]
+pub(super) struct Channels {
+    connection: ConnectionId,
+    outlet: Arc<Outlet>,
+    channel_max: u16,
+    max_message_size: u64,
+    /// Channel `n` at `n - 1`.
+    slots: Vec<Slot>,
+    has_published: bool,
+}
+
+/// A channel number.
+#[derive(Debug)]
+enum Slot {
+    Free,
+    Open(Box<Lane>),
+    /// It was closed from here. Everything is passed over until the client agrees.
+    Closing,
+}
+
+#[derive(Debug)]
+struct Lane {
+    id: ChannelId,
+    assembler: Assembler<Carrier>,
+}
+
+/// What is kept of a `basic.publish` until its message is whole.
+#[derive(Debug)]
+struct Carrier {
+    /// Exchange and routing key, each with an octet for its length before it.
+    names: Bytes,
+    mandatory: bool,
+    immediate: bool,
+}
+
+impl Carrier {
+    fn names(&self) -> (ShortStr<'_>, ShortStr<'_>) {
+        let exchange = usize::from(self.names.first().copied().unwrap_or(0));
+        let exchange_end = exchange + 1;
+        let exchange = self.names.get(1..exchange_end).unwrap_or_default();
+        let key = self.names.get(exchange_end + 1..).unwrap_or_default();
+        (
+            ShortStr::from_bytes(exchange).unwrap_or_default(),
+            ShortStr::from_bytes(key).unwrap_or_default(),
+        )
+    }
+}
+
+/// Class and method of a publish.
+const PUBLISH: (u16, u16) = (basic::CLASS_ID, basic::Publish::ID);
+
+/// Whether the client hangs up with this frame, or agrees that we do.
+pub(super) fn ends_the_connection(frame: &Frame<'_>) -> bool {
+    frame.channel == 0
+        && frame.kind == FrameKind::Method
+        && matches!(
+            Method::decode(frame.payload),
+            Ok(Method::ConnectionCloseOk(_) | Method::ConnectionClose(_))
+        )
+}
+
+/// Class and method of a method frame's payload.
+fn method_id(payload: &[u8]) -> Option<(u16, u16)> {
+    let [a, b, c, d] = *payload.first_chunk()?;
+    Some((u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])))
+}
+
+fn refused(code: ReplyCode, text: impl std::fmt::Display, method: Option<(u16, u16)>) -> End {
+    Refused::new(Refusal::new(code, text), method).into()
+}
+
+impl Channels {
+    pub(super) fn new(agreed: &Agreed, outlet: Arc<Outlet>, max_message_size: u64) -> Self {
+        Channels {
+            connection: agreed.connection,
+            outlet,
+            channel_max: agreed.channel_max,
+            max_message_size,
+            slots: Vec::new(),
+            has_published: false,
+        }
+    }
+
+    /// Whether the client has published since it was asked last.
+    pub(super) fn has_published(&mut self) -> bool {
+        std::mem::take(&mut self.has_published)
+    }
+
+    /// Tells the client something about its connection.
+    pub(super) fn tell(&self, method: &impl Encode) {
+        self.outlet.send(0, method);
+    }
+
+    /// Does what all frames of a read ask for.
+    pub(super) fn frames(&mut self, vhost: &mut Vhost, batch: &FrameBatch) -> Result<(), End> {
+        for frame in batch.frames() {
+            match (frame.kind, frame.channel) {
+                (FrameKind::Heartbeat, _) => {}
+                (FrameKind::Method, 0) => self.connection_method(frame.payload)?,
+                (kind, 0) => {
+                    let text = format!("unexpected {kind} frame on channel 0");
+                    return Err(refused(ReplyCode::UNEXPECTED_FRAME, text, None));
+                }
+                _ => self.channel_frame(vhost, frame, batch)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn connection_method(&mut self, payload: &[u8]) -> Result<(), End> {
+        match Method::decode(payload)? {
+            Method::ConnectionClose(_) => {
+                self.outlet.send(0, &connection::CloseOk {});
+                Err(End::Gone)
+            }
+            Method::ConnectionUpdateSecret(_) => {
+                self.outlet.send(0, &connection::UpdateSecretOk {});
+                Ok(())
+            }
+            other => {
+                let text = format!("unexpected method {} on channel 0", other.name());
+                Err(refused(ReplyCode::COMMAND_INVALID, text, method_id(payload)))
+            }
+        }
+    }
+
+    #[inline]
+    fn channel_frame(
+        &mut self,
+        vhost: &mut Vhost,
+        frame: Frame<'_>,
+        batch: &FrameBatch,
+    ) -> Result<(), End> {
+        let index = usize::from(frame.channel) - 1;
+        let Some(Slot::Open(lane)) = self.slots.get_mut(index) else {
+            return self.frame_of_no_channel(vhost, frame);
+        };
+        let content = match frame.kind {
+            FrameKind::Method => match Method::decode(frame.payload)? {
+                Method::BasicPublish(publish) => {
+                    // Between class, method and a reserved number in front, and the flags behind.
+                    let names = batch.keep(&frame.payload[6..frame.payload.len() - 1]);
+                    let basic::Publish { mandatory, immediate, .. } = publish;
+                    lane.assembler.begin(Carrier { names, mandatory, immediate })?;
+                    return Ok(());
+                }
+                // Only a broker says these. RabbitMQ awaits what follows them, which makes no difference to a client that
+                // does not follow them up.
+                Method::BasicDeliver(_) | Method::BasicReturn(_) | Method::BasicGetOk(_) => {
+                    let (_, id) = method_id(frame.payload).unwrap_or_default();
+                    return Err(unexpected_frame(FrameKind::Header, id).into());
+                }
+                method => {
+                    lane.assembler.expect_idle()?;
+                    if !texts::are_utf8(&method) {
+                        return Err(Refused::new(words::not_utf8(), None).into());
+                    }
+                    return self.method(vhost, frame.channel, &method, method_id(frame.payload));
+                }
+            },
+            FrameKind::Header => match lane.assembler.header(batch.keep(frame.payload)) {
+                Ok(content) => content,
+                Err(error) => return self.refuse_header(vhost, frame.channel, error),
+            },
+            FrameKind::Body => lane.assembler.body(batch.keep(frame.payload))?,
+            FrameKind::Heartbeat => None,
+        };
+        let Some(Content { method, properties, body }) = content else { return Ok(()) };
+        self.has_published = true;
+        let (exchange, routing_key) = method.names();
+        let Carrier { mandatory, immediate, .. } = method;
+        let incoming = Incoming { exchange, routing_key, mandatory, immediate, properties, body };
+        match vhost.publish(lane.id, incoming) {
+            Ok(()) => Ok(()),
+            Err(refusal) => self.refuse(vhost, frame.channel, refusal, Some(PUBLISH)),
+        }
+    }
+
+    /// A message that is too large costs its channel, before any of it is kept; what else is wrong with a header costs the
+    /// connection.
+    fn refuse_header(
+        &mut self,
+        vhost: &mut Vhost,
+        number: u16,
+        error: DecodeError,
+    ) -> Result<(), End> {
+        match *error.fault() {
+            Fault::BodyTooLarge { announced, max } => {
+                let refusal = words::message_too_large(announced, max);
+                self.refuse(vhost, number, refusal, Some(PUBLISH))
+            }
+            _ => Err(error.into()),
+        }
+    }
+
+    /// A frame for a number that has no open channel.
+    fn frame_of_no_channel(&mut self, vhost: &mut Vhost, frame: Frame<'_>) -> Result<(), End> {
+        let number = frame.channel;
+        let index = usize::from(number) - 1;
+        let closing = matches!(self.slots.get(index), Some(Slot::Closing));
+        if frame.kind != FrameKind::Method {
+            if closing {
+                return Ok(());
+            }
+            let text = format!("{} frame on channel {number}, which is not open", frame.kind);
+            return Err(refused(ReplyCode::CHANNEL_ERROR, text, None));
+        }
+        let id = method_id(frame.payload);
+        match Method::decode(frame.payload)? {
+            Method::ChannelCloseOk(_) if closing => self.slots[index] = Slot::Free,
+            Method::ChannelClose(_) if closing => {
+                self.outlet.send(number, &channel::CloseOk {});
+                self.slots[index] = Slot::Free;
+            }
+            _ if closing => {}
+            Method::ChannelOpen(_) => {
+                if number > self.channel_max {
+                    let text = format!(
+                        "number of channels opened ({}) has reached the negotiated channel_max ({})",
+                        self.channel_max, self.channel_max
+                    );
+                    return Err(refused(ReplyCode::NOT_ALLOWED, text, id));
+                }
+                if self.slots.len() <= index {
+                    self.slots.resize_with(index + 1, || Slot::Free);
+                }
+                let assembler = Assembler::new(self.max_message_size);
+                let id = vhost.open_channel(self.connection, number);
+                self.slots[index] = Slot::Open(Box::new(Lane { id, assembler }));
+                self.outlet.send(number, &channel::OpenOk {});
+            }
+            _ => {
+                return Err(refused(ReplyCode::CHANNEL_ERROR, "expected 'channel.open'", id));
+            }
+        }
+        Ok(())
+    }
+
+    fn method(
+        &mut self,
+        vhost: &mut Vhost,
+        number: u16,
+        method: &Method<'_>,
+        id: Option<(u16, u16)>,
+    ) -> Result<(), End> {
+        let index = usize::from(number) - 1;
+        let Some(Slot::Open(lane)) = self.slots.get(index) else { return Ok(()) };
+        match method {
+            Method::ChannelClose(_) => {
+                vhost.close_channel(lane.id);
+                self.slots[index] = Slot::Free;
+                self.outlet.send(number, &channel::CloseOk {});
+                Ok(())
+            }
+            Method::ChannelOpen(_) => {
+                Err(refused(ReplyCode::CHANNEL_ERROR, "second 'channel.open' seen", id))
+            }
+            method => match vhost.method(lane.id, method) {
+                Ok(()) => Ok(()),
+                Err(refusal) => self.refuse(vhost, number, refusal, id),
+            },
+        }
+    }
+
+    /// A client asked for what it cannot have: it loses the channel, or the connection.
+    fn refuse(
+        &mut self,
+        vhost: &mut Vhost,
+        number: u16,
+        refusal: Refusal,
+        method: Option<(u16, u16)>,
+    ) -> Result<(), End> {
+        let refused = Refused::new(refusal, method);
+        if is_fatal(&refused.refusal) {
+            return Err(refused.into());
+        }
+        let index = usize::from(number) - 1;
+        if let Some(slot) = self.slots.get_mut(index)
+            && let Slot::Open(lane) = std::mem::replace(slot, Slot::Closing)
+        {
+            vhost.close_channel(lane.id);
+        }
+        let close = channel::Close {
+            reply_code: refused.refusal.code,
+            reply_text: refused.refusal.reply_text(),
+            class_id: refused.class_id,
+            method_id: refused.method_id,
+        };
+        self.outlet.send(number, &close);
+        Ok(())
+    }
+}

@@ -1,0 +1,265 @@
+//! A virtual host: exchanges, queues, channels and consumers as one state machine, without I/O and without a clock.
+
+mod channel;
+mod consuming;
+mod dead_letters;
+mod deadlines;
+mod exchanges;
+mod host;
+mod inspecting;
+mod methods;
+mod publishing;
+mod queues;
+mod reply_to;
+mod restarting;
+mod routing;
+mod settling;
+mod watching;
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+use leveret_wire::method::Encode;
+use leveret_wire::{Method, ShortStr, Table};
+use slotmap::SlotMap;
+
+use crate::exchange::{Bindings, Kind};
+use crate::message::{Name, Scratch};
+use crate::outlet::Outlet;
+use crate::profile::Profile;
+use crate::queue::Queue;
+use crate::snapshot::Tally;
+use crate::time::{Clock, Moment};
+use crate::users::Access;
+
+pub(crate) use channel::{Channel, Consumer};
+pub(crate) use host::Host;
+pub(crate) use publishing::Incoming;
+pub(crate) use watching::Planned;
+
+slotmap::new_key_type! {
+    pub(crate) struct ExchangeId;
+    pub(crate) struct QueueId;
+    pub(crate) struct ConsumerId;
+    pub(crate) struct ChannelId;
+    pub(crate) struct ConnectionId;
+}
+
+/// Where a binding leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Destination {
+    Queue(QueueId),
+    Exchange(ExchangeId),
+}
+
+/// An exchange.
+#[derive(Debug)]
+pub(crate) struct Exchange {
+    pub(crate) name: Name,
+    pub(crate) kind: Kind,
+    pub(crate) durable: bool,
+    pub(crate) auto_delete: bool,
+    pub(crate) internal: bool,
+    pub(crate) arguments: Table<'static>,
+    /// Where messages go that it has no binding for.
+    pub(crate) alternate: Option<ShortStr<'static>>,
+    pub(crate) bindings: Bindings<Destination>,
+    /// The exchanges that have bindings to it.
+    pub(crate) bound_to: Vec<ExchangeId>,
+}
+
+/// A connection, as far as the virtual host knows it.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) user: String,
+    pub(crate) access: Arc<Access>,
+    pub(crate) outlet: Arc<Outlet>,
+    channels: Vec<ChannelId>,
+    /// Its outlet has no room: its consumers wait.
+    full: bool,
+}
+
+type Names<K> = HashMap<ShortStr<'static>, K, RandomState>;
+
+/// The state machine. See the module.
+#[derive(Debug)]
+pub(crate) struct Vhost {
+    name: String,
+    profile: Profile,
+    clock: Clock,
+    /// What time it is, as of this call.
+    now: Moment,
+    exchanges: SlotMap<ExchangeId, Exchange>,
+    exchange_names: Names<ExchangeId>,
+    default_exchange: ExchangeId,
+    queues: SlotMap<QueueId, Queue>,
+    queue_names: Names<QueueId>,
+    channels: SlotMap<ChannelId, Channel>,
+    consumers: SlotMap<ConsumerId, Consumer>,
+    connections: SlotMap<ConnectionId, Connection>,
+    deadlines: BinaryHeap<Reverse<(Moment, deadlines::Deadline)>>,
+    /// What died in a queue and is yet to be dead-lettered.
+    dying: VecDeque<dead_letters::Dying>,
+    burials: dead_letters::Burials,
+    /// Channels with confirms that were not sent yet.
+    unconfirmed: Vec<ChannelId>,
+    /// Whose writers are to be woken at the end of this call.
+    wakes: Vec<Arc<Outlet>>,
+    scratch: Scratch,
+    routes: routing::Routes,
+    /// How much memory the messages in its queues take, about.
+    memory: usize,
+    /// Who gets the direct replies for an address.
+    askers: Names<ChannelId>,
+    names_made: u64,
+    /// Answers that a fault holds back.
+    late: HashMap<u64, (ChannelId, Method<'static>)>,
+    planned: Planned,
+    tally: Tally,
+}
+
+impl Vhost {
+    pub(crate) fn new(name: impl Into<String>, profile: Profile, clock: Clock) -> Self {
+        let mut vhost = Vhost {
+            name: name.into(),
+            profile,
+            clock,
+            now: clock.now(),
+            exchanges: SlotMap::with_key(),
+            exchange_names: HashMap::default(),
+            default_exchange: ExchangeId::default(),
+            queues: SlotMap::with_key(),
+            queue_names: HashMap::default(),
+            channels: SlotMap::with_key(),
+            consumers: SlotMap::with_key(),
+            connections: SlotMap::with_key(),
+            deadlines: BinaryHeap::new(),
+            dying: VecDeque::new(),
+            burials: dead_letters::Burials::new(),
+            unconfirmed: Vec::new(),
+            wakes: Vec::new(),
+            scratch: Scratch::default(),
+            routes: routing::Routes::default(),
+            memory: 0,
+            askers: HashMap::default(),
+            names_made: 0,
+            late: HashMap::new(),
+            planned: Planned::default(),
+            tally: Tally::default(),
+        };
+        vhost.add_predeclared_exchanges();
+        vhost
+    }
+
+    // ---- connections and channels
+
+    pub(crate) fn connect(
+        &mut self,
+        user: String,
+        access: Arc<Access>,
+        outlet: Arc<Outlet>,
+    ) -> ConnectionId {
+        let channels = Vec::new();
+        self.connections.insert(Connection { user, access, outlet, channels, full: false })
+    }
+
+    /// A connection is gone: its channels, consumers and exclusive queues go with it.
+    pub(crate) fn disconnect(&mut self, connection: ConnectionId) {
+        let channels = self.connections.get(connection).map(|one| one.channels.clone());
+        for channel in channels.unwrap_or_default() {
+            self.close_channel(channel);
+        }
+        let owned = |queue: &Queue| queue.owner == Some(connection);
+        let exclusive: Vec<_> =
+            self.queues.iter().filter(|(_, queue)| owned(queue)).map(|(id, _)| id).collect();
+        for queue in exclusive {
+            self.remove_queue(queue);
+        }
+        self.connections.remove(connection);
+    }
+
+    pub(crate) fn open_channel(&mut self, connection: ConnectionId, number: u16) -> ChannelId {
+        let outlet = match self.connections.get(connection) {
+            Some(found) => Arc::clone(&found.outlet),
+            None => Arc::new(Outlet::new()),
+        };
+        let id = self.channels.insert(Channel::new(connection, number, outlet));
+        if let Some(found) = self.connections.get_mut(connection) {
+            found.channels.push(id);
+        }
+        id
+    }
+
+    /// A channel is gone: what it had goes back to the queues, and its consumers end.
+    pub(crate) fn close_channel(&mut self, id: ChannelId) {
+        let Some(channel) = self.channels.get_mut(id) else { return };
+        let consumers: Vec<_> = channel.consumers.drain().map(|(_, consumer)| consumer).collect();
+        let connection = channel.connection;
+        // First the consumers: what goes back is not for them.
+        let mut left = Vec::new();
+        for consumer in consumers {
+            left.extend(self.end_consumer(consumer));
+        }
+        let unsettled = self.channels.get_mut(id).map(Channel::take_all_unsettled);
+        self.put_back(unsettled.unwrap_or_default());
+        self.flush_confirms(id);
+        if let Some(replies) = self.channels.remove(id).and_then(|channel| channel.replies) {
+            self.askers.remove(&replies.address);
+        }
+        if let Some(found) = self.connections.get_mut(connection) {
+            found.channels.retain(|one| *one != id);
+        }
+        for queue in left {
+            self.delete_if_left(queue);
+        }
+    }
+
+    /// There is room again in a connection's outlet.
+    pub(crate) fn drained(&mut self, connection: ConnectionId) {
+        let Some(found) = self.connections.get_mut(connection) else { return };
+        found.full = false;
+        for channel in found.channels.clone() {
+            self.resume_channel(channel);
+        }
+    }
+
+    // ---- what goes out
+
+    /// Sends a method on a channel.
+    fn reply(&mut self, channel: ChannelId, method: &(impl Encode + ?Sized)) {
+        if let Some(channel) = self.channels.get(channel)
+            && channel.outlet.put(|outbound, max| outbound.method(channel.number, method, max))
+        {
+            self.wakes.push(Arc::clone(&channel.outlet));
+        }
+    }
+
+    /// Answers a declare, at once unless a fault is asked for.
+    fn reply_declared(&mut self, channel: ChannelId, declared: Method<'static>) {
+        let (count, delay) = &mut self.planned.delay_declares;
+        if watching::take_one(count) {
+            let (at, number) = (self.now.after_millis(delay.as_millis() as u64), self.names_made);
+            self.names_made += 1;
+            self.late.insert(number, (channel, declared));
+            self.set_deadline(at, deadlines::Deadline::Reply(number));
+        } else {
+            self.reply(channel, &declared);
+        }
+    }
+
+    /// Sends what was held back to go out together, and says whom to wake for it.
+    pub(crate) fn finish(&mut self) -> Vec<Arc<Outlet>> {
+        for channel in std::mem::take(&mut self.unconfirmed) {
+            self.flush_confirms(channel);
+        }
+        std::mem::take(&mut self.wakes)
+    }
+
+    /// A call begins.
+    pub(crate) fn set_now(&mut self, now: Moment) {
+        self.now = now;
+        self.burials.renew();
+    }
+}

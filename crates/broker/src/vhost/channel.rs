@@ -1,0 +1,178 @@
+//! A channel and a consumer, as the virtual host knows them.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+use leveret_wire::ShortStr;
+
+use super::publishing::Published;
+use super::{ConnectionId, ConsumerId, ExchangeId, QueueId};
+use crate::outlet::Outlet;
+use crate::queue::Entry;
+
+/// A channel: what was delivered on it, and how it publishes.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    pub(super) connection: ConnectionId,
+    pub(super) number: u16,
+    pub(super) outlet: Arc<Outlet>,
+    pub(super) mode: Mode,
+    pub(super) consumers: HashMap<ShortStr<'static>, ConsumerId, RandomState>,
+    /// The delivery tag of the last delivery.
+    pub(super) last_tag: u64,
+    /// What is not settled, in the order of the tags.
+    unsettled: VecDeque<Unsettled>,
+    /// How many deliveries to its consumers are not settled.
+    pub(super) with_consumers: usize,
+    /// The limit for the next consumer; 0 is none.
+    pub(super) prefetch: u16,
+    /// The limit for all consumers together; 0 is none.
+    pub(super) prefetch_for_all: u16,
+    /// The queue that was declared last: it is meant by an empty name.
+    pub(super) last_queue: Option<ShortStr<'static>>,
+    /// The exchange that was published to last.
+    pub(super) last_exchange: Option<ExchangeId>,
+    /// The consumer of direct replies, and the secret part of its address.
+    pub(super) replies: Option<Replies>,
+}
+
+/// How a channel publishes.
+#[derive(Debug)]
+pub(super) enum Mode {
+    Plain,
+    Confirm(Confirms),
+    Transaction(Transaction),
+}
+
+/// Which publishes were answered.
+#[derive(Debug, Default)]
+pub(super) struct Confirms {
+    /// How many were published; all of them are done.
+    pub(super) published: u64,
+    /// Up to which the client was told.
+    pub(super) told: u64,
+}
+
+/// What waits for a commit.
+#[derive(Debug, Default)]
+pub(super) struct Transaction {
+    pub(super) published: Vec<Published>,
+    pub(super) settled: Vec<(Vec<Unsettled>, Settlement)>,
+}
+
+/// How a delivery is settled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Settlement {
+    Ack,
+    /// Not done: put back, or let die. `reject` and `nack` are told apart: not all count both.
+    Refuse {
+        requeue: bool,
+        by_reject: bool,
+    },
+}
+
+/// A delivery that is not settled.
+#[derive(Debug)]
+pub(super) struct Unsettled {
+    pub(super) tag: u64,
+    pub(super) queue: QueueId,
+    /// Who got it; nobody if it was by `basic.get`.
+    pub(super) consumer: Option<ConsumerId>,
+    pub(super) entry: Entry,
+}
+
+/// Who gets the direct replies of a channel.
+#[derive(Debug)]
+pub(super) struct Replies {
+    pub(super) tag: ShortStr<'static>,
+    pub(super) address: ShortStr<'static>,
+}
+
+impl Channel {
+    pub(super) fn new(connection: ConnectionId, number: u16, outlet: Arc<Outlet>) -> Self {
+        Channel {
+            connection,
+            number,
+            outlet,
+            mode: Mode::Plain,
+            consumers: HashMap::default(),
+            last_tag: 0,
+            unsettled: VecDeque::new(),
+            with_consumers: 0,
+            prefetch: 0,
+            prefetch_for_all: 0,
+            last_queue: None,
+            last_exchange: None,
+            replies: None,
+        }
+    }
+
+    #[inline]
+    pub(super) fn next_tag(&mut self) -> u64 {
+        self.last_tag += 1;
+        self.last_tag
+    }
+
+    /// Keeps a delivery until it is settled.
+    #[inline]
+    pub(super) fn keep(&mut self, delivery: Unsettled) {
+        self.with_consumers += usize::from(delivery.consumer.is_some());
+        self.unsettled.push_back(delivery);
+    }
+
+    /// Takes out the delivery with this tag, or with `multiple` all up to it; all there are if it is 0. `None` if the tag
+    /// is unknown.
+    pub(super) fn take_unsettled(&mut self, tag: u64, multiple: bool) -> Option<Vec<Unsettled>> {
+        let taken: Vec<_> = if multiple {
+            let count = match tag {
+                0 => self.unsettled.len(),
+                tag => self.unsettled.partition_point(|one| one.tag <= tag),
+            };
+            if tag != 0 && (count == 0 || self.unsettled[count - 1].tag != tag) {
+                return None;
+            }
+            self.unsettled.drain(..count).collect()
+        } else {
+            let at = match self.unsettled.front() {
+                Some(front) if front.tag == tag => 0,
+                _ => self.unsettled.binary_search_by_key(&tag, |one| one.tag).ok()?,
+            };
+            self.unsettled.remove(at).into_iter().collect()
+        };
+        self.with_consumers -= taken.iter().filter(|one| one.consumer.is_some()).count();
+        Some(taken)
+    }
+
+    /// Takes out all there are.
+    pub(super) fn take_all_unsettled(&mut self) -> Vec<Unsettled> {
+        if let Mode::Transaction(transaction) = &mut self.mode {
+            let settled = std::mem::take(&mut transaction.settled);
+            self.take_back(settled);
+        }
+        self.take_unsettled(0, true).unwrap_or_default()
+    }
+
+    /// Deliveries whose settling was rolled back.
+    pub(super) fn take_back(&mut self, settled: Vec<(Vec<Unsettled>, Settlement)>) {
+        for delivery in settled.into_iter().flat_map(|(deliveries, _)| deliveries) {
+            self.with_consumers += usize::from(delivery.consumer.is_some());
+            let at = self.unsettled.partition_point(|one| one.tag < delivery.tag);
+            self.unsettled.insert(at, delivery);
+        }
+    }
+}
+
+/// A consumer.
+#[derive(Debug)]
+pub(crate) struct Consumer {
+    pub(super) channel: super::ChannelId,
+    pub(super) queue: QueueId,
+    pub(super) tag: ShortStr<'static>,
+    pub(super) auto_ack: bool,
+    /// How many deliveries it may have; 0 is no limit.
+    pub(super) prefetch: u16,
+    pub(super) unsettled: usize,
+    /// It could take no more when it was its turn, and is not in line until it can.
+    pub(super) suspended: bool,
+}

@@ -1,0 +1,104 @@
+//! What happens by itself when its time has come.
+
+use std::cmp::Reverse;
+
+use super::{QueueId, Vhost};
+use crate::death::Reason;
+use crate::time::Moment;
+
+/// What a deadline is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Deadline {
+    /// A message at the front of a queue dies.
+    Message(QueueId),
+    /// A queue was not used for as long as it lives without.
+    Unused(QueueId),
+    /// An answer was held back for long enough.
+    Reply(u64),
+    /// There were more dead letters than one call sends on.
+    Burial,
+}
+
+impl Vhost {
+    /// When [`Vhost::meet_deadlines`] is to be called next.
+    pub(crate) fn next_deadline(&self) -> Moment {
+        self.deadlines.peek().map_or(Moment::NEVER, |Reverse((moment, _))| *moment)
+    }
+
+    pub(super) fn set_deadline(&mut self, moment: Moment, deadline: Deadline) {
+        if moment < Moment::NEVER {
+            self.deadlines.push(Reverse((moment, deadline)));
+        }
+    }
+
+    /// Does what is due.
+    pub(crate) fn meet_deadlines(&mut self) {
+        while self.next_deadline() <= self.now {
+            let Some(Reverse((_, deadline))) = self.deadlines.pop() else { return };
+            match deadline {
+                Deadline::Message(queue) => {
+                    if let Some(found) = self.queues.get_mut(queue) {
+                        found.next_look = Moment::NEVER;
+                    }
+                    self.expire(queue);
+                    self.bury();
+                }
+                Deadline::Unused(queue) => self.delete_if_unused(queue),
+                Deadline::Burial => self.go_on_burying(),
+                Deadline::Reply(number) => {
+                    if let Some((channel, method)) = self.late.remove(&number) {
+                        self.reply(channel, &method);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes out the messages of a queue whose time is up, and sees to it that the next ones are taken out in time.
+    pub(super) fn expire(&mut self, id: QueueId) {
+        let now = self.now;
+        while let Some(dead) = self.queues.get_mut(id).and_then(|one| one.ready.pop_expired(now)) {
+            self.die(id, dead, Reason::Expired);
+        }
+        self.look_after(id);
+    }
+
+    /// Sees to it that the next message to die in a queue does so in time.
+    #[inline]
+    pub(super) fn look_after(&mut self, id: QueueId) {
+        let Some(queue) = self.queues.get_mut(id) else { return };
+        let next = queue.ready.next_expiry();
+        if next < queue.next_look {
+            queue.next_look = next;
+            self.set_deadline(next, Deadline::Message(id));
+        }
+    }
+
+    /// A queue was used: it lives for another while.
+    pub(super) fn used(&mut self, id: QueueId) {
+        let now = self.now;
+        let Some(queue) = self.queues.get_mut(id) else { return };
+        let first = queue.last_used == Moment::NEVER;
+        queue.last_used = now;
+        if let Some(expires) = queue.arguments.expires
+            && first
+        {
+            self.set_deadline(now.after_millis(expires), Deadline::Unused(id));
+        }
+    }
+
+    fn delete_if_unused(&mut self, id: QueueId) {
+        let now = self.now;
+        let Some(queue) = self.queues.get_mut(id) else { return };
+        let Some(expires) = queue.arguments.expires else { return };
+        let end = queue.last_used.after_millis(expires);
+        if !queue.turns.is_empty() {
+            // In use for as long as it has consumers; it is looked after again when the last has gone.
+            queue.last_used = Moment::NEVER;
+        } else if end <= now {
+            self.remove_queue(id);
+        } else {
+            self.set_deadline(end, Deadline::Unused(id));
+        }
+    }
+}

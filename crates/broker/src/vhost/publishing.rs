@@ -1,0 +1,250 @@
+//! From a publish to queues: what is refused, what is sent back, what is confirmed.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use leveret_wire::method::basic;
+use leveret_wire::{EncodedProperties, RawProperties, ReplyCode, ShortStr};
+
+use super::channel::Mode;
+use super::watching::take_one;
+use super::{ChannelId, ExchangeId, QueueId, Vhost};
+use crate::arguments::{Overflow, words};
+use crate::death::Reason;
+use crate::message::{Aside, Message, Parts};
+use crate::profile::Profile;
+use crate::queue::Queue;
+use crate::refusal::Refusal;
+use crate::users::Right;
+
+/// A publish as it came.
+#[derive(Debug)]
+pub(crate) struct Incoming<'a> {
+    pub(crate) exchange: ShortStr<'a>,
+    pub(crate) routing_key: ShortStr<'a>,
+    pub(crate) mandatory: bool,
+    pub(crate) immediate: bool,
+    pub(crate) properties: RawProperties,
+    pub(crate) body: Bytes,
+}
+
+/// A publish that is in order, and where it goes.
+#[derive(Debug)]
+pub(super) struct Published {
+    exchange: ExchangeId,
+    message: Message,
+    mandatory: bool,
+}
+
+/// Flags of properties that ask for a closer look.
+fn notable(profile: Profile) -> u16 {
+    const ALWAYS: u16 = flag::HEADERS | flag::REPLY_TO | flag::EXPIRATION | flag::USER_ID;
+    match profile {
+        // It refuses modes that it does not know.
+        Profile::RabbitMq3_10 => ALWAYS | flag::DELIVERY_MODE,
+        Profile::RabbitMq4_3 => ALWAYS,
+    }
+}
+
+mod flag {
+    pub(super) const HEADERS: u16 = 1 << 13;
+    pub(super) const DELIVERY_MODE: u16 = 1 << 12;
+    pub(super) const REPLY_TO: u16 = 1 << 9;
+    pub(super) const EXPIRATION: u16 = 1 << 8;
+    pub(super) const USER_ID: u16 = 1 << 4;
+}
+
+fn flags(properties: &[u8]) -> u16 {
+    match properties {
+        [high, low, ..] => u16::from_be_bytes([*high, *low]),
+        _ => 0,
+    }
+}
+
+impl Vhost {
+    /// A client publishes.
+    pub(crate) fn publish(
+        &mut self,
+        channel: ChannelId,
+        incoming: Incoming<'_>,
+    ) -> Result<(), Refusal> {
+        if incoming.immediate {
+            return Err(words::immediate());
+        }
+        let exchange = self.publishable(channel, &incoming.exchange)?;
+        self.tally.published += 1;
+        let Incoming { routing_key, mandatory, mut properties, body, .. } = incoming;
+        let (mut ttl, mut aside) = (None, Aside::default());
+        if flags(properties.as_bytes()) & notable(self.profile) != 0 {
+            let inspected = self.inspect(channel, &properties)?;
+            (ttl, aside) = (inspected.ttl, inspected.aside);
+            if let Some(altered) = inspected.altered {
+                properties = altered;
+            }
+        }
+        if exchange == self.default_exchange && self.is_reply_address(&routing_key) {
+            return self.publish_reply(channel, &routing_key, mandatory, &properties, body);
+        }
+        let parts = Parts {
+            exchange: &self.exchanges[exchange].name,
+            routing_key: &routing_key,
+            properties: &properties,
+            ttl,
+            aside,
+            body,
+        };
+        let message = Message::new(&mut self.scratch, parts);
+        let published = Published { exchange, message, mandatory };
+        match self.channels.get_mut(channel).map(|found| &mut found.mode) {
+            Some(Mode::Transaction(transaction)) => transaction.published.push(published),
+            _ => {
+                self.accept(channel, published);
+            }
+        }
+        Ok(())
+    }
+
+    /// The exchange of this name, if the client may publish to it.
+    #[inline]
+    fn publishable(
+        &mut self,
+        channel: ChannelId,
+        name: &ShortStr<'_>,
+    ) -> Result<ExchangeId, Refusal> {
+        let last = self.channels.get(channel).and_then(|found| found.last_exchange);
+        if let Some(id) = last
+            && self.exchanges.get(id).is_some_and(|exchange| *exchange.name == *name)
+        {
+            return Ok(id);
+        }
+        self.check_access(channel, Right::Write, "exchange", name)?;
+        let id = self.exchange_named(name)?;
+        if self.exchanges[id].internal {
+            return Err(words::internal_exchange(&self.name, name));
+        }
+        if let Some(found) = self.channels.get_mut(channel) {
+            found.last_exchange = Some(id);
+        }
+        Ok(id)
+    }
+
+    /// Routes a message, puts it into its queues, and answers for it. Says whether all of them took it.
+    pub(super) fn accept(&mut self, channel: ChannelId, published: Published) -> bool {
+        let Published { exchange, message, mandatory } = published;
+        let mut routes = std::mem::take(&mut self.routes);
+        self.route_message(&mut routes, exchange, &message);
+        if take_one(&mut self.planned.return_publishes) {
+            routes.queues.clear();
+        }
+        if routes.queues.is_empty() {
+            self.tally.unroutable += 1;
+            if mandatory {
+                self.tally.returned += 1;
+                self.send_back(channel, &message);
+            }
+        }
+        let mut taken = true;
+        if take_one(&mut self.planned.nack_publishes) {
+            taken = false;
+            routes.queues.clear();
+        }
+        for queue in &routes.queues {
+            taken &= self.enqueue(*queue, &message, 0);
+        }
+        self.routes = routes;
+        self.bury();
+        self.tally.nacked += u64::from(!taken);
+        self.confirm(channel, taken);
+        taken
+    }
+
+    fn route_message(
+        &self,
+        routes: &mut super::routing::Routes,
+        exchange: ExchangeId,
+        message: &Message,
+    ) {
+        let aside = message.aside();
+        let copies = aside.map_or(&[][..], |aside| &aside.copies);
+        let key = message.routing_key();
+        let has_headers = flags(message.encoded_properties()) & flag::HEADERS != 0;
+        let properties = has_headers.then(|| message.properties());
+        let headers = aside
+            .and_then(|aside| aside.headers.as_ref())
+            .or_else(|| properties.as_ref()?.headers.as_ref());
+        if copies.is_empty() {
+            self.route(routes, exchange, std::slice::from_ref(&key), headers);
+        } else {
+            let keys: Vec<_> =
+                std::iter::once(key).chain(copies.iter().map(ShortStr::borrowed)).collect();
+            self.route(routes, exchange, &keys, headers);
+        }
+    }
+
+    /// Puts a message into a queue, or hands it to a consumer at once. Says whether it was taken.
+    pub(super) fn enqueue(&mut self, id: QueueId, message: &Message, failures: u32) -> bool {
+        let now = self.now;
+        let Some(queue) = self.queues.get_mut(id) else { return true };
+        if queue.refuses(message) {
+            if queue.arguments.overflow == Overflow::RejectPublishDlx {
+                let entry = queue.admit(message.clone(), failures, now);
+                self.memory += message.size();
+                self.die(id, entry, Reason::MaxLen);
+            }
+            return false;
+        }
+        let entry = queue.admit(message.clone(), failures, now);
+        self.memory += message.size();
+        self.tally.enqueued += 1;
+        if queue.ready.is_empty()
+            && let Some(consumer) = self.next_consumer(id)
+        {
+            self.deliver(id, consumer, entry);
+            return true;
+        }
+        let Some(queue) = self.queues.get_mut(id) else { return true };
+        queue.ready.push(entry);
+        // A classic queue looks for what is due if its head has changed, as far as it can tell: not if a message of a higher
+        // priority came.
+        let alone = queue.ready.len() == 1 || queue.arguments.is_quorum();
+        if self.make_room(id) || alone {
+            self.expire(id);
+        }
+        true
+    }
+
+    /// The oldest messages die that a queue has no room for. Says whether there were any.
+    pub(super) fn make_room(&mut self, id: QueueId) -> bool {
+        let mut dropped = false;
+        while let Some(head) = self.queues.get_mut(id).and_then(Queue::pop_over_limit) {
+            self.die(id, head, Reason::MaxLen);
+            dropped = true;
+        }
+        dropped
+    }
+
+    /// A message reached no queue, and its publisher wants to know.
+    fn send_back(&mut self, channel: ChannelId, message: &Message) {
+        let Some(found) = self.channels.get(channel) else { return };
+        let returned = basic::Return {
+            reply_code: ReplyCode::NO_ROUTE,
+            reply_text: ShortStr::from_static("NO_ROUTE"),
+            exchange: message.exchange().borrowed(),
+            routing_key: message.routing_key(),
+        };
+        let properties = EncodedProperties::new(message.encoded_properties());
+        let put = found.outlet.put(|outbound, max| {
+            outbound.content(found.number, &returned, &properties, message.body(), max)
+        });
+        if put {
+            self.wakes.push(Arc::clone(&found.outlet));
+        }
+    }
+
+    /// Who is connected on a channel.
+    pub(super) fn user_of(&self, channel: ChannelId) -> &str {
+        let channel = self.channels.get(channel);
+        let connection = channel.and_then(|found| self.connections.get(found.connection));
+        connection.map_or("", |connection| &connection.user)
+    }
+}

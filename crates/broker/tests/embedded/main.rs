@@ -1,0 +1,13 @@
+//! What only the embedded broker has: faults on request, restarts, looking inside, and a door that hostile input does not get
+//! through.
+
+mod alarm;
+mod expiring;
+mod faults;
+mod hostile;
+mod permissions;
+mod protocol;
+mod restarting;
+mod stopping;
+mod support;
+mod watching;

@@ -1,0 +1,44 @@
+//! What becomes of messages on their way through queues, for any broker: each scenario takes a connection to an empty
+//! virtual host, and the version of RabbitMQ that is at the other end of it, or seems to be.
+
+pub(crate) mod consuming;
+pub(crate) mod limits;
+pub(crate) mod properties;
+pub(crate) mod returning;
+mod stage;
+
+/// Makes a test of every scenario, given the function that runs one on a broker of its choice.
+macro_rules! message_tests {
+    ($run:ident) => {
+        message_tests! { $run:
+            consuming::a_prefetch_for_all_stops_consumers_in_3_10_alone,
+            consuming::a_quorum_queue_with_a_single_active_consumer_is_not_to_get_from,
+            consuming::the_default_exchange_is_no_alternate,
+            limits::a_full_queue_that_drops_its_head,
+            limits::a_full_queue_that_refuses,
+            limits::what_comes_back_to_a_full_queue_makes_it_drop_its_head,
+            limits::a_commit_that_a_full_queue_refuses_costs_the_channel,
+            limits::a_quorum_queue_of_4_3_counts_the_bytes_of_properties,
+            properties::headers_are_sorted_and_come_once_in_4_3,
+            properties::a_headers_exchange_sees_all_headers,
+            properties::an_expiration_is_a_number_in_4_3,
+            properties::an_expiration_that_is_none_is_refused,
+            properties::a_delivery_mode_that_3_10_does_not_know_is_refused,
+            properties::a_direct_reply_to_nobody_is_refused_before_anything_else,
+            properties::copies_go_to_the_strings_of_an_array,
+            properties::copies_that_are_no_array_are_refused,
+            returning::a_quorum_queue_counts_deliveries,
+            returning::counts_that_a_client_claims_are_overwritten,
+            returning::what_comes_back_to_a_classic_queue_goes_where_it_was,
+            returning::what_comes_back_to_a_quorum_queue_goes_first_or_last,
+            returning::a_recover_is_answered_before_what_it_delivers_anew,
+            returning::a_quorum_queue_has_priorities_in_4_3,
+        }
+    };
+    ($run:ident: $($topic:ident::$scenario:ident,)*) => {$(
+        #[tokio::test]
+        async fn $scenario() {
+            $run(messages::$topic::$scenario).await;
+        }
+    )*};
+}
