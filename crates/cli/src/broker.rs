@@ -1,0 +1,166 @@
+//! `leveret broker`: the embedded broker on a port.
+
+mod file;
+mod rates;
+
+use std::fmt;
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use leveret_broker::{Broker, Profile};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+use file::{Definitions, User};
+use rates::Rates;
+
+/// Serves AMQP 0-9-1 from memory, as RabbitMQ would, to any client.
+///
+/// Without users it lets in `guest` with the password `guest`, from wherever it listens; nothing is written to disk.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// Where to listen; may be given more than once. Port 0 has one chosen.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:5672")]
+    listen: Vec<String>,
+
+    /// Which RabbitMQ to behave like.
+    #[arg(long, value_enum, default_value_t)]
+    like: Like,
+
+    /// A user and the password; may be given more than once.
+    #[arg(long, value_name = "NAME:PASSWORD", value_parser = parse_user)]
+    user: Vec<User>,
+
+    /// A virtual host; may be given more than once. `/` if none is given.
+    #[arg(long, value_name = "NAME")]
+    vhost: Vec<String>,
+
+    /// A TOML file with users, virtual hosts and permissions, in addition to those given here.
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+
+    /// How much memory messages may take before publishers are stopped, in MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 1024)]
+    memory_limit: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum Like {
+    #[value(name = "3.10")]
+    RabbitMq3_10,
+    #[default]
+    #[value(name = "4.3")]
+    RabbitMq4_3,
+}
+
+impl From<Like> for Profile {
+    fn from(like: Like) -> Self {
+        match like {
+            Like::RabbitMq3_10 => Profile::RabbitMq3_10,
+            Like::RabbitMq4_3 => Profile::RabbitMq4_3,
+        }
+    }
+}
+
+fn parse_user(text: &str) -> Result<User, String> {
+    match text.split_once(':') {
+        Some((name, password)) if !name.is_empty() => Ok(User::new(name, password)),
+        _ => Err("a name and a password are needed, with a colon between them".to_owned()),
+    }
+}
+
+/// Why the broker could not be run, and what to do about it.
+#[derive(Debug)]
+pub(crate) struct Failure(String);
+
+impl Failure {
+    pub(crate) fn new(text: impl fmt::Display) -> Self {
+        Failure(text.to_string())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
+    let mut definitions = match &arguments.file {
+        Some(file) => Definitions::read(file)?,
+        None => Definitions::default(),
+    };
+    definitions.add(arguments.user, arguments.vhost);
+    let builder = Broker::builder()
+        .profile(arguments.like.into())
+        .memory_limit(arguments.memory_limit.saturating_mul(1024 * 1024));
+    let broker = definitions.give_to(builder)?.start().map_err(Failure::new)?;
+
+    let mut accepting = JoinSet::new();
+    for address in &arguments.listen {
+        let listener =
+            TcpListener::bind(address).await.map_err(|error| cannot_listen(address, &error))?;
+        let bound = listener.local_addr().map_err(|error| cannot_listen(address, &error))?;
+        say(&format!("listening on {bound}, as RabbitMQ {}", broker.profile()));
+        accepting.spawn(broker.clone().run(listener));
+    }
+    say(&format!("connect to amqp://{}…; stop with Ctrl-C", definitions.example_user()));
+
+    let rates = io::stderr().is_terminal().then(|| Rates::show(broker.clone()));
+    until_stopped().await?;
+    if let Some(rates) = rates {
+        rates.stop().await;
+    }
+    let clients = broker.statistics().connections;
+    if clients > 0 {
+        say(&format!("stopping: {clients} connections are told"));
+    }
+    // A second Ctrl-C does not wait for them.
+    tokio::select! {
+        () = broker.shutdown() => {}
+        _ = until_stopped() => return Err(Failure::new("stopped before all clients had agreed")),
+    }
+    let tally = broker.statistics().tally;
+    say(&format!(
+        "stopped: {} messages published, {} delivered, {} acked",
+        tally.published, tally.delivered, tally.acked
+    ));
+    Ok(())
+}
+
+fn cannot_listen(address: &str, error: &io::Error) -> Failure {
+    let advice = match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            ": something listens there already; choose another port by --listen"
+        }
+        io::ErrorKind::PermissionDenied => {
+            ": ports below 1024 need rights; choose another by --listen"
+        }
+        _ => "",
+    };
+    Failure::new(format_args!("cannot listen on {address}: {error}{advice}"))
+}
+
+/// Waits for Ctrl-C, or for the signal by which services are stopped.
+async fn until_stopped() -> Result<(), Failure> {
+    let failed = |error| Failure::new(format_args!("cannot wait for signals: {error}"));
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+        tokio::select! {
+            result = tokio::signal::ctrl_c() => result.map_err(failed),
+            _ = terminate.recv() => Ok(()),
+        }
+    }
+    #[cfg(not(unix))]
+    tokio::signal::ctrl_c().await.map_err(failed)
+}
+
+/// Says something on the standard output. Nobody listening is no error.
+fn say(text: &str) {
+    let mut out = io::stdout().lock();
+    let _ = writeln!(out, "{text}");
+    let _ = out.flush();
+}
