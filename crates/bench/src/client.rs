@@ -27,17 +27,18 @@ mod targets;
 
 pub(crate) use child::run_one;
 pub(crate) use jobs::Run;
+pub(crate) use meter::{Failure, expect};
 pub(crate) use null_peer::run as run_null_peer;
 pub(crate) use table::{json, print};
 
 use broker::Broker;
 use child::NullPeer;
 use jobs::{Client, Job, Peer};
-use meter::{Failure, Measured};
+use meter::Measured;
 use table::Row;
 
 /// What to measure. Options that name several things may be given more than once.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub(crate) struct Arguments {
     /// Only these jobs
     #[arg(long, value_enum)]
@@ -51,9 +52,12 @@ pub(crate) struct Arguments {
     /// Only these numbers of channels, all on one connection
     #[arg(long, default_values_t = [1, 4], value_parser = clap::value_parser!(u64).range(1..=100))]
     channels: Vec<u64>,
-    /// Messages per run, instead of about a second's worth
+    /// Messages per run, instead of about a second's worth. Given twice, everything runs with either number
     #[arg(long)]
-    messages: Option<u64>,
+    messages: Vec<u64>,
+    /// Whether memory stays flat: Leveret and the null peer alone, with 1 and with 10 million messages of 16 B
+    #[arg(long, conflicts_with_all = ["messages", "client", "size", "rabbitmq_only"])]
+    soak: bool,
     /// Skip RabbitMQ
     #[arg(long)]
     null_only: bool,
@@ -65,6 +69,23 @@ pub(crate) struct Arguments {
     rabbitmq: Version,
 }
 
+/// Messages of the two runs of a soak.
+const SOAK: [u64; 2] = [1_000_000, 10_000_000];
+
+impl Arguments {
+    /// With what `--soak` stands for.
+    fn resolved(&self) -> Arguments {
+        if !self.soak {
+            return self.clone();
+        }
+        let mut job = chosen(&self.job);
+        // One at a time, 10 million take minutes.
+        job.retain(|job| *job != Job::Latency);
+        let (client, messages) = (vec![Client::Leveret], SOAK.to_vec());
+        Arguments { job, client, size: vec![16], messages, null_only: true, ..self.clone() }
+    }
+}
+
 /// Where the runs go.
 struct Peers {
     null: Option<NullPeer>,
@@ -73,6 +94,7 @@ struct Peers {
 
 /// Runs everything, `rounds` times each.
 pub(crate) fn run(arguments: &Arguments, rounds: u32) -> Result<Vec<Row>, Failure> {
+    let arguments = &arguments.resolved();
     tokio::runtime::Runtime::new()?.block_on(async {
         let null = if arguments.rabbitmq_only { None } else { Some(NullPeer::start()?) };
         let broker = match arguments.null_only {
@@ -97,6 +119,10 @@ fn chosen<T: ValueEnum + Clone>(asked_for: &[T]) -> Vec<T> {
 fn settings(arguments: &Arguments, peers: &Peers) -> Vec<Vec<Run>> {
     let null = peers.null.as_ref().map(|peer| (Peer::Null, peer.port));
     let rabbitmq = peers.broker.as_ref().map(|broker| (Peer::Rabbitmq, broker.port()));
+    let counts = match arguments.messages.as_slice() {
+        [] => vec![None],
+        counts => counts.iter().copied().map(Some).collect(),
+    };
     let mut settings = Vec::new();
     for (peer, port) in null.into_iter().chain(rabbitmq) {
         for job in chosen(&arguments.job) {
@@ -104,18 +130,16 @@ fn settings(arguments: &Arguments, peers: &Peers) -> Vec<Vec<Run>> {
             let sizes = if job == Job::Returns { &[16] } else { arguments.size.as_slice() };
             for &size in sizes {
                 for &channels in &arguments.channels {
-                    let clients = chosen(&arguments.client).into_iter();
-                    let clients = clients.filter(|one| job.exists_for(*one, peer, channels));
-                    settings.push(
-                        clients
-                            .map(|client| {
-                                let usual = job.messages(client, peer, size);
-                                let messages = arguments.messages.unwrap_or(usual);
-                                let messages = messages.next_multiple_of(channels);
-                                Run { client, job, peer, port, size, channels, messages }
-                            })
-                            .collect(),
-                    );
+                    let run = |client, messages: Option<u64>| {
+                        let messages = messages.unwrap_or(job.messages(client, peer, size));
+                        let messages = messages.next_multiple_of(channels);
+                        Run { client, job, peer, port, size, channels, messages }
+                    };
+                    let mut clients = chosen(&arguments.client);
+                    clients.retain(|one| job.exists_for(*one, peer, channels));
+                    for &messages in &counts {
+                        settings.push(clients.iter().map(|one| run(*one, messages)).collect());
+                    }
                 }
             }
         }

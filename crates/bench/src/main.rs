@@ -3,6 +3,7 @@
 //! ```text
 //! cargo run --release -p leveret-bench -- codec
 //! cargo run --release -p leveret-bench -- client
+//! cargo run --release -p leveret-bench -- broker
 //! cargo run --release -p leveret-bench --features count-allocations -- client --client leveret --null-only
 //! ```
 
@@ -10,6 +11,7 @@ use std::error::Error;
 
 use clap::{Parser, Subcommand};
 
+mod broker;
 mod client;
 mod codec;
 mod measure;
@@ -38,12 +40,17 @@ enum Job {
     Codec,
     /// Whole clients: Leveret, lapin and amqprs against a null peer and a real RabbitMQ
     Client(client::Arguments),
+    /// Whole brokers: the embedded one and RabbitMQ
+    Broker(broker::Arguments),
     /// One run of one client, for `client`
     #[command(hide = true)]
     RunOne(client::Run),
     /// The null peer, for `client`
     #[command(hide = true)]
     NullPeer,
+    /// The embedded broker, for `broker`
+    #[command(hide = true)]
+    ServeBroker,
 }
 
 fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
@@ -57,6 +64,11 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
             let rows = client::run(&arguments, rounds.unwrap_or(3))?;
             show(json, || client::json(&rows), || client::print(&rows));
         }
+        Job::Broker(arguments) => {
+            let rows = broker::run(&arguments, rounds.unwrap_or(3))?;
+            show(json, || broker::json(&rows), || broker::table(&rows));
+        }
+        Job::ServeBroker => broker::serve()?,
         Job::RunOne(run) => client::run_one(run)?,
         Job::NullPeer => client::run_null_peer()?,
     }

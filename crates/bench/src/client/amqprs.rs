@@ -52,7 +52,9 @@ pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
             all(channels.map(|(place, channel, _)| consume(channel, place, run))).await?;
             meter.stop(run.messages)
         }
-        Job::Returns => return Err("amqprs has no outcomes that could be wrong".into()),
+        Job::Mandatory | Job::Returns => {
+            return Err("amqprs has no outcomes that could be wrong".into());
+        }
     };
     // It is done; that the channels were dropped just before makes amqprs report an error here.
     let _ = connection.close().await;

@@ -41,6 +41,8 @@ pub(crate) enum Job {
     Publish,
     /// Publish with confirms, at most 1000 unconfirmed
     Confirm,
+    /// The same with mandatory publishes, all of them routable: what knowing a return again costs
+    Mandatory,
     /// Publish with confirms, one at a time: p50 and p99
     Latency,
     /// Consume with a prefetch of 1000 and ack each delivery
@@ -120,6 +122,8 @@ impl Job {
     pub(crate) fn exists_for(self, client: Client, peer: Peer, channels: u64) -> bool {
         match self {
             Job::Latency => channels == 1,
+            // The others keep nothing to know a return by.
+            Job::Mandatory => client == Client::Leveret,
             // amqprs hands out acks and returns as they come, and leaves the outcomes to the application.
             Job::Returns => peer == Peer::Rabbitmq && channels == 1 && client != Client::Amqprs,
             _ => true,

@@ -46,6 +46,7 @@ pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
             all(channels.into_iter().map(|(place, channel)| consume(channel, place, run))).await?;
             meter.stop(run.messages)
         }
+        Job::Mandatory => return Err("lapin keeps nothing to know a return by".into()),
         Job::Returns => {
             let wrong = all(channels.into_iter().map(|(_, channel)| returns(channel, run))).await?;
             Measured { mislabelled: Some(wrong.iter().sum()), ..meter.stop(run.messages) }

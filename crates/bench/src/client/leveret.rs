@@ -23,7 +23,7 @@ pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
             all(channels.into_iter().map(|channel| publish(channel, run))).await?;
             meter.stop(run.messages)
         }
-        Job::Confirm => {
+        Job::Confirm | Job::Mandatory => {
             let channels = confirm_channels(&connection, run).await?;
             let meter = Meter::start();
             all((0..).zip(channels).map(|(place, channel)| confirm(channel, place, run))).await?;
@@ -93,6 +93,7 @@ async fn publish(channel: Channel<Plain>, run: Run) -> Result<(), Failure> {
 
 async fn confirm(channel: Channel<Confirm>, place: u64, run: Run) -> Result<(), Failure> {
     let (queue, body) = (run.queue(place), body(run));
+    let mandatory = run.job == Job::Mandatory;
     let mut unconfirmed = VecDeque::<Confirmation>::with_capacity(CONFIRM_WINDOW);
     let mut acked = 0;
     for _ in 0..run.share() {
@@ -101,7 +102,8 @@ async fn confirm(channel: Channel<Confirm>, place: u64, run: Run) -> Result<(), 
         {
             acked += u64::from(oldest.await.is_acked());
         }
-        let publish = Publish { routing_key: &queue, body: body.clone(), ..Publish::default() };
+        let publish =
+            Publish { routing_key: &queue, mandatory, body: body.clone(), ..Publish::default() };
         unconfirmed.push_back(channel.publish(&publish).await?);
     }
     for confirmation in unconfirmed {

@@ -33,6 +33,8 @@ pub(crate) struct Measured {
     pub(crate) parks: u64,
     /// How often the tasks that do the job were woken.
     pub(crate) polls: u64,
+    /// The most memory that the process held, in KiB.
+    pub(crate) memory_kib: u64,
     /// Known only with the feature `count-allocations`.
     pub(crate) allocations: Option<u64>,
     /// Of [`Job::Latency`](super::jobs::Job::Latency).
@@ -73,6 +75,7 @@ impl Meter {
             wall,
             parks: parks() - self.parks,
             polls: POLLS.load(Ordering::Relaxed),
+            memory_kib: peak_memory_kib(),
             allocations: allocations().zip(self.allocations).map(|(now, then)| now - then),
             ..Measured::default()
         }
@@ -82,6 +85,13 @@ impl Meter {
 fn parks() -> u64 {
     let metrics = Handle::current().metrics();
     (0..metrics.num_workers()).map(|worker| metrics.worker_park_count(worker)).sum()
+}
+
+/// As Linux counts it.
+fn peak_memory_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    peak.and_then(|peak| peak.trim().strip_suffix(" kB")?.parse().ok()).unwrap_or(0)
 }
 
 #[cfg(feature = "count-allocations")]
@@ -135,6 +145,7 @@ impl Measured {
             "wall_ns": self.wall.as_nanos() as u64,
             "parks": self.parks,
             "polls": self.polls,
+            "memory_kib": self.memory_kib,
             "allocations": self.allocations,
             "p50_ns": self.latency.map(|latency| latency.p50.as_nanos() as u64),
             "p99_ns": self.latency.map(|latency| latency.p99.as_nanos() as u64),
@@ -152,6 +163,7 @@ impl Measured {
             wall: time("wall_ns")?,
             parks: number("parks")?,
             polls: number("polls")?,
+            memory_kib: number("memory_kib")?,
             allocations: number("allocations"),
             latency: time("p50_ns").zip(time("p99_ns")).map(|(p50, p99)| Latency { p50, p99 }),
             mislabelled: number("mislabelled"),

@@ -48,31 +48,35 @@ pub(crate) fn print(rows: &[Row]) -> String {
     let mut out = String::new();
     let _ = writeln!(
         out,
-        "{:<8}  {:<8} {:>6} {:>3}  {:<8} {:>11} {:>11} {:>10} {:>9} {:>9} {:>9}  target",
+        "{:<8}  {:<9} {:>6} {:>3}  {:<8} {:>9} {:>11} {:>11} {:>10} {:>9} {:>9} {:>9} {:>8}  target",
         "peer",
         "job",
         "size",
         "ch",
         "client",
+        "messages",
         "CPU µs/msg",
         "messages/s",
         "best/ours",
         "wake-ups",
         "sleeps",
         "allocs",
+        "MiB",
     );
     for setting in settings(rows) {
         for row in setting {
             print_row(&mut out, row, setting);
         }
     }
-    out.push_str("wake-ups, sleeps and allocations per 1000 messages\n");
+    out.push_str(
+        "wake-ups, sleeps and allocations per 1000 messages; MiB: the most memory that was held\n",
+    );
     out
 }
 
 fn print_row(out: &mut String, row: &Row, setting: &[Row]) {
     let Row { peer, job, size, channels, client, result } = row;
-    let _ = write!(out, "{peer:<8}  {job:<8} {size:>6} {channels:>3}  {client:<8} ");
+    let _ = write!(out, "{peer:<8}  {job:<9} {size:>6} {channels:>3}  {client:<8} ");
     let measured = match result {
         Ok(measured) => measured,
         Err(reason) => {
@@ -89,13 +93,15 @@ fn print_row(out: &mut String, row: &Row, setting: &[Row]) {
         measured.allocations.map_or("–".to_owned(), |count| format!("{:.1}", per_1000(count)));
     let _ = write!(
         out,
-        "{:>11.3} {:>11.0} {:>10} {:>9.1} {:>9.1} {:>9}  ",
+        "{:>9} {:>11.3} {:>11.0} {:>10} {:>9.1} {:>9.1} {:>9} {:>8.1}  ",
+        measured.messages,
         measured.cpu_us_per_message(),
         measured.messages_per_second(),
         ratio.unwrap_or_default(),
         per_1000(measured.polls),
         per_1000(measured.parks),
         allocations,
+        measured.memory_kib as f64 / 1024.0,
     );
     if let Some(Target { text, met }) = row.target() {
         let _ = write!(out, "{text} {} ", if met { "met" } else { "MISSED" });
