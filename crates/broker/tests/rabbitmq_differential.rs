@@ -68,7 +68,7 @@ async fn embedded(vhosts: &[Vhost]) -> Vec<Target> {
 
 #[tokio::test]
 async fn the_embedded_broker_agrees_with_rabbitmq() {
-    let campaign = campaign(300);
+    let campaign = campaign(150);
     let vhosts = vhosts(rabbitmq::shared().await, campaign).await;
     let name = format!("RabbitMQ {}", Version::under_test());
     let pairs = targets(&name, &vhosts).into_iter().zip(embedded(&vhosts).await).collect();
@@ -78,7 +78,7 @@ async fn the_embedded_broker_agrees_with_rabbitmq() {
 /// What differs here is the harness's fault: it asks what RabbitMQ answers now this way and now that.
 #[tokio::test]
 async fn rabbitmq_agrees_with_itself() {
-    let campaign = campaign(100);
+    let campaign = campaign(50);
     let broker = rabbitmq::shared().await;
     let (one, other) = (vhosts(broker, campaign).await, vhosts(broker, campaign).await);
     let pairs = targets("one", &one).into_iter().zip(targets("other", &other)).collect();

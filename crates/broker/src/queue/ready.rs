@@ -145,19 +145,29 @@ impl Ready {
         Some(entry)
     }
 
-    /// Takes a message whose time is up from the front of its priority.
+    /// The lanes, the highest first, at whose fronts messages die: all of them, but in a quorum queue of 3.10 the one whose
+    /// turn it is.
+    fn mortal_lanes(&self) -> impl Iterator<Item = (usize, &Entry)> {
+        let fronts = self.lanes.iter().enumerate().rev();
+        let fronts = fronts.filter_map(|(at, lane)| Some((at, lane.front()?)));
+        let count = match self.order {
+            Order::Quorum(Profile::RabbitMq3_10) => 1,
+            _ => usize::MAX,
+        };
+        fronts.take(count)
+    }
+
+    /// Takes a message out whose time is up, if it is where it can be seen.
     pub(crate) fn pop_expired(&mut self, now: Moment) -> Option<Entry> {
-        let is_up = |lane: &VecDeque<Entry>| lane.front().is_some_and(|one| one.expires <= now);
-        let at = self.lanes.iter().rposition(is_up)?;
+        let (at, _) = self.mortal_lanes().find(|(_, one)| one.expires <= now)?;
         let entry = self.lanes[at].pop_front()?;
         self.count_out(&entry);
         Some(entry)
     }
 
-    /// When the next message at the front of its priority dies.
+    /// When the next message dies of those that [`Ready::pop_expired`] looks at.
     pub(crate) fn next_expiry(&self) -> Moment {
-        let fronts = self.lanes.iter().filter_map(VecDeque::front);
-        fronts.map(|one| one.expires).min().unwrap_or(Moment::NEVER)
+        self.mortal_lanes().map(|(_, one)| one.expires).min().unwrap_or(Moment::NEVER)
     }
 
     /// All messages, in the order in which they would be delivered.
@@ -282,5 +292,18 @@ mod tests {
         assert_eq!(ready.pop_expired(soon).unwrap().place, 3);
         assert!(ready.pop_expired(soon).is_none());
         assert_eq!(ready.next_expiry(), Moment::NEVER);
+    }
+
+    #[test]
+    fn what_came_back_keeps_others_of_a_quorum_queue_alive_in_3_10() {
+        for (profile, alive) in [(Profile::RabbitMq3_10, true), (Profile::RabbitMq4_3, false)] {
+            let mut ready = Ready::new(Order::Quorum(profile));
+            let soon = Moment::START.after_millis(1);
+            ready.push(Entry { expires: soon, ..entry(1, None) });
+            ready.put_back(entry(2, None));
+            assert_eq!(ready.pop_expired(soon).is_none(), alive);
+            assert_eq!(ready.pop().unwrap().place, 2);
+            assert_eq!(ready.pop_expired(soon).is_some(), alive);
+        }
     }
 }
