@@ -25,14 +25,13 @@ mod table;
 mod tags;
 mod targets;
 
-pub(crate) use child::run_one;
+pub(crate) use child::{Server, run_one};
 pub(crate) use jobs::Run;
 pub(crate) use meter::{Failure, expect};
 pub(crate) use null_peer::run as run_null_peer;
 pub(crate) use table::{json, print};
 
 use broker::Broker;
-use child::NullPeer;
 use jobs::{Client, Job, Peer};
 use meter::Measured;
 use table::Row;
@@ -88,7 +87,7 @@ impl Arguments {
 
 /// Where the runs go.
 struct Peers {
-    null: Option<NullPeer>,
+    null: Option<Server>,
     broker: Option<Broker>,
 }
 
@@ -96,7 +95,7 @@ struct Peers {
 pub(crate) fn run(arguments: &Arguments, rounds: u32) -> Result<Vec<Row>, Failure> {
     let arguments = &arguments.resolved();
     tokio::runtime::Runtime::new()?.block_on(async {
-        let null = if arguments.rabbitmq_only { None } else { Some(NullPeer::start()?) };
+        let null = if arguments.rabbitmq_only { None } else { Some(Server::start("null-peer")?) };
         let broker = match arguments.null_only {
             true => None,
             false => Some(Broker::start(arguments.rabbitmq).await?),

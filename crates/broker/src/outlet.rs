@@ -1,5 +1,6 @@
 //! What goes out on one connection: the broker encodes into it, the connection's writer takes it whole.
 
+use std::pin::pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Buf;
@@ -11,11 +12,17 @@ use tokio::sync::Notify;
 /// get stays in its queues, for others to take. Enough to keep a socket busy for some milliseconds.
 const HIGH_WATER_MARK: usize = 1024 * 1024;
 
+/// From here on nothing is read from the connection: a client that asks without reading the answers is not to fill the
+/// memory with them. Deliveries alone do not get there.
+const STOP_READING: usize = 4 * HIGH_WATER_MARK;
+
 /// The outbound buffer of one connection.
 #[derive(Debug)]
 pub(crate) struct Outlet {
     state: Mutex<State>,
     filled: Notify,
+    /// The writer has taken all there was.
+    taken: Notify,
 }
 
 #[derive(Debug)]
@@ -57,7 +64,7 @@ impl Outlet {
             was_full: false,
             closed: false,
         };
-        Outlet { state: Mutex::new(state), filled: Notify::new() }
+        Outlet { state: Mutex::new(state), filled: Notify::new(), taken: Notify::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -117,6 +124,18 @@ impl Outlet {
         self.filled.notify_one();
     }
 
+    /// Waits until so much of what was asked for is on its way that more may be asked.
+    pub(crate) async fn until_room(&self) {
+        loop {
+            let mut taken = pin!(self.taken.notified());
+            taken.as_mut().enable();
+            if self.lock().outbound.remaining() < STOP_READING {
+                return;
+            }
+            taken.await;
+        }
+    }
+
     /// Takes nothing more; the writer ends when all is written.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
@@ -130,6 +149,7 @@ impl Outlet {
                 let mut state = self.lock();
                 if state.outbound.has_remaining() {
                     std::mem::swap(&mut state.outbound, buffer);
+                    self.taken.notify_waiters();
                     let drained = std::mem::take(&mut state.was_full);
                     return if drained { Taken::Drained } else { Taken::Some };
                 }
@@ -146,8 +166,12 @@ impl Outlet {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
+
     use leveret_wire::method::channel;
+    use tokio::time::timeout;
+
+    use super::*;
 
     #[tokio::test]
     async fn the_writer_takes_all_there_is_and_then_the_end() {
@@ -170,5 +194,17 @@ mod tests {
         while deliver().1 == Room::Some {}
         assert_eq!(outlet.take(&mut Outbound::new()).await, Taken::Drained);
         assert_eq!(deliver().1, Room::Some);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_does_not_read_the_answers_may_not_ask_for_more() {
+        let outlet = Outlet::new();
+        while timeout(Duration::from_secs(1), outlet.until_room()).await.is_ok() {
+            (0..1000).for_each(|_| outlet.send(1, &channel::OpenOk {}));
+        }
+        assert!(outlet.lock().outbound.remaining() < STOP_READING + 16_000);
+        let mut buffer = Outbound::new();
+        let (_, taken) = tokio::join!(outlet.until_room(), outlet.take(&mut buffer));
+        assert_eq!(taken, Taken::Some);
     }
 }

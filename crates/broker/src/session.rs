@@ -30,6 +30,9 @@ use channels::Channels;
 /// How long a client may take to shake hands: what says nothing must not hold a connection.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
+/// How long a client may leave answers unread before it is cut off.
+const UNREAD: Duration = Duration::from_secs(60);
+
 /// How long the last frames may take on their way out, and the client's agreement to a close on its way in.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
@@ -225,6 +228,9 @@ async fn read<R: AsyncRead + Unpin>(
         }
         if channels.has_published() && alarm.borrow().reason().is_some() {
             until_unblocked(agreed, channels, &mut alarm).await;
+        }
+        if timeout(UNREAD, channels.until_room()).await.is_err() {
+            return End::Gone;
         }
         let read = reader.read();
         let read = if agreed.heartbeat.is_zero() {

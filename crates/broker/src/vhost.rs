@@ -205,8 +205,13 @@ impl Vhost {
         let unsettled = self.channels.get_mut(id).map(Channel::take_all_unsettled);
         self.put_back(unsettled.unwrap_or_default());
         self.flush_confirms(id);
-        if let Some(replies) = self.channels.remove(id).and_then(|channel| channel.replies) {
-            self.askers.remove(&replies.address);
+        if let Some(channel) = self.channels.remove(id) {
+            if let Some(replies) = channel.replies {
+                self.askers.remove(&replies.address);
+            }
+            if let channel::Mode::Transaction(transaction) = channel.mode {
+                self.memory -= transaction.size();
+            }
         }
         if let Some(found) = self.connections.get_mut(connection) {
             found.channels.retain(|one| *one != id);

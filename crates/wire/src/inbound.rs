@@ -20,8 +20,9 @@ const BUSY_READ_SIZE: usize = 256 * 1024;
 const LEAST_ROOM: usize = 8 * 1024;
 
 /// How many pieces of memory are kept to be used again once nobody holds a part of them: new memory costs a page fault
-/// every 4 KiB. About what is on its way through an application that keeps up, and less than 1 MiB with the piece in use.
-const KEEP_USED: usize = 2;
+/// every 4 KiB. About what is on its way through an application with several consumers that keep up, and less than 2 MiB
+/// with the piece in use.
+const KEEP_USED: usize = 6;
 
 /// Collects bytes from a peer and gives them back as batches of whole frames.
 ///

@@ -1,12 +1,11 @@
 //! The embedded broker in a process of its own.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::process::{Child, Command, Stdio};
+use std::io::{self, Read, Write};
 use std::time::Duration;
 
 use leveret_broker::Broker;
 
-use crate::client::Failure;
+use crate::client::{Failure, Server};
 
 /// The child's side: serves until standard input ends, that is until the process that started this one has ended. Says
 /// on standard output on which port.
@@ -25,33 +24,20 @@ pub(crate) fn serve() -> Result<(), Failure> {
 }
 
 /// The parent's side. The process ends with this value.
-pub(super) struct EmbeddedBroker {
-    process: Child,
-    port: u16,
-}
+pub(super) struct EmbeddedBroker(Server);
 
 impl EmbeddedBroker {
     pub(super) fn start() -> io::Result<Self> {
-        let mut process = Command::new(std::env::current_exe()?)
-            .arg("serve-broker")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let mut line = String::new();
-        if let Some(stdout) = process.stdout.take() {
-            BufReader::new(stdout).read_line(&mut line)?;
-        }
-        let port = line.trim().parse().map_err(io::Error::other)?;
-        Ok(EmbeddedBroker { process, port })
+        Ok(EmbeddedBroker(Server::start("serve-broker")?))
     }
 
     pub(super) fn url(&self) -> String {
-        format!("amqp://127.0.0.1:{}", self.port)
+        format!("amqp://127.0.0.1:{}", self.0.port)
     }
 
     /// User and system time so far, as Linux counts it.
     pub(super) fn cpu_time(&self) -> io::Result<Duration> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id()))?;
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.process_id()))?;
         // The name, in parentheses, may hold blanks; the times are the 14th and 15th fields, in hundredths of a second.
         let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();
         let ticks: u64 =
@@ -61,17 +47,10 @@ impl EmbeddedBroker {
 
     /// Bytes of memory that it holds.
     pub(super) fn memory(&self) -> io::Result<u64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.process_id()))?;
         let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         let kib = resident.and_then(|text| text.trim().strip_suffix(" kB")?.parse::<u64>().ok());
         kib.map(|kib| kib * 1024)
             .ok_or_else(|| io::Error::other("Linux does not say how much memory"))
-    }
-}
-
-impl Drop for EmbeddedBroker {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }

@@ -63,16 +63,17 @@ pub(crate) async fn start(run: Run) -> io::Result<Result<Measured, String>> {
     }))
 }
 
-/// The null peer, in a process of its own. It ends with this value.
-pub(crate) struct NullPeer {
+/// A command of this program that serves, in a process of its own, and says on standard output on which port. It ends
+/// with this value.
+pub(crate) struct Server {
     process: Child,
     pub(crate) port: u16,
 }
 
-impl NullPeer {
-    pub(crate) fn start() -> io::Result<NullPeer> {
+impl Server {
+    pub(crate) fn start(command: &str) -> io::Result<Server> {
         let mut process = Command::new(std::env::current_exe()?)
-            .arg("null-peer")
+            .arg(command)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
@@ -81,11 +82,15 @@ impl NullPeer {
             BufReader::new(stdout).read_line(&mut line)?;
         }
         let port = line.trim().parse().map_err(io::Error::other)?;
-        Ok(NullPeer { process, port })
+        Ok(Server { process, port })
+    }
+
+    pub(crate) fn process_id(&self) -> u32 {
+        self.process.id()
     }
 }
 
-impl Drop for NullPeer {
+impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();

@@ -104,6 +104,11 @@ impl Channels {
         std::mem::take(&mut self.has_published)
     }
 
+    /// Waits until the client has read enough of what it asked for to ask for more.
+    pub(super) async fn until_room(&self) {
+        self.outlet.until_room().await;
+    }
+
     /// Tells the client something about its connection.
     pub(super) fn tell(&self, method: &impl Encode) {
         self.outlet.send(0, method);

@@ -61,6 +61,13 @@ pub(super) struct Transaction {
     pub(super) settled: Vec<(Vec<Unsettled>, Settlement)>,
 }
 
+impl Transaction {
+    /// How much memory its messages take, about.
+    pub(super) fn size(&self) -> usize {
+        self.published.iter().map(|published| published.message.size()).sum()
+    }
+}
+
 /// How a delivery is settled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Settlement {

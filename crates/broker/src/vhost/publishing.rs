@@ -32,7 +32,7 @@ pub(crate) struct Incoming<'a> {
 #[derive(Debug)]
 pub(super) struct Published {
     exchange: ExchangeId,
-    message: Message,
+    pub(super) message: Message,
     mandatory: bool,
 }
 
@@ -96,7 +96,10 @@ impl Vhost {
         let message = Message::new(&mut self.scratch, parts);
         let published = Published { exchange, message, mandatory };
         match self.channels.get_mut(channel).map(|found| &mut found.mode) {
-            Some(Mode::Transaction(transaction)) => transaction.published.push(published),
+            Some(Mode::Transaction(transaction)) => {
+                self.memory += published.message.size();
+                transaction.published.push(published);
+            }
             _ => {
                 self.accept(channel, published);
             }

@@ -246,7 +246,11 @@ impl Vhost {
     /// What waits for a commit, taken out.
     fn transaction(&mut self, channel: ChannelId) -> Result<Transaction, Refusal> {
         match self.channels.get_mut(channel).map(|found| &mut found.mode) {
-            Some(Mode::Transaction(transaction)) => Ok(std::mem::take(transaction)),
+            Some(Mode::Transaction(transaction)) => {
+                let transaction = std::mem::take(transaction);
+                self.memory -= transaction.size();
+                Ok(transaction)
+            }
             _ => Err(Refusal::precondition_failed("channel is not transactional")),
         }
     }

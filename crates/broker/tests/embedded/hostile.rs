@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Buf;
+use leveret::amqp::Publish;
 use leveret_broker::Broker;
 use leveret_testkit::peer::{Peer, Received};
 use leveret_wire::method::{basic, channel, connection, queue};
@@ -246,4 +247,46 @@ async fn what_comes_after_a_refusal_is_passed_over() {
         other => panic!("{other:?}"),
     }
     assert!(broker.snapshot().virtual_host("/").unwrap().queue("late").is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_does_not_read_the_answers_is_cut_off_and_takes_little_memory() {
+    let broker = broker();
+    let mut stream = broker.connect();
+    stream.write_all(&conversation()).await.unwrap();
+    let mut questions = Outbound::new();
+    questions.method(9, &channel::Open {}, FrameMax::DEFAULT).unwrap();
+    for _ in 0..10_000 {
+        questions.method(9, &basic::Qos::default(), FrameMax::DEFAULT).unwrap();
+    }
+    let questions = questions.copy_to_bytes(questions.remaining());
+    stream.write_all(&questions).await.unwrap();
+    let mut asked = 1;
+    // Each is longer than its answer: what the broker takes of them bounds what it keeps.
+    while timeout(SOON, stream.write_all(&questions[13..])).await.is_ok_and(|sent| sent.is_ok()) {
+        asked += 1;
+        assert!(asked * questions.len() < 16 * 1024 * 1024, "it takes more and more");
+    }
+    assert_eq!(broker.statistics().connections, 1);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(broker.statistics().connections, 0);
+    assert_serves(&broker).await;
+}
+
+#[tokio::test]
+async fn what_waits_for_a_commit_counts_as_memory() {
+    let broker = broker();
+    let connection = connect(&broker).await;
+    let channel = connection.open_channel().await.unwrap().into_tx().await.unwrap();
+    let publish = Publish { routing_key: "q", body: vec![0; 100_000].into(), ..Publish::default() };
+    for _ in 0..3 {
+        channel.publish(&publish).await.unwrap();
+        channel.prefetch_for_all(0).await.unwrap();
+        assert!(broker.statistics().memory >= 100_000);
+        channel.rollback().await.unwrap();
+        assert_eq!(broker.statistics().memory, 0);
+    }
+    channel.publish(&publish).await.unwrap();
+    channel.close().await.unwrap();
+    assert_eq!(broker.statistics().memory, 0);
 }
