@@ -2,6 +2,10 @@
 //!
 //! What it does is held against real nodes: 4.3 by default, and 3.10 as a [`Profile`]. Where it differs:
 //!
+//! - A consumer may keep a delivery for as long as it likes: `x-consumer-timeout` is read and not acted on.
+//! - Dead-lettering at least once is done at most once.
+//! - In about one of two hundred random programs it still answers something otherwise than RabbitMQ: mostly `redelivered`
+//!   after dead-lettering, consumer counts of quorum queues, and who is next when a channel closes.
 //! - There are no streams, no plugins, and no management API ([`Broker::snapshot`] and [`Broker::peek`] look inside).
 //! - Things happen at once that RabbitMQ does a little later: a dead letter is in its queue when the ack that follows the
 //!   reject is read, and a full quorum queue refuses from the first publish on that it may refuse.
