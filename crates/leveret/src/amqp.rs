@@ -51,6 +51,8 @@ pub use channel::{
 pub use confirm::{Confirmation, Outcome, Returned, Tally};
 pub use connection::Connection;
 pub use consumer::Consumer;
+pub(crate) use consumer::Pulse;
+pub(crate) use delivery::Source;
 pub use delivery::{Delivery, Refused};
 pub use error::{Error, ErrorKind};
 pub use limits::Limits;
@@ -61,6 +63,6 @@ pub use uri::{UriError, UriPart};
 pub use leveret_wire::{Array, Properties, RawProperties, ReplyCode, ShortStr, Table, Value};
 
 /// Locks, whatever a panic elsewhere left behind: what is guarded here is never half changed.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -184,6 +184,12 @@ impl Channel<Confirm> {
         Ok(lock(&confirms.ledger).tally())
     }
 
+    /// How many publishes there may be from the oldest unconfirmed one on, before the next one waits, on this channel
+    /// instead of [`Limits::max_unconfirmed`](super::Limits::max_unconfirmed).
+    pub fn limit_unconfirmed(&self, publishes: usize) {
+        self.link.channel.max_unconfirmed.store(publishes.max(1), Ordering::Relaxed);
+    }
+
     /// How many publishes got which outcome since the channel was opened, whether it still is or not.
     pub fn tally(&self) -> Tally {
         lock(&self.link.channel.confirms.ledger).tally()
@@ -223,6 +229,11 @@ impl<M> Channel<M> {
     /// Whether it is open, or why not.
     pub fn check_open(&self) -> Result<(), Error> {
         self.link.channel.check_open()
+    }
+
+    /// Waits until the channel is closed, by whomever, and says why.
+    pub async fn ended(&self) -> Error {
+        self.link.channel.ended().await
     }
 
     /// Declares a queue; with an empty name, the broker chooses one.
@@ -461,6 +472,11 @@ impl<M> Channel<M> {
         let active = flow == Flow::Resume;
         self.link.call::<channel::FlowOk>(&channel::Flow { active }).await?;
         Ok(())
+    }
+
+    /// Closes the channel without waiting for anything: what is not confirmed is lost.
+    pub fn close_now(&self) {
+        self.link.connection.core.close_channel(&self.link.channel, &super::link::closed_here());
     }
 
     /// Closes the channel: waits for outstanding confirms, then for the broker's agreement, each up to a deadline.

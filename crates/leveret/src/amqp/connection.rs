@@ -76,7 +76,7 @@ impl Core {
             );
             return Err(Error::new(ErrorKind::ChannelLimit, text));
         };
-        let channel = Arc::new(ChannelState::new(id));
+        let channel = Arc::new(ChannelState::new(id, self.limits.max_unconfirmed));
         if index == registry.channels.len() {
             registry.channels.push(None);
         }
@@ -305,6 +305,11 @@ impl Connection {
                 Err(error)
             }
         }
+    }
+
+    /// Whether the connection has ended.
+    pub fn is_closed(&self) -> bool {
+        self.core().ended.borrow().is_some()
     }
 
     /// Waits until the connection has ended, and says why.

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
 
 use futures_core::Stream;
@@ -170,6 +170,16 @@ impl ConsumerQueue {
     }
 }
 
+/// Tells whether the broker still delivers to a consumer, without holding on to it.
+#[derive(Debug)]
+pub(crate) struct Pulse(Weak<ConsumerQueue>);
+
+impl Pulse {
+    pub(crate) fn is_alive(&self) -> bool {
+        self.0.upgrade().is_some_and(|queue| queue.is_alive())
+    }
+}
+
 /// A stream of deliveries from one queue.
 ///
 /// It ends with `None` after [`Consumer::cancel`], and with an error and then `None` if the broker or the
@@ -253,6 +263,11 @@ impl Consumer {
     fn hand_out(&self, Content { method, properties, body }: Waiting) -> Delivery {
         let settles = (!self.queue.auto_ack).then(|| Arc::clone(&self.link));
         Delivery::new(settles, method, properties, body)
+    }
+
+    /// For others to tell whether the broker still delivers to it.
+    pub(crate) fn pulse(&self) -> Pulse {
+        Pulse(Arc::downgrade(&self.queue))
     }
 
     /// Asks the broker for no more deliveries. Those that came before its answer are still handed out; then the stream

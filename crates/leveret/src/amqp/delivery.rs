@@ -12,7 +12,7 @@ use super::link::Link;
 
 /// Exchange and routing key of a delivery, by reference to the frame they came in.
 #[derive(Clone, Debug)]
-pub(super) struct Source {
+pub(crate) struct Source {
     /// The exchange, one octet that is the key's length, the key.
     names: Bytes,
     exchange: usize,
@@ -27,12 +27,14 @@ impl Source {
         Source { names: [exchange, &[0], routing_key].concat().into(), exchange: exchange.len() }
     }
 
-    fn exchange(&self) -> &[u8] {
-        self.names.get(..self.exchange).unwrap_or_default()
+    pub(crate) fn exchange(&self) -> ShortStr<'_> {
+        let name = self.names.get(..self.exchange).unwrap_or_default();
+        ShortStr::from_bytes(name).unwrap_or_default()
     }
 
-    fn routing_key(&self) -> &[u8] {
-        self.names.get(self.exchange + 1..).unwrap_or_default()
+    pub(crate) fn routing_key(&self) -> ShortStr<'_> {
+        let key = self.names.get(self.exchange + 1..).unwrap_or_default();
+        ShortStr::from_bytes(key).unwrap_or_default()
     }
 }
 
@@ -86,12 +88,16 @@ impl Delivery {
 
     /// The exchange it was published to.
     pub fn exchange(&self) -> ShortStr<'_> {
-        ShortStr::from_bytes(self.envelope.source.exchange()).unwrap_or_default()
+        self.envelope.source.exchange()
     }
 
     /// The routing key it was published with.
     pub fn routing_key(&self) -> ShortStr<'_> {
-        ShortStr::from_bytes(self.envelope.source.routing_key()).unwrap_or_default()
+        self.envelope.source.routing_key()
+    }
+
+    pub(crate) fn source(&self) -> &Source {
+        &self.envelope.source
     }
 
     /// Whether it was delivered before, to anyone.

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use leveret_wire::method::{Encode, basic, tx};
@@ -33,6 +33,8 @@ pub(super) struct ChannelState {
     /// Which deliveries were settled.
     pub(super) settled: Mutex<Settled>,
     pub(super) confirms: Confirms,
+    /// How many publishes there may be from the oldest unconfirmed one on.
+    pub(super) max_unconfirmed: AtomicUsize,
     /// Confirm mode is on: returns belong to the ledger.
     pub(super) confirming: AtomicBool,
     returned: Mutex<VecDeque<Returned>>,
@@ -60,9 +62,10 @@ pub(super) struct ChannelState {
 }
 
 impl ChannelState {
-    pub(super) fn new(id: u16) -> Self {
+    pub(super) fn new(id: u16, max_unconfirmed: usize) -> Self {
         ChannelState {
             id,
+            max_unconfirmed: AtomicUsize::new(max_unconfirmed),
             calls: Calls::default(),
             settled: Mutex::new(Settled::new()),
             confirms: Confirms::new(),
@@ -86,6 +89,19 @@ impl ChannelState {
         match self.closed.get() {
             None => Ok(()),
             Some(error) => Err(error.clone()),
+        }
+    }
+
+    /// Waits until nothing more can be sent, and says why.
+    pub(super) async fn ended(&self) -> Error {
+        loop {
+            let mut gone = pin!(self.gone.notified());
+            // Registered before the check, so that no wake-up falls between the two.
+            gone.as_mut().enable();
+            if let Some(error) = self.closed.get() {
+                return error.clone();
+            }
+            gone.await;
         }
     }
 

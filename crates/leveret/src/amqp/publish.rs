@@ -1,5 +1,6 @@
 //! Publishing: a message goes into the outbound buffer in one piece.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -94,14 +95,23 @@ impl Channel<Confirm> {
     /// unconfirmed. Dropped while waiting, it has sent nothing.
     #[inline]
     pub async fn publish(&self, publish: &Publish<'_>) -> Result<Confirmation, Error> {
+        self.publish_within(publish, self.patience()).await
+    }
+
+    /// The same, with another deadline for that wait than [`Limits::publish_timeout`](super::Limits::publish_timeout).
+    #[inline]
+    pub async fn publish_within(
+        &self,
+        publish: &Publish<'_>,
+        mut patience: Duration,
+    ) -> Result<Confirmation, Error> {
         let confirms = &self.link.channel.confirms;
-        let limits = &self.link.connection.core.limits;
-        let mut patience = self.patience();
-        if lock(&confirms.ledger).span() >= limits.max_unconfirmed {
-            let room = confirms.until(|ledger| ledger.span() < limits.max_unconfirmed);
+        let max_unconfirmed = self.link.channel.max_unconfirmed.load(Ordering::Relaxed);
+        if lock(&confirms.ledger).span() >= max_unconfirmed {
+            let room = confirms.until(|ledger| ledger.span() < max_unconfirmed);
             let began = Instant::now();
             timeout(patience, room).await.map_err(|_| {
-                let what = format!("confirming the oldest of {} publishes", limits.max_unconfirmed);
+                let what = format!("confirming the oldest of {max_unconfirmed} publishes");
                 Error::timeout(what, patience)
             })?;
             patience = patience.saturating_sub(began.elapsed());

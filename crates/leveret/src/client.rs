@@ -1,0 +1,364 @@
+//! The client: what an application holds. Brokers may come and go underneath.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout, timeout_at};
+
+use crate::amqp::{self, DeleteExchange, DeleteQueue, Options};
+use crate::consumer::ConsumerBuilder;
+use crate::error::{Error, ErrorKind};
+use crate::publisher::PublisherBuilder;
+use crate::topology::{Applied, Topology};
+
+mod backoff;
+pub(crate) mod core;
+mod endpoint;
+pub(crate) mod event;
+pub(crate) mod health;
+pub(crate) mod line;
+
+pub use backoff::Backoff;
+pub use core::ConnectLimits;
+pub use endpoint::IntoEndpoints;
+pub use event::{Event, Events};
+pub use health::{ConnectionHealth, ConsumerHealth, Health};
+
+use self::core::Core;
+use endpoint::{Endpoint, Endpoints};
+
+/// A client of one broker, of a cluster, or of a broker and its standby.
+///
+/// It clones cheaply, and all clones are one client. It keeps a connection for consuming and, once something is
+/// published, one for publishing; it makes them again when they are lost, restores the topology that was applied, and
+/// then publishers and consumers go on. It is closed by [`Client::close`], or when the last clone, publisher and
+/// consumer are dropped.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leveret::Error> {
+/// use leveret::{Client, Queue, Topology};
+///
+/// let client = Client::embedded().await?; // or Client::connect("amqp://localhost")
+/// client.apply(&Topology::new().queue(Queue::quorum("letters"))).await?;
+///
+/// let publisher = client.publisher("").build().await?;
+/// publisher.publish("letters", "hello").await?;
+///
+/// let mut letters = client.consumer("letters").stream().await?;
+/// let letter = letters.next().await.expect("a letter")?;
+/// assert_eq!(letter.body(), "hello");
+/// letter.ack()?;
+/// client.close().await;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Client {
+    owner: Arc<Owner>,
+}
+
+/// Ends everything when the last handle is gone.
+#[derive(Debug)]
+struct Owner {
+    core: Arc<Core>,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.core.begin_close();
+    }
+}
+
+/// How long [`Client::close`] waits for each connection to end, beyond its own deadlines.
+const CLOSE: Duration = Duration::from_secs(60);
+
+/// How to make a [`Client`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct ClientBuilder {
+    endpoints: Vec<Endpoint>,
+    options: self::core::Options,
+}
+
+impl Default for ClientBuilder {
+    fn default() -> Self {
+        ClientBuilder {
+            endpoints: Vec::new(),
+            options: self::core::Options {
+                name: "leveret".to_owned(),
+                connect: ConnectLimits::default(),
+                backoff: Backoff::default(),
+                give_up_after: None,
+                max_subscriptions: 1000,
+                timeout: Duration::from_secs(30),
+            },
+        }
+    }
+}
+
+impl ClientBuilder {
+    /// One broker more, by its URL or options; the first that answers is used. With none, [`ClientBuilder::connect`]
+    /// makes a broker in memory.
+    pub fn endpoint(mut self, endpoints: impl IntoEndpoints) -> Result<Self, Error> {
+        self.endpoints.extend(endpoints.into_endpoints()?.into_iter().map(Endpoint::At));
+        Ok(self)
+    }
+
+    /// A broker in this process.
+    #[cfg(feature = "embedded")]
+    pub fn broker(mut self, broker: &leveret_broker::Broker) -> Self {
+        self.endpoints.push(Endpoint::Embedded(broker.clone(), Options::default()));
+        self
+    }
+
+    /// What the broker's management pages call its connections. `leveret` by default.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.options.name = name.into();
+        self
+    }
+
+    /// How long to try to connect for the first time.
+    pub fn connect_limits(mut self, limits: ConnectLimits) -> Self {
+        self.options.connect = limits;
+        self
+    }
+
+    /// The pauses between attempts to connect.
+    pub fn backoff(mut self, backoff: Backoff) -> Self {
+        self.options.backoff = backoff;
+        self
+    }
+
+    /// Stops trying to connect again after this long. By default it never does.
+    pub fn give_up_after(mut self, time: Duration) -> Self {
+        self.options.give_up_after = Some(time);
+        self
+    }
+
+    /// How many consumers share a connection, before the next one gets another. 1000 by default.
+    pub fn max_subscriptions(mut self, subscriptions: usize) -> Self {
+        self.options.max_subscriptions = subscriptions.max(1);
+        self
+    }
+
+    /// How long declaring and the like may take as a whole, waiting for the broker to come back included. Half a minute
+    /// by default.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.options.timeout = timeout;
+        self
+    }
+
+    /// The deadlines and bounds of each connection.
+    pub fn limits(mut self, limits: amqp::Limits) -> Self {
+        for endpoint in &mut self.endpoints {
+            endpoint.options_mut().limits = limits.clone();
+        }
+        self
+    }
+
+    /// Connects.
+    pub async fn connect(mut self) -> Result<Client, Error> {
+        if self.endpoints.is_empty() {
+            self = self.in_memory()?;
+        }
+        let core = Core::new(self.options, Endpoints::new(self.endpoints));
+        let client = Client { owner: Arc::new(Owner { core }) };
+        client.core().home().up().await?;
+        Ok(client)
+    }
+
+    #[cfg(feature = "embedded")]
+    fn in_memory(self) -> Result<Self, Error> {
+        let broker = leveret_broker::Broker::builder()
+            .start()
+            .map_err(|error| Error::caused(ErrorKind::Invalid, "the embedded broker", error))?;
+        Ok(self.broker(&broker))
+    }
+
+    #[cfg(not(feature = "embedded"))]
+    fn in_memory(self) -> Result<Self, Error> {
+        let text = "no broker is given, and this program was built without the embedded one: name a URL, or turn on \
+                    the cargo feature `embedded` of leveret";
+        Err(Error::new(ErrorKind::Invalid, text))
+    }
+}
+
+impl Client {
+    /// Connects to a broker by its URL, or to the first that answers of a list of them.
+    pub async fn connect(endpoints: impl IntoEndpoints) -> Result<Client, Error> {
+        Client::builder().endpoint(endpoints)?.connect().await
+    }
+
+    /// A client of a broker of its own in this process, with nothing installed.
+    #[cfg(feature = "embedded")]
+    pub async fn embedded() -> Result<Client, Error> {
+        Client::builder().connect().await
+    }
+
+    /// More choices.
+    pub fn builder() -> ClientBuilder {
+        ClientBuilder::default()
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.owner.core
+    }
+
+    /// Declares a topology, and has it declared again whenever a connection was lost.
+    ///
+    /// Declaring what exists already is no error. What exists with other parameters is: the error names each of them, see
+    /// [`Error::conflicts`]. The rest is declared all the same.
+    pub async fn apply(&self, topology: &Topology) -> Result<Applied, Error> {
+        let core = self.core();
+        let patience = core.options.timeout;
+        let deadline = Instant::now() + patience;
+        let home = core.home();
+        let late = |_| Error::timed_out("declaring the topology", patience);
+        loop {
+            core.check_open()?;
+            let up = timeout_at(deadline, home.up()).await.map_err(late)??;
+            let apply = core.remembered.apply(&up.connection, topology);
+            let (applied, failed) = timeout_at(deadline, apply).await.map_err(late)?;
+            if !up.connection.is_closed() {
+                return match combined(failed) {
+                    None => Ok(applied),
+                    Some(error) => Err(error),
+                };
+            }
+        }
+    }
+
+    /// What was applied, all of it.
+    pub fn topology(&self) -> Topology {
+        self.core().remembered.topology()
+    }
+
+    /// What the broker calls a queue of the topology. It differs from its name here if the broker named it.
+    pub fn queue_name(&self, queue: &str) -> String {
+        self.core().remembered.name_of(queue)
+    }
+
+    /// Deletes a queue, and no longer restores it. Says how many messages went with it.
+    pub async fn delete_queue(&self, queue: &str, when: DeleteQueue) -> Result<u32, Error> {
+        let name = self.queue_name(queue);
+        let deleted = self
+            .on_channel(&format!("cannot delete queue {queue:?}"), async |channel| {
+                channel.delete_queue(&name, when).await
+            })
+            .await?;
+        self.core().remembered.forget_queue(queue);
+        Ok(deleted)
+    }
+
+    /// Deletes an exchange, and no longer restores it.
+    pub async fn delete_exchange(&self, exchange: &str, when: DeleteExchange) -> Result<(), Error> {
+        self.on_channel(&format!("cannot delete exchange {exchange:?}"), async |channel| {
+            channel.delete_exchange(exchange, when).await
+        })
+        .await?;
+        self.core().remembered.forget_exchange(exchange);
+        Ok(())
+    }
+
+    /// Drops all messages of a queue that are ready for delivery, and says how many.
+    pub async fn purge_queue(&self, queue: &str) -> Result<u32, Error> {
+        let name = self.queue_name(queue);
+        self.on_channel(&format!("cannot purge queue {queue:?}"), async |channel| {
+            channel.purge_queue(&name).await
+        })
+        .await
+    }
+
+    /// How many messages and consumers a queue has.
+    pub async fn inspect_queue(&self, queue: &str) -> Result<amqp::QueueInfo, Error> {
+        let name = self.queue_name(queue);
+        self.on_channel(&format!("cannot inspect queue {queue:?}"), async |channel| {
+            channel.inspect_queue(&name).await
+        })
+        .await
+    }
+
+    /// Does something on a channel that is thrown away, again if the connection went meanwhile.
+    async fn on_channel<T>(
+        &self,
+        what: &str,
+        call: impl AsyncFn(&amqp::Channel) -> Result<T, amqp::Error>,
+    ) -> Result<T, Error> {
+        let core = self.core();
+        let patience = core.options.timeout;
+        let deadline = Instant::now() + patience;
+        let home = core.home();
+        let late = |_| Error::timed_out(what, patience);
+        loop {
+            core.check_open()?;
+            let up = timeout_at(deadline, home.up()).await.map_err(late)??;
+            let attempt = async {
+                let channel = up.connection.open_channel().await?;
+                let result = call(&channel).await;
+                let _ = channel.close().await;
+                result
+            };
+            match timeout_at(deadline, attempt).await.map_err(late)? {
+                Ok(value) => return Ok(value),
+                Err(error) if !error.is_connection_error() => {
+                    return Err(Error::from_amqp(what, error));
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// A publisher to an exchange; the default exchange, which leads straight to queues, has an empty name.
+    pub fn publisher(&self, exchange: impl Into<String>) -> PublisherBuilder {
+        PublisherBuilder::new(self.clone(), exchange.into())
+    }
+
+    /// A consumer of a queue. The queue is not declared by this.
+    pub fn consumer(&self, queue: impl Into<String>) -> ConsumerBuilder {
+        ConsumerBuilder::new(self.clone(), queue.into())
+    }
+
+    /// What happens to the client from now on. Any number may listen.
+    pub fn events(&self) -> Events {
+        self.core().announcer().listen()
+    }
+
+    /// How the client is at this moment.
+    pub fn health(&self) -> Health {
+        Health {
+            connections: self.core().lines().iter().map(|line| health::of_line(line)).collect(),
+            consumers: self.core().health.consumers(),
+        }
+    }
+
+    /// Closes all connections: what was published is confirmed first, up to a deadline; consumers end. Closing twice is
+    /// no error, and it never hangs.
+    pub async fn close(&self) {
+        let first = self.core().begin_close();
+        for line in self.core().lines() {
+            let _ = timeout(CLOSE, line.ended()).await;
+        }
+        if first {
+            self.core().announce(Event::Closed);
+        }
+    }
+}
+
+/// One error that names all failures.
+fn combined(mut failed: Vec<(String, Error)>) -> Option<Error> {
+    match failed.len() {
+        0 => None,
+        1 => Some(failed.remove(0).1),
+        count => {
+            let each = failed.iter().map(|(_, error)| format!("\n  {error}")).collect::<String>();
+            let text = format!("{count} objects cannot be declared:{each}");
+            let conflicts: Vec<_> =
+                failed.iter().flat_map(|(_, error)| error.conflicts()).cloned().collect();
+            Some(match conflicts.is_empty() {
+                true => Error::new(failed[0].1.kind(), text),
+                false => Error::conflicting(text, conflicts),
+            })
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! What the handles of a client, its lines, publishers and consumers share.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::backoff::Backoff;
+use super::endpoint::Endpoints;
+use super::event::{Announcer, Event};
+use super::health::Registry;
+use super::line::{Line, Role};
+use crate::amqp::lock;
+use crate::error::Error;
+use crate::topology::Remembered;
+
+/// How a client connects and comes back.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub(crate) name: String,
+    pub(crate) connect: ConnectLimits,
+    pub(crate) backoff: Backoff,
+    pub(crate) give_up_after: Option<Duration>,
+    pub(crate) max_subscriptions: usize,
+    pub(crate) timeout: Duration,
+}
+
+/// How long a client tries to connect for the first time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectLimits {
+    /// How many times it tries again. 25 by default.
+    pub max_retries: u32,
+    /// How long it goes on trying. A minute by default.
+    pub within: Duration,
+}
+
+impl Default for ConnectLimits {
+    fn default() -> Self {
+        ConnectLimits { max_retries: 25, within: Duration::from_secs(60) }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) options: Options,
+    pub(crate) endpoints: Endpoints,
+    pub(crate) remembered: Remembered,
+    pub(crate) health: Registry,
+    announcer: Announcer,
+    lines: Mutex<Lines>,
+    closing: watch::Sender<bool>,
+}
+
+/// The lines by what they are for, and how many subscriptions each one for consuming has. The first of those is home.
+#[derive(Debug, Default)]
+struct Lines {
+    consuming: Vec<(Arc<Line>, usize)>,
+    publishing: Vec<Arc<Line>>,
+}
+
+impl Core {
+    pub(crate) fn new(options: Options, endpoints: Endpoints) -> Arc<Self> {
+        Arc::new(Core {
+            options,
+            endpoints,
+            remembered: Remembered::default(),
+            health: Registry::default(),
+            announcer: Announcer::new(),
+            lines: Mutex::default(),
+            closing: watch::Sender::new(false),
+        })
+    }
+
+    pub(crate) fn announcer(&self) -> &Announcer {
+        &self.announcer
+    }
+
+    pub(crate) fn announce(&self, event: Event) {
+        self.announcer.announce(event);
+    }
+
+    /// Turns true when the client is closed.
+    pub(crate) fn closing(&self) -> watch::Receiver<bool> {
+        self.closing.subscribe()
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        *self.closing.borrow()
+    }
+
+    /// Says whether this is the first time.
+    pub(crate) fn begin_close(&self) -> bool {
+        !self.closing.send_replace(true)
+    }
+
+    pub(crate) fn check_open(&self) -> Result<(), Error> {
+        if self.is_closing() { Err(Error::closed("the client")) } else { Ok(()) }
+    }
+
+    /// The line on which everything is declared.
+    pub(crate) fn home(self: &Arc<Self>) -> Arc<Line> {
+        let mut lines = lock(&self.lines);
+        if lines.consuming.is_empty() {
+            let line = self.start(Role::Home, 0);
+            lines.consuming.push((line, 0));
+        }
+        Arc::clone(&lines.consuming[0].0)
+    }
+
+    /// One of the lines for publishing.
+    pub(crate) fn publishing(self: &Arc<Self>, index: usize) -> Arc<Line> {
+        let mut lines = lock(&self.lines);
+        while lines.publishing.len() <= index {
+            let line = self.start(Role::Publishing, lines.publishing.len());
+            lines.publishing.push(line);
+        }
+        Arc::clone(&lines.publishing[index])
+    }
+
+    /// A place on a line for consuming: the first with room, or a new one.
+    pub(crate) fn subscribe(self: &Arc<Self>, needs_home: bool) -> Subscription {
+        self.home();
+        let mut lines = lock(&self.lines);
+        let max = self.options.max_subscriptions;
+        let free = lines.consuming.iter().position(|(_, count)| *count < max);
+        let index = match free {
+            _ if needs_home => 0,
+            Some(index) => index,
+            None => {
+                let line = self.start(Role::Consuming, lines.consuming.len());
+                lines.consuming.push((line, 0));
+                lines.consuming.len() - 1
+            }
+        };
+        let (line, count) = &mut lines.consuming[index];
+        *count += 1;
+        Subscription { core: Arc::clone(self), line: Arc::clone(line), index }
+    }
+
+    fn start(self: &Arc<Self>, role: Role, index: usize) -> Arc<Line> {
+        let what = if role == Role::Publishing { "publishing" } else { "consuming" };
+        let number = if index == 0 { String::new() } else { format!(" {}", index + 1) };
+        let name = format!("{} ({what}{number})", self.options.name);
+        Arc::new(Line::start(self, name, role))
+    }
+
+    /// All lines there are.
+    pub(crate) fn lines(&self) -> Vec<Arc<Line>> {
+        let lines = lock(&self.lines);
+        let consuming = lines.consuming.iter().map(|(line, _)| line);
+        consuming.chain(&lines.publishing).cloned().collect()
+    }
+}
+
+/// A consumer's place on a line, given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Subscription {
+    core: Arc<Core>,
+    pub(crate) line: Arc<Line>,
+    index: usize,
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        lock(&self.core.lines).consuming[self.index].1 -= 1;
+    }
+}

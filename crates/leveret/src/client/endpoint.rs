@@ -1,0 +1,177 @@
+//! Where brokers are: an ordered list, of which the first that answers is used.
+
+use std::fmt;
+use std::sync::Mutex;
+
+use crate::amqp::{self, Connection, Options, lock};
+use crate::error::Error;
+
+/// A broker that can be connected to.
+#[derive(Clone, Debug)]
+pub(crate) enum Endpoint {
+    /// At an address.
+    At(Options),
+    /// In this process.
+    #[cfg(feature = "embedded")]
+    Embedded(leveret_broker::Broker, Options),
+}
+
+impl Endpoint {
+    pub(crate) fn options_mut(&mut self) -> &mut Options {
+        match self {
+            Endpoint::At(options) => options,
+            #[cfg(feature = "embedded")]
+            Endpoint::Embedded(_, options) => options,
+        }
+    }
+
+    fn options(&self) -> &Options {
+        match self {
+            Endpoint::At(options) => options,
+            #[cfg(feature = "embedded")]
+            Endpoint::Embedded(_, options) => options,
+        }
+    }
+
+    /// Connects once, under this name.
+    pub(crate) async fn connect(&self, name: &str) -> Result<Connection, amqp::Error> {
+        let mut options = self.options().clone();
+        options.connection_name.get_or_insert_with(|| name.to_owned());
+        match self {
+            Endpoint::At(_) => Connection::open(&options).await,
+            #[cfg(feature = "embedded")]
+            Endpoint::Embedded(broker, _) => {
+                Connection::open_over(broker.connect(), &options).await
+            }
+        }
+    }
+}
+
+/// As for logs: without the password.
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endpoint::At(options) => options.fmt(f),
+            #[cfg(feature = "embedded")]
+            Endpoint::Embedded(..) => f.write_str("the embedded broker"),
+        }
+    }
+}
+
+/// The brokers of a client, in the order of preference.
+#[derive(Debug)]
+pub(crate) struct Endpoints {
+    list: Vec<Endpoint>,
+    in_use: Mutex<InUse>,
+}
+
+/// How many of the client's connections each endpoint has.
+#[derive(Debug)]
+struct InUse(Vec<usize>);
+
+impl Endpoints {
+    pub(crate) fn new(list: Vec<Endpoint>) -> Self {
+        let in_use = InUse(vec![0; list.len()]);
+        Endpoints { list, in_use: Mutex::new(in_use) }
+    }
+
+    /// All of them, in the order in which to try. Those come first that the client is connected to already: a
+    /// publisher on one broker and a consumer on its standby would not find each other.
+    pub(crate) fn in_order(&self) -> Vec<(usize, &Endpoint)> {
+        let mut order: Vec<_> = self.list.iter().enumerate().collect();
+        let in_use = lock(&self.in_use);
+        order.sort_by_key(|(index, _)| in_use.0[*index] == 0);
+        order
+    }
+
+    pub(crate) fn connected(&self, index: usize) {
+        lock(&self.in_use).0[index] += 1;
+    }
+
+    pub(crate) fn disconnected(&self, index: usize) {
+        lock(&self.in_use).0[index] -= 1;
+    }
+}
+
+/// What [`Client::connect`](super::Client::connect) takes: one URL, or a list of them in the order of preference.
+pub trait IntoEndpoints {
+    /// Their options.
+    fn into_endpoints(self) -> Result<Vec<Options>, Error>;
+}
+
+impl IntoEndpoints for &str {
+    fn into_endpoints(self) -> Result<Vec<Options>, Error> {
+        Ok(vec![Options::from_uri(self)?])
+    }
+}
+
+impl IntoEndpoints for &String {
+    fn into_endpoints(self) -> Result<Vec<Options>, Error> {
+        self.as_str().into_endpoints()
+    }
+}
+
+impl IntoEndpoints for String {
+    fn into_endpoints(self) -> Result<Vec<Options>, Error> {
+        self.as_str().into_endpoints()
+    }
+}
+
+impl IntoEndpoints for Options {
+    fn into_endpoints(self) -> Result<Vec<Options>, Error> {
+        Ok(vec![self])
+    }
+}
+
+impl<T: IntoEndpoints> IntoEndpoints for Vec<T> {
+    fn into_endpoints(self) -> Result<Vec<Options>, Error> {
+        let lists = self.into_iter().map(T::into_endpoints);
+        Ok(lists.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+    }
+}
+
+impl<T: IntoEndpoints, const N: usize> IntoEndpoints for [T; N] {
+    fn into_endpoints(self) -> Result<Vec<Options>, Error> {
+        Vec::from(self).into_endpoints()
+    }
+}
+
+impl<T: AsRef<str>> IntoEndpoints for &[T] {
+    fn into_endpoints(self) -> Result<Vec<Options>, Error> {
+        self.iter().map(|url| Ok(Options::from_uri(url.as_ref())?)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn endpoints() -> Endpoints {
+        let options = ["amqp://one", "amqp://two", "amqp://three"].into_endpoints().unwrap();
+        Endpoints::new(options.into_iter().map(Endpoint::At).collect())
+    }
+
+    fn order(endpoints: &Endpoints) -> Vec<usize> {
+        endpoints.in_order().into_iter().map(|(index, _)| index).collect()
+    }
+
+    #[test]
+    fn the_first_comes_first() {
+        assert_eq!(order(&endpoints()), [0, 1, 2]);
+    }
+
+    #[test]
+    fn connections_of_one_client_stay_together() {
+        let endpoints = endpoints();
+        endpoints.connected(1);
+        assert_eq!(order(&endpoints), [1, 0, 2]);
+        endpoints.disconnected(1);
+        assert_eq!(order(&endpoints), [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_wrong_url_in_a_list_is_an_error() {
+        let error = ["amqp://one", "http://two"].into_endpoints().unwrap_err();
+        assert_eq!(error.kind(), crate::ErrorKind::Invalid);
+    }
+}

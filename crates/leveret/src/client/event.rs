@@ -1,0 +1,168 @@
+//! What happens to a client's connections, for whoever wants to know.
+
+use std::fmt;
+
+use tokio::sync::broadcast;
+
+use crate::error::Error;
+
+/// How many events wait for a listener that does not take them. One that falls behind further misses the oldest.
+const KEEP: usize = 256;
+
+/// Something happened to a connection of a client, or to what lives on it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Event {
+    /// A connection is there, and the topology with it.
+    Connected {
+        /// Which of the client's connections.
+        connection: String,
+        /// To which broker, without the password.
+        endpoint: String,
+        /// It had been there before.
+        again: bool,
+    },
+    /// An attempt to connect failed; others follow.
+    ConnectFailed {
+        /// Which of the client's connections.
+        connection: String,
+        /// Why.
+        error: Error,
+    },
+    /// A connection was lost; it will be made again.
+    Lost {
+        /// Which of the client's connections.
+        connection: String,
+        /// Why.
+        error: Error,
+    },
+    /// The broker takes no publishes for now.
+    Blocked {
+        /// Which of the client's connections.
+        connection: String,
+        /// Why, in the broker's words.
+        reason: String,
+    },
+    /// It takes them again.
+    Unblocked {
+        /// Which of the client's connections.
+        connection: String,
+    },
+    /// The client has stopped trying to connect.
+    GaveUp {
+        /// Which of the client's connections.
+        connection: String,
+        /// Why.
+        error: Error,
+    },
+    /// An object could not be declared again after a reconnect. It is tried again.
+    NotRestored {
+        /// Which: `queue "billing"`.
+        object: String,
+        /// Why.
+        error: Error,
+    },
+    /// An object that could not be declared again is back.
+    Restored {
+        /// Which.
+        object: String,
+    },
+    /// A consumer gets nothing for now: its channel, its queue or its connection went.
+    ConsumerLost {
+        /// The queue it consumes.
+        queue: String,
+        /// Why.
+        error: Error,
+    },
+    /// A consumer gets messages again.
+    ConsumerResumed {
+        /// The queue it consumes.
+        queue: String,
+    },
+    /// The application has closed the client.
+    Closed,
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Event::Connected { connection, endpoint, again: false } => {
+                write!(f, "{connection} is connected to {endpoint}")
+            }
+            Event::Connected { connection, endpoint, again: true } => {
+                write!(f, "{connection} is connected again, to {endpoint}")
+            }
+            Event::ConnectFailed { connection, error } => {
+                write!(f, "{connection} cannot connect: {error}")
+            }
+            Event::Lost { connection, error } => write!(f, "{connection} was lost: {error}"),
+            Event::Blocked { connection, reason } => {
+                write!(f, "the broker takes no publishes on {connection}: {reason}")
+            }
+            Event::Unblocked { connection } => {
+                write!(f, "the broker takes publishes on {connection} again")
+            }
+            Event::GaveUp { connection, error } => {
+                write!(f, "{connection} is given up: {error}")
+            }
+            Event::NotRestored { object, error } => {
+                write!(f, "{object} could not be restored: {error}")
+            }
+            Event::Restored { object } => write!(f, "{object} is restored"),
+            Event::ConsumerLost { queue, error } => {
+                write!(f, "the consumer of queue {queue:?} is interrupted: {error}")
+            }
+            Event::ConsumerResumed { queue } => {
+                write!(f, "the consumer of queue {queue:?} is back")
+            }
+            Event::Closed => f.write_str("the client is closed"),
+        }
+    }
+}
+
+/// A listener's end: events since it was made.
+#[derive(Debug)]
+pub struct Events(broadcast::Receiver<Event>);
+
+impl Events {
+    /// The next event, or `None` once the client is gone. A listener that has fallen far behind goes on with the oldest
+    /// event that is still known.
+    pub async fn next(&mut self) -> Option<Event> {
+        loop {
+            match self.0.recv().await {
+                Ok(event) => return Some(event),
+                Err(broadcast::error::RecvError::Lagged(_)) => {}
+                Err(broadcast::error::RecvError::Closed) => return None,
+            }
+        }
+    }
+}
+
+/// Where events come from.
+#[derive(Debug)]
+pub(crate) struct Announcer(broadcast::Sender<Event>);
+
+impl Announcer {
+    pub(crate) fn new() -> Self {
+        Announcer(broadcast::Sender::new(KEEP))
+    }
+
+    pub(crate) fn listen(&self) -> Events {
+        Events(self.0.subscribe())
+    }
+
+    /// Tells all listeners, and the log.
+    pub(crate) fn announce(&self, event: Event) {
+        match &event {
+            Event::Connected { .. }
+            | Event::Unblocked { .. }
+            | Event::Restored { .. }
+            | Event::ConsumerResumed { .. }
+            | Event::Closed => tracing::info!("{event}"),
+            Event::GaveUp { .. } => tracing::error!("{event}"),
+            _ => tracing::warn!("{event}"),
+        }
+        // Nobody listening is no error.
+        let _ = self.0.send(event);
+    }
+}

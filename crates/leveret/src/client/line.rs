@@ -1,0 +1,333 @@
+//! A line: one connection to the broker that is made again whenever it is lost.
+//!
+//! ```text
+//!            +--> Down --- connected, topology restored ---> Up ---+
+//!            |      |                                         |    |
+//!            |      +-- closed, or given up --> Ended <-------+    |
+//!            +------------------------- lost ----------------------+
+//! ```
+//!
+//! One task drives it. Whoever uses the line waits for it to be up, works on that connection, and comes back for the next
+//! one when it fails.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+use super::core::Core;
+use super::event::Event;
+use crate::amqp::{self, Connection, ErrorKind as Amqp};
+use crate::error::{Error, ErrorKind};
+use crate::topology::{Declarer, Failed};
+
+/// What a line is for. Publishers and consumers do not share one, so that a broker that blocks publishers does not delay
+/// acks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// The first one for consuming, on which everything is declared and which owns exclusive queues.
+    Home,
+    Consuming,
+    Publishing,
+}
+
+impl Role {
+    fn declarer(self) -> Declarer {
+        match self {
+            Role::Home => Declarer::Home,
+            Role::Consuming | Role::Publishing => Declarer::Other,
+        }
+    }
+}
+
+/// Where a line stands.
+#[derive(Clone, Debug)]
+pub(crate) enum State {
+    /// There is no connection: not yet, or because of this.
+    Down(Option<Error>),
+    Up(Up),
+    /// There will be none any more.
+    Ended(Error),
+}
+
+/// A line's connection of the moment.
+#[derive(Clone, Debug)]
+pub(crate) struct Up {
+    pub(crate) connection: Connection,
+    /// To which broker, for people.
+    pub(crate) endpoint: Arc<str>,
+}
+
+/// The handle to a line.
+#[derive(Debug)]
+pub(crate) struct Line {
+    pub(crate) name: String,
+    state: watch::Receiver<State>,
+    task: JoinHandle<()>,
+}
+
+impl Line {
+    /// Begins to connect.
+    pub(crate) fn start(core: &Arc<Core>, name: String, role: Role) -> Line {
+        let (sender, state) = watch::channel(State::Down(None));
+        let driver = Driver { core: Arc::clone(core), name: name.clone(), role, state: sender };
+        Line { name, state, task: tokio::spawn(driver.run()) }
+    }
+
+    pub(crate) fn state(&self) -> State {
+        self.state.borrow().clone()
+    }
+
+    /// The connection, as soon as there is one, or the reason why there will be none.
+    pub(crate) async fn up(&self) -> Result<Up, Error> {
+        let mut state = self.state.clone();
+        let settled = state.wait_for(|state| match state {
+            State::Down(_) => false,
+            // Its driver notices in a moment.
+            State::Up(up) => !up.connection.is_closed(),
+            State::Ended(_) => true,
+        });
+        let settled = settled.await;
+        match settled.as_deref() {
+            Ok(State::Up(up)) => Ok(up.clone()),
+            Ok(State::Ended(error)) => Err(error.clone()),
+            _ => Err(Error::closed("the client")),
+        }
+    }
+
+    /// Waits until its task is done.
+    pub(crate) async fn ended(&self) {
+        let mut state = self.state.clone();
+        // The other end goes with the task.
+        while state.changed().await.is_ok() {}
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// What makes the connection, and makes it again.
+struct Driver {
+    core: Arc<Core>,
+    name: String,
+    role: Role,
+    state: watch::Sender<State>,
+}
+
+impl Driver {
+    async fn run(self) {
+        let mut closing = self.core.closing();
+        let error = tokio::select! {
+            error = self.keep_connected() => error,
+            _ = closing.wait_for(|closing| *closing) => Error::closed("the client"),
+        };
+        if error.kind() != ErrorKind::Closed {
+            let (connection, error) = (self.name.clone(), error.clone());
+            self.core.announce(Event::GaveUp { connection, error });
+        }
+        let last = self.state.send_replace(State::Ended(error));
+        if let State::Up(up) = last {
+            // It has its own deadlines.
+            let _ = up.connection.close().await;
+        }
+    }
+
+    /// Connects again and again. Returns why it gave up.
+    async fn keep_connected(&self) -> Error {
+        let (mut again, mut tries) = (false, 0);
+        loop {
+            let (index, up) = match self.connect(again, &mut tries).await {
+                Ok(connected) => connected,
+                Err(error) => return error,
+            };
+            let _in_use = InUse::new(&self.core, index);
+            let began = Instant::now();
+            let failed = self.restore(&up.connection).await;
+            if !up.connection.is_closed() {
+                self.announce_not_restored(&failed);
+                self.state.send_replace(State::Up(up.clone()));
+                let endpoint = up.endpoint.to_string();
+                let connection = self.name.clone();
+                self.core.announce(Event::Connected { connection, endpoint, again });
+                again = true;
+            }
+            let error = self.stay(&up.connection, failed).await;
+            let error = Error::from_amqp(format!("the connection to {}", up.endpoint), error);
+            self.state.send_replace(State::Down(Some(error.clone())));
+            self.core.announce(Event::Lost { connection: self.name.clone(), error });
+            // One that is lost as soon as it is made must not be made again without a pause.
+            tries = if began.elapsed() > self.core.options.backoff.max { 0 } else { tries + 1 };
+        }
+    }
+
+    /// Tries all endpoints in turn, with growing pauses, as often as allowed.
+    async fn connect(&self, again: bool, tries: &mut u32) -> Result<(usize, Up), Error> {
+        let options = &self.core.options;
+        let limits = &options.connect;
+        let began = Instant::now();
+        for round in 0u32.. {
+            if *tries > 0 {
+                sleep(options.backoff.pause(*tries - 1)).await;
+            }
+            *tries = tries.saturating_add(1);
+            let (error, permanent) = match self.try_endpoints().await {
+                Ok(connected) => return Ok(connected),
+                Err(failed) => failed,
+            };
+            let (name, since) = (self.name.clone(), began.elapsed());
+            self.core.announce(Event::ConnectFailed { connection: name, error: error.clone() });
+            let too_long = |limit: Option<Duration>| limit.is_some_and(|limit| since >= limit);
+            let enough = match again {
+                false => permanent || round >= limits.max_retries || too_long(Some(limits.within)),
+                true => too_long(options.give_up_after),
+            };
+            if enough {
+                return Err(error);
+            }
+        }
+        unreachable!("rounds are not counted beyond what is allowed")
+    }
+
+    /// The first endpoint that answers; or why none does, and whether there is no use in trying again.
+    async fn try_endpoints(&self) -> Result<(usize, Up), (Error, bool)> {
+        let mut errors = Vec::new();
+        for (index, endpoint) in self.core.endpoints.in_order() {
+            match endpoint.connect(&self.name).await {
+                Ok(connection) => {
+                    let endpoint = endpoint.to_string().into();
+                    return Ok((index, Up { connection, endpoint }));
+                }
+                Err(error) => errors.push((endpoint, error)),
+            }
+        }
+        let permanent = errors.iter().all(|(_, error)| is_permanent(error));
+        Err((unreachable_endpoints(errors), permanent))
+    }
+
+    /// Restores the topology. Other lines than home wait for what is exclusive, which only home can restore: nothing is
+    /// to be published before all of it is back.
+    async fn restore(&self, connection: &Connection) -> Vec<Failed> {
+        let failed = self.core.remembered.restore(connection, self.role.declarer()).await;
+        if self.role != Role::Home && self.core.remembered.has_exclusive() {
+            tokio::select! {
+                _ = connection.ended() => {}
+                () = self.until_home_answers() => {}
+            }
+        }
+        failed
+    }
+
+    /// Home may have lost its connection and not know it yet, so it has to be heard of.
+    async fn until_home_answers(&self) {
+        let home = self.core.home();
+        while let Ok(up) = home.up().await {
+            if let Ok(channel) = up.connection.open_channel().await {
+                let _ = channel.close().await;
+                return;
+            }
+            // A connection that does not answer ends soon; one that refuses a channel is there.
+            if !up.connection.is_closed() {
+                return;
+            }
+        }
+    }
+
+    /// Stays until the connection ends; meanwhile, tries to restore what could not be restored.
+    async fn stay(&self, connection: &Connection, mut failed: Vec<Failed>) -> amqp::Error {
+        let mut blocked = connection.blocked();
+        let mut tries = 0;
+        loop {
+            tokio::select! {
+                error = connection.ended() => return error,
+                Ok(()) = blocked.changed() => {
+                    let reason = blocked.borrow_and_update().clone();
+                    self.announce_blocked(reason);
+                }
+                () = sleep(self.core.options.backoff.pause(tries)), if !failed.is_empty() => {
+                    failed = self.restore_again(connection, failed).await;
+                    tries += 1;
+                }
+            }
+        }
+    }
+
+    async fn restore_again(&self, connection: &Connection, failed: Vec<Failed>) -> Vec<Failed> {
+        let names: BTreeSet<String> = failed.into_iter().map(|(name, _)| name).collect();
+        let declarer = self.role.declarer();
+        let remembered = &self.core.remembered;
+        let wanted = |name: &str| names.contains(name);
+        let failed = remembered.restore_some(connection, declarer, wanted).await;
+        if connection.is_closed() {
+            return failed;
+        }
+        let still: BTreeSet<&String> = failed.iter().map(|(name, _)| name).collect();
+        for object in names.iter().filter(|name| !still.contains(name)) {
+            self.core.announce(Event::Restored { object: object.clone() });
+        }
+        failed
+    }
+
+    fn announce_not_restored(&self, failed: &[Failed]) {
+        for (object, error) in failed.iter().cloned() {
+            self.core.announce(Event::NotRestored { object, error });
+        }
+    }
+
+    fn announce_blocked(&self, reason: Option<String>) {
+        let connection = self.name.clone();
+        self.core.announce(match reason {
+            Some(reason) => Event::Blocked { connection, reason },
+            None => Event::Unblocked { connection },
+        });
+    }
+}
+
+/// Counts a connection for as long as it lives.
+struct InUse<'a> {
+    core: &'a Core,
+    index: usize,
+}
+
+impl<'a> InUse<'a> {
+    fn new(core: &'a Core, index: usize) -> Self {
+        core.endpoints.connected(index);
+        InUse { core, index }
+    }
+}
+
+impl Drop for InUse<'_> {
+    fn drop(&mut self) {
+        self.core.endpoints.disconnected(self.index);
+    }
+}
+
+/// Whether trying again cannot help before somebody changes something.
+fn is_permanent(error: &amqp::Error) -> bool {
+    matches!(
+        error.kind(),
+        Amqp::Authentication | Amqp::VirtualHost | Amqp::InvalidArgument | Amqp::Tls
+    )
+}
+
+fn unreachable_endpoints(mut errors: Vec<(&super::endpoint::Endpoint, amqp::Error)>) -> Error {
+    match errors.len() {
+        1 => {
+            let (endpoint, error) = errors.remove(0);
+            Error::from_amqp(format!("cannot connect to {endpoint}"), error)
+        }
+        _ => {
+            let each = errors.iter().map(|(endpoint, error)| format!("\n  {endpoint}: {error}"));
+            let text =
+                format!("cannot connect to any of these brokers:{}", each.collect::<String>());
+            let refused = errors.iter().all(|(_, error)| is_permanent(error));
+            let kind = if refused { ErrorKind::Refused } else { ErrorKind::Unreachable };
+            Error::new(kind, text)
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Consuming: a stream of deliveries that outlives the connection, and handlers that are run with it.
+
+use std::time::Duration;
+
+use tower::{Layer, Service};
+
+use crate::amqp::{ConsumeOptions, Value};
+use crate::client::Client;
+use crate::error::Error;
+use crate::topology::arguments::Arguments;
+
+mod handler;
+mod incoming;
+mod runner;
+mod service;
+mod source;
+mod stream;
+
+pub use handler::{BoxError, FromIncoming, Handler, Headers, IntoOutcome, State};
+pub use incoming::Incoming;
+pub use runner::{OnFailure, Runner, Summary};
+pub use service::HandlerService;
+pub use stream::{Deliveries, Next};
+
+use incoming::States;
+use service::{BoxLayer, Call};
+use source::Source;
+
+/// How a queue is consumed: as a [stream](ConsumerBuilder::stream), or with a [handler](ConsumerBuilder::handle).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leveret::Error> {
+/// use leveret::{Client, Json, Queue, State, Topology};
+/// use tokio::sync::mpsc;
+///
+/// async fn greet(Json(name): Json<String>, State(done): State<mpsc::Sender<String>>) {
+///     let _ = done.send(format!("hello {name}")).await;
+/// }
+///
+/// let client = Client::embedded().await?;
+/// client.apply(&Topology::new().queue(Queue::quorum("names"))).await?;
+/// client.publisher("").build().await?.publish("names", Json("Ada")).await?;
+///
+/// let (sender, mut greetings) = mpsc::channel::<String>(1);
+/// let summary = client
+///     .consumer("names")
+///     .workers(4)
+///     .state(sender)
+///     .handle(greet)
+///     .run_until(async { assert_eq!(greetings.recv().await.unwrap(), "hello Ada") })
+///     .await?;
+/// assert_eq!(summary.handled, 1);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+#[must_use]
+pub struct ConsumerBuilder {
+    client: Client,
+    settings: Settings,
+    running: Running,
+}
+
+impl std::fmt::Debug for ConsumerBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ConsumerBuilder").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+/// How handlers are run.
+#[derive(Clone)]
+struct Running {
+    workers: usize,
+    subscribers: usize,
+    drain: Duration,
+    on_failure: OnFailure,
+    mode: Mode,
+    states: States,
+    layers: Vec<BoxLayer>,
+}
+
+/// When a message is settled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// After its handler.
+    AtLeastOnce,
+    /// Before its handler, and only if it was not delivered before.
+    AtMostOnce,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) queue: String,
+    prefetch: u16,
+    auto_ack: bool,
+    exclusive: bool,
+    priority: i32,
+    arguments: Arguments,
+    missing_for: Duration,
+}
+
+impl Settings {
+    fn options(&self) -> Result<ConsumeOptions, Error> {
+        Ok(ConsumeOptions {
+            tag: String::new(),
+            prefetch: self.prefetch,
+            auto_ack: self.auto_ack,
+            exclusive: self.exclusive,
+            priority: self.priority,
+            arguments: self.arguments.to_table()?,
+        })
+    }
+}
+
+impl ConsumerBuilder {
+    pub(crate) fn new(client: Client, queue: String) -> Self {
+        let settings = Settings {
+            queue,
+            prefetch: 100,
+            auto_ack: false,
+            exclusive: false,
+            priority: 0,
+            arguments: Arguments::default(),
+            missing_for: Duration::from_secs(60),
+        };
+        let running = Running {
+            workers: 1,
+            subscribers: 1,
+            drain: Duration::from_secs(30),
+            on_failure: OnFailure::default(),
+            mode: Mode::AtLeastOnce,
+            states: States::default(),
+            layers: Vec::new(),
+        };
+        ConsumerBuilder { client, settings, running }
+    }
+
+    /// How many deliveries may be unsettled at a time. 100 by default.
+    pub fn prefetch(mut self, deliveries: u16) -> Self {
+        self.settings.prefetch = deliveries.max(1);
+        self
+    }
+
+    /// Deliveries count as settled when they are sent: fast, and lost when the connection or the program is.
+    pub fn auto_ack(mut self) -> Self {
+        self.settings.auto_ack = true;
+        self
+    }
+
+    /// No other consumer beside this one.
+    pub fn exclusive(mut self) -> Self {
+        self.settings.exclusive = true;
+        self
+    }
+
+    /// Consumers of a higher priority are served first. 0 by default.
+    pub fn priority(mut self, priority: i32) -> Self {
+        self.settings.priority = priority;
+        self
+    }
+
+    /// Any other argument: `x-stream-offset`, and so on.
+    pub fn argument(mut self, name: impl Into<String>, value: impl Into<Value<'static>>) -> Self {
+        self.settings.arguments.set(name, value);
+        self
+    }
+
+    /// How long the queue may be missing, or refuse the consumer, before the stream ends with an error. A minute by
+    /// default. A queue that this client has declared is declared again.
+    pub fn missing_for(mut self, time: Duration) -> Self {
+        self.settings.missing_for = time;
+        self
+    }
+
+    /// How many messages are handled at the same time. One by default: one after the other, in order.
+    pub fn workers(mut self, workers: usize) -> Self {
+        self.running.workers = workers.max(1);
+        self
+    }
+
+    /// How many subscriptions handle messages beside each other, each on a channel of its own and with its own workers;
+    /// beyond the client's limit, on further connections. One by default.
+    pub fn subscribers(mut self, subscribers: usize) -> Self {
+        self.running.subscribers = subscribers.max(1);
+        self
+    }
+
+    /// How long handlers get to finish when the consumer is stopped. Half a minute by default.
+    pub fn drain(mut self, time: Duration) -> Self {
+        self.running.drain = time;
+        self
+    }
+
+    /// What becomes of a message whose handler fails. One that cannot be decoded is discarded in any case.
+    pub fn on_failure(mut self, on_failure: OnFailure) -> Self {
+        self.running.on_failure = on_failure;
+        self
+    }
+
+    /// Messages are settled before they are handled, and skipped if they were delivered before: none is handled twice,
+    /// and some may not be handled at all.
+    pub fn at_most_once(mut self) -> Self {
+        self.running.mode = Mode::AtMostOnce;
+        self
+    }
+
+    /// A value for handlers to share, one of each type. They get a clone of it as an argument [`State`].
+    pub fn state<T: Clone + Send + Sync + 'static>(mut self, value: T) -> Self {
+        self.running.states.set(value);
+        self
+    }
+
+    /// A layer of tower around the handler: timeouts, limits, tracing. The first one is the outermost.
+    pub fn layer<L>(mut self, layer: L) -> Self
+    where
+        L: Layer<HandlerService> + Send + Sync + 'static,
+        L::Service: Service<Incoming, Response = ()> + Clone + Send + Sync + 'static,
+        <L::Service as Service<Incoming>>::Error: Into<BoxError>,
+        <L::Service as Service<Incoming>>::Future: Send + 'static,
+    {
+        self.running.layers.push(service::boxed(layer));
+        self
+    }
+
+    /// With a handler for each message: an async function whose arguments are picked by type, see [`FromIncoming`].
+    pub fn handle<A: 'static>(self, handler: impl Handler<A>) -> Runner {
+        let call = Call::new(handler, &self.running.layers);
+        Runner::new(self, call)
+    }
+
+    /// Begins to consume. The queue has to exist.
+    pub async fn stream(self) -> Result<Deliveries, Error> {
+        let source = Source::new(&self.client, self.settings)?;
+        let consumer = source.first().await?;
+        Ok(Deliveries::new(source, consumer, self.client))
+    }
+}

@@ -1,0 +1,146 @@
+//! Handlers: async functions whose arguments are picked from the message by type.
+
+use std::error::Error as StdError;
+use std::pin::Pin;
+
+use bytes::Bytes;
+use serde::de::DeserializeOwned;
+
+use super::incoming::Incoming;
+use crate::amqp::Table;
+use crate::error::{Error, ErrorKind};
+use crate::payload::{self, Json, MsgPack, Payload};
+
+/// What went wrong in a handler, or in a layer around it.
+pub type BoxError = Box<dyn StdError + Send + Sync>;
+
+/// A future in a box.
+pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// An argument of a handler, picked from the message.
+///
+/// There are [`Json`], [`MsgPack`] and [`Payload`] for bodies as values, [`Bytes`] for the body as it is, [`State`] for what
+/// handlers share, [`Headers`], and [`Incoming`] for everything else.
+pub trait FromIncoming: Sized {
+    /// Picks it. A failure counts as one of the message, which is not tried again.
+    fn from_incoming(incoming: &Incoming) -> Result<Self, Error>;
+}
+
+impl<T: DeserializeOwned> FromIncoming for Json<T> {
+    fn from_incoming(incoming: &Incoming) -> Result<Self, Error> {
+        payload::from_json(incoming.body()).map(Json)
+    }
+}
+
+impl<T: DeserializeOwned> FromIncoming for MsgPack<T> {
+    fn from_incoming(incoming: &Incoming) -> Result<Self, Error> {
+        payload::from_msgpack(incoming.body()).map(MsgPack)
+    }
+}
+
+impl<T: DeserializeOwned> FromIncoming for Payload<T> {
+    fn from_incoming(incoming: &Incoming) -> Result<Self, Error> {
+        let properties = incoming.properties();
+        let content_type = properties.content_type.as_ref().and_then(|text| text.to_str().ok());
+        payload::from_content_type(content_type, incoming.body()).map(Payload)
+    }
+}
+
+impl FromIncoming for Bytes {
+    fn from_incoming(incoming: &Incoming) -> Result<Self, Error> {
+        Ok(incoming.body().clone())
+    }
+}
+
+/// Text in UTF-8.
+impl FromIncoming for String {
+    fn from_incoming(incoming: &Incoming) -> Result<Self, Error> {
+        String::from_utf8(incoming.body().to_vec()).map_err(|error| {
+            Error::caused(ErrorKind::Payload, "the body is not text in UTF-8", error)
+        })
+    }
+}
+
+impl FromIncoming for Incoming {
+    fn from_incoming(incoming: &Incoming) -> Result<Self, Error> {
+        Ok(incoming.clone())
+    }
+}
+
+/// The headers of the message, empty if it has none. As an argument of a handler.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Headers(pub Table<'static>);
+
+impl FromIncoming for Headers {
+    fn from_incoming(incoming: &Incoming) -> Result<Self, Error> {
+        let headers = incoming.properties().headers;
+        Ok(Headers(headers.map_or_else(Table::new, Table::into_owned)))
+    }
+}
+
+/// What was given to the consumer for its handlers to share. As an argument of a handler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct State<T>(pub T);
+
+impl<T: Clone + Send + Sync + 'static> FromIncoming for State<T> {
+    fn from_incoming(incoming: &Incoming) -> Result<Self, Error> {
+        incoming.state().map(State).ok_or_else(|| {
+            let text = format!(
+                "the handler asks for State<{}>, which the consumer was not given: call .state(…) with one",
+                std::any::type_name::<T>()
+            );
+            Error::new(ErrorKind::Invalid, text)
+        })
+    }
+}
+
+/// What a handler may return: nothing, or a `Result`.
+pub trait IntoOutcome {
+    /// Whether the message is done.
+    fn into_outcome(self) -> Result<(), BoxError>;
+}
+
+impl IntoOutcome for () {
+    fn into_outcome(self) -> Result<(), BoxError> {
+        Ok(())
+    }
+}
+
+impl<E: Into<BoxError>> IntoOutcome for Result<(), E> {
+    fn into_outcome(self) -> Result<(), BoxError> {
+        self.map_err(Into::into)
+    }
+}
+
+/// An async function that handles a message. Its arguments are picked by type, see [`FromIncoming`]; what it returns
+/// decides whether the message is done.
+pub trait Handler<Arguments>: Send + Sync + 'static {
+    /// Handles a message.
+    fn call(&self, incoming: Incoming) -> BoxFuture<Result<(), BoxError>>;
+}
+
+macro_rules! handlers {
+    ($(($($argument:ident),*))*) => {$(
+        impl<F, Fut, Out, $($argument),*> Handler<($($argument,)*)> for F
+        where
+            F: Fn($($argument),*) -> Fut + Send + Sync + 'static,
+            Fut: Future<Output = Out> + Send + 'static,
+            Out: IntoOutcome,
+            $($argument: FromIncoming,)*
+        {
+            #[allow(non_snake_case, unused_variables)]
+            fn call(&self, incoming: Incoming) -> BoxFuture<Result<(), BoxError>> {
+                $(
+                    let $argument = match $argument::from_incoming(&incoming) {
+                        Ok(argument) => argument,
+                        Err(error) => return Box::pin(std::future::ready(Err(error.into()))),
+                    };
+                )*
+                let handling = self($($argument),*);
+                Box::pin(async move { handling.await.into_outcome() })
+            }
+        }
+    )*};
+}
+
+handlers! { () (A) (A, B) (A, B, C) (A, B, C, D) (A, B, C, D, E) (A, B, C, D, E, G) }

@@ -1,0 +1,121 @@
+//! A message as a handler sees it.
+
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::amqp::{Properties, RawProperties, ShortStr, Source, Value};
+use crate::delivery::Delivery;
+
+/// A message on its way through the layers to its handler: what it holds and where it came from. It clones cheaply.
+///
+/// It cannot be settled from here: what the handler returns decides.
+#[derive(Clone)]
+pub struct Incoming {
+    body: Bytes,
+    properties: RawProperties,
+    source: Source,
+    queue: Arc<str>,
+    redelivered: bool,
+    tag: u64,
+    states: Arc<States>,
+}
+
+impl Incoming {
+    pub(super) fn new(delivery: &Delivery, states: &Arc<States>) -> Self {
+        Incoming {
+            body: delivery.body().clone(),
+            properties: delivery.raw_properties().clone(),
+            source: delivery.source().clone(),
+            queue: Arc::clone(delivery.shared_queue()),
+            redelivered: delivery.redelivered(),
+            tag: delivery.delivery_tag(),
+            states: Arc::clone(states),
+        }
+    }
+
+    /// The body.
+    pub fn body(&self) -> &Bytes {
+        &self.body
+    }
+
+    /// The properties.
+    pub fn properties(&self) -> Properties<'_> {
+        self.properties.get()
+    }
+
+    /// The properties as they came, to keep or to send on.
+    pub fn raw_properties(&self) -> &RawProperties {
+        &self.properties
+    }
+
+    /// The value of a header.
+    pub fn header(&self, name: &str) -> Option<Value<'_>> {
+        self.properties.header(name)
+    }
+
+    /// The exchange it was published to.
+    pub fn exchange(&self) -> ShortStr<'_> {
+        self.source.exchange()
+    }
+
+    /// The routing key it was published with.
+    pub fn routing_key(&self) -> ShortStr<'_> {
+        self.source.routing_key()
+    }
+
+    /// The queue it came from, as the consumer was told it.
+    pub fn queue(&self) -> &str {
+        &self.queue
+    }
+
+    /// Whether it was delivered before, to anyone.
+    pub fn redelivered(&self) -> bool {
+        self.redelivered
+    }
+
+    /// Its number on its channel.
+    pub fn delivery_tag(&self) -> u64 {
+        self.tag
+    }
+
+    pub(super) fn state<T: Clone + 'static>(&self) -> Option<T> {
+        self.states.get()
+    }
+}
+
+impl fmt::Debug for Incoming {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Incoming")
+            .field("queue", &self.queue())
+            .field("exchange", &self.exchange())
+            .field("routing_key", &self.routing_key())
+            .field("redelivered", &self.redelivered)
+            .field("properties", &self.properties)
+            .field("body", &format_args!("{} bytes", self.body.len()))
+            .finish()
+    }
+}
+
+/// What handlers share, one value of each type.
+#[derive(Clone, Default)]
+pub(super) struct States(HashMap<TypeId, Arc<dyn Any + Send + Sync>>);
+
+impl States {
+    pub(super) fn set<T: Send + Sync + 'static>(&mut self, value: T) {
+        self.0.insert(TypeId::of::<T>(), Arc::new(value));
+    }
+
+    fn get<T: Clone + 'static>(&self) -> Option<T> {
+        self.0.get(&TypeId::of::<T>())?.downcast_ref().cloned()
+    }
+}
+
+impl fmt::Debug for States {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "States({})", self.0.len())
+    }
+}

@@ -1,0 +1,289 @@
+//! Running a handler: deliveries in, outcomes out, until it is told to stop.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use super::handler::BoxError;
+use super::incoming::{Incoming, States};
+use super::service::Call;
+use super::stream::Deliveries;
+use super::{ConsumerBuilder, Mode};
+use crate::delivery::Delivery;
+use crate::error::{Error, ErrorKind};
+
+/// What becomes of a message whose handler failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnFailure {
+    /// Back to its queue, after a pause in which it stays with this consumer. The default, with a pause of a second.
+    Requeue {
+        /// How long the pause is. Without one, a message that always fails keeps everybody busy.
+        after: Duration,
+    },
+    /// To the dead-letter exchange of its queue, or away if that has none.
+    Discard,
+}
+
+impl Default for OnFailure {
+    fn default() -> Self {
+        OnFailure::Requeue { after: Duration::from_secs(1) }
+    }
+}
+
+/// What a consumer did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Summary {
+    /// Messages whose handler succeeded.
+    pub handled: u64,
+    /// Messages whose handler failed, those that could not be decoded and those at which it panicked included.
+    pub failed: u64,
+    /// Messages that were not handled because they had been delivered before, in the mode at most once.
+    pub skipped: u64,
+    /// Messages whose handler did not end in time when the consumer was stopped. They went back to the queue.
+    pub abandoned: u64,
+}
+
+impl Summary {
+    fn add(&mut self, other: Summary) {
+        self.handled += other.handled;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+        self.abandoned += other.abandoned;
+    }
+}
+
+/// A consumer with its handler, ready to run.
+#[derive(Debug)]
+#[must_use = "a consumer does nothing until it is run"]
+pub struct Runner {
+    builder: ConsumerBuilder,
+    call: Call,
+}
+
+impl Runner {
+    pub(super) fn new(builder: ConsumerBuilder, call: Call) -> Self {
+        Runner { builder, call }
+    }
+
+    /// Handles messages until the client is closed.
+    pub async fn run(self) -> Result<Summary, Error> {
+        self.run_until(std::future::pending::<()>()).await
+    }
+
+    /// Handles messages until `stop` is done: then takes no more, lets the handlers that are at work finish within the
+    /// time for draining, and returns what was done. What was not begun, or does not finish, goes back to the queue.
+    ///
+    /// It fails if the consumer cannot begin, or ends because its queue stays away.
+    pub async fn run_until(self, stop: impl Future) -> Result<Summary, Error> {
+        let Runner { builder, call } = self;
+        let running = &builder.running;
+        let mut pool = Vec::new();
+        for _ in 0..running.subscribers {
+            pool.push(builder.clone().stream().await?);
+        }
+        let shared = Arc::new(Shared {
+            call,
+            states: Arc::new(running.states.clone()),
+            on_failure: running.on_failure,
+            mode: running.mode,
+        });
+        let (stopper, stopped) = tokio::sync::watch::channel(false);
+        let mut loops = JoinSet::new();
+        for deliveries in pool {
+            let one = Loop {
+                shared: Arc::clone(&shared),
+                workers: running.workers,
+                drain: running.drain,
+                stopped: stopped.clone(),
+            };
+            loops.spawn(one.run(deliveries));
+        }
+        let mut summary = Summary::default();
+        let mut end = Ok(());
+        let mut stop = std::pin::pin!(stop);
+        let mut is_stopping = false;
+        loop {
+            tokio::select! {
+                _ = &mut stop, if !is_stopping => {
+                    is_stopping = true;
+                    stopper.send_replace(true);
+                }
+                done = loops.join_next() => match done {
+                    None => break,
+                    Some(Ok((one, result))) => {
+                        summary.add(one);
+                        // One that ended by itself takes the others along.
+                        stopper.send_replace(true);
+                        end = end.and(result);
+                    }
+                    Some(Err(_)) => {}
+                },
+            }
+        }
+        match end {
+            Err(error) if error.kind() != ErrorKind::Closed => Err(error),
+            _ => Ok(summary),
+        }
+    }
+}
+
+/// What all loops of a runner share.
+#[derive(Debug)]
+struct Shared {
+    call: Call,
+    states: Arc<States>,
+    on_failure: OnFailure,
+    mode: Mode,
+}
+
+/// Reads one stream and has its messages handled, so many at a time.
+struct Loop {
+    shared: Arc<Shared>,
+    workers: usize,
+    drain: Duration,
+    stopped: tokio::sync::watch::Receiver<bool>,
+}
+
+impl Loop {
+    async fn run(self, deliveries: Deliveries) -> (Summary, Result<(), Error>) {
+        if self.workers == 1 {
+            self.serially(deliveries).await
+        } else {
+            self.at_once(deliveries).await
+        }
+    }
+
+    /// One after the other, in order.
+    async fn serially(mut self, mut deliveries: Deliveries) -> (Summary, Result<(), Error>) {
+        let mut summary = Summary::default();
+        let mut stopped = std::pin::pin!(async move {
+            let _ = self.stopped.wait_for(|stopped| *stopped).await;
+        });
+        loop {
+            let next = tokio::select! {
+                biased;
+                next = deliveries.next() => next,
+                () = &mut stopped => return (summary, Ok(())),
+            };
+            let delivery = match next {
+                Some(Ok(delivery)) => delivery,
+                Some(Err(error)) => return (summary, Err(error)),
+                None => return (summary, Ok(())),
+            };
+            let mut handling = std::pin::pin!(self.shared.handle(delivery));
+            tokio::select! {
+                biased;
+                done = &mut handling => summary.add(done),
+                () = &mut stopped => {
+                    drop(deliveries);
+                    match timeout(self.drain, handling).await {
+                        Ok(done) => summary.add(done),
+                        Err(_) => summary.abandoned += 1,
+                    }
+                    return (summary, Ok(()));
+                }
+            }
+        }
+    }
+
+    /// Up to so many at a time, each in a task of its own.
+    async fn at_once(mut self, mut deliveries: Deliveries) -> (Summary, Result<(), Error>) {
+        let mut summary = Summary::default();
+        let mut tasks: JoinSet<Summary> = JoinSet::new();
+        let mut add = |done: Result<Summary, tokio::task::JoinError>| match done {
+            Ok(done) => summary.add(done),
+            Err(_) => summary.failed += 1,
+        };
+        let mut stopped = std::pin::pin!(async move {
+            let _ = self.stopped.wait_for(|stopped| *stopped).await;
+        });
+        let end = loop {
+            let next = tokio::select! {
+                Some(done) = tasks.join_next(), if !tasks.is_empty() => {
+                    add(done);
+                    continue;
+                }
+                next = deliveries.next(), if tasks.len() < self.workers => next,
+                () = &mut stopped => break Ok(()),
+            };
+            match next {
+                Some(Ok(delivery)) => {
+                    let shared = Arc::clone(&self.shared);
+                    tasks.spawn(async move { shared.handle(delivery).await });
+                }
+                Some(Err(error)) => break Err(error),
+                None => break Ok(()),
+            }
+        };
+        // No more come, and those that were not begun go back.
+        drop(deliveries);
+        let drained = async {
+            while let Some(done) = tasks.join_next().await {
+                add(done);
+            }
+        };
+        if timeout(self.drain, drained).await.is_err() {
+            summary.abandoned += tasks.len() as u64;
+        }
+        (summary, end)
+    }
+}
+
+impl Shared {
+    /// Has a message handled, and settles it.
+    async fn handle(&self, delivery: Delivery) -> Summary {
+        if self.mode == Mode::AtMostOnce && delivery.redelivered() {
+            report(delivery.ack());
+            return Summary { skipped: 1, ..Summary::default() };
+        }
+        let incoming = Incoming::new(&delivery, &self.states);
+        match self.mode {
+            Mode::AtLeastOnce => match self.call.call(incoming).await {
+                Ok(()) => {
+                    report(delivery.ack());
+                    Summary { handled: 1, ..Summary::default() }
+                }
+                Err(error) => {
+                    self.failed(delivery, error).await;
+                    Summary { failed: 1, ..Summary::default() }
+                }
+            },
+            Mode::AtMostOnce => {
+                // Settled before it is begun: it cannot come again.
+                report(delivery.ack());
+                match self.call.call(incoming).await {
+                    Ok(()) => Summary { handled: 1, ..Summary::default() },
+                    Err(error) => {
+                        tracing::error!("a message that is not tried again failed: {error}");
+                        Summary { failed: 1, ..Summary::default() }
+                    }
+                }
+            }
+        }
+    }
+
+    async fn failed(&self, delivery: Delivery, error: BoxError) {
+        let queue = delivery.queue();
+        tracing::warn!(queue, tag = delivery.delivery_tag(), "a message failed: {error}");
+        let is_undecodable =
+            error.downcast_ref::<Error>().is_some_and(|error| error.kind() == ErrorKind::Payload);
+        match self.on_failure {
+            OnFailure::Requeue { after } if !is_undecodable => {
+                sleep(after).await;
+                report(delivery.requeue());
+            }
+            // What cannot be decoded now cannot be decoded later.
+            _ => report(delivery.discard()),
+        }
+    }
+}
+
+/// A delivery that can no longer be settled is delivered again, which is all that can be said.
+fn report(settled: Result<(), Error>) {
+    if let Err(error) = settled {
+        tracing::debug!("{error}");
+    }
+}

@@ -1,0 +1,91 @@
+//! A handler with the layers around it, as one thing to call.
+
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use tower::util::BoxCloneSyncService;
+use tower::{Layer, Service, ServiceExt};
+
+use super::handler::{BoxError, BoxFuture, Handler};
+use super::incoming::Incoming;
+use crate::error::{Error, ErrorKind};
+
+/// What layers wrap: a handler, with the layers inside.
+pub type HandlerService = BoxCloneSyncService<Incoming, (), BoxError>;
+
+/// A layer of any type.
+pub(super) type BoxLayer = Arc<dyn Fn(HandlerService) -> HandlerService + Send + Sync>;
+
+/// Makes a layer of one from the ecosystem of tower.
+pub(super) fn boxed<L>(layer: L) -> BoxLayer
+where
+    L: Layer<HandlerService> + Send + Sync + 'static,
+    L::Service: Service<Incoming, Response = ()> + Clone + Send + Sync + 'static,
+    <L::Service as Service<Incoming>>::Error: Into<BoxError>,
+    <L::Service as Service<Incoming>>::Future: Send + 'static,
+{
+    Arc::new(move |inner| {
+        BoxCloneSyncService::new(layer.layer(inner).map_err(Into::<BoxError>::into))
+    })
+}
+
+/// Calls a handler through its layers. A panic is an error like any other.
+#[derive(Clone)]
+pub(super) struct Call(Arc<dyn Fn(Incoming) -> BoxFuture<Result<(), BoxError>> + Send + Sync>);
+
+impl Call {
+    pub(super) fn new<A: 'static>(handler: impl Handler<A>, layers: &[BoxLayer]) -> Self {
+        if layers.is_empty() {
+            return Call(Arc::new(move |incoming| handler.call(incoming)));
+        }
+        let handler = Arc::new(handler);
+        let inner = HandlerService::new(tower::service_fn(move |incoming| handler.call(incoming)));
+        // The layer that was added first is the outermost.
+        let service = layers.iter().rev().fold(inner, |inner, layer| layer(inner));
+        Call(Arc::new(move |incoming| Box::pin(service.clone().oneshot(incoming))))
+    }
+
+    pub(super) fn call(&self, incoming: Incoming) -> impl Future<Output = Result<(), BoxError>> {
+        // The function that makes the future may panic as well.
+        let made = std::panic::catch_unwind(AssertUnwindSafe(|| (self.0)(incoming)));
+        async move {
+            match made {
+                Ok(future) => Contained(future).await,
+                Err(panic) => Err(panicked(&*panic)),
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Call")
+    }
+}
+
+/// A future whose panic is an error.
+struct Contained(BoxFuture<Result<(), BoxError>>);
+
+impl Future for Contained {
+    type Output = Result<(), BoxError>;
+
+    fn poll(
+        mut self: std::pin::Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), BoxError>> {
+        let poll = AssertUnwindSafe(|| self.0.as_mut().poll(context));
+        match std::panic::catch_unwind(poll) {
+            Ok(poll) => poll,
+            Err(panic) => Poll::Ready(Err(panicked(&*panic))),
+        }
+    }
+}
+
+fn panicked(panic: &(dyn std::any::Any + Send)) -> BoxError {
+    let said = panic.downcast_ref::<&str>().copied();
+    let said = said.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    let text = format!("the handler panicked: {}", said.unwrap_or("it did not say why"));
+    Error::new(ErrorKind::Panicked, text).into()
+}

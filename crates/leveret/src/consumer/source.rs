@@ -1,0 +1,130 @@
+//! Where a stream gets its deliveries from: a consumer on the broker, begun anew whenever it is lost.
+
+use std::sync::Arc;
+
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::Settings;
+use crate::amqp::{self, ConsumeOptions, Consumer, ReplyCode};
+use crate::client::Client;
+use crate::client::core::{Core, Subscription};
+use crate::client::event::Event;
+use crate::client::health::Entry;
+use crate::error::{Error, ErrorKind};
+
+#[derive(Debug)]
+pub(super) struct Source {
+    pub(super) queue: Arc<str>,
+    core: Arc<Core>,
+    settings: Settings,
+    options: ConsumeOptions,
+    place: Subscription,
+    health: Entry,
+}
+
+impl Source {
+    pub(super) fn new(client: &Client, settings: Settings) -> Result<Arc<Source>, Error> {
+        let core = client.core();
+        core.check_open()?;
+        let options = settings.options()?;
+        Ok(Arc::new(Source {
+            queue: settings.queue.as_str().into(),
+            place: core.subscribe(core.remembered.is_exclusive(&settings.queue)),
+            health: Entry::new(core, &settings.queue),
+            core: Arc::clone(core),
+            settings,
+            options,
+        }))
+    }
+
+    /// Begins for the first time. What the broker refuses is an error at once.
+    pub(super) async fn first(&self) -> Result<Consumer, Error> {
+        let patience = self.core.options.timeout;
+        let deadline = Instant::now() + patience;
+        let late = |_| Error::timed_out(self.what(), patience);
+        loop {
+            match timeout_at(deadline, self.begin()).await.map_err(late)?? {
+                Ok(consumer) => return Ok(self.live(consumer)),
+                Err(error) if error.is_connection_error() => {}
+                Err(error) => return Err(Error::from_amqp(self.what(), error)),
+            }
+        }
+    }
+
+    /// Begins again after a loss, when the broker is back. What it refuses is tried again for a while.
+    pub(super) async fn again(self: Arc<Self>, lost: amqp::Error) -> Result<Consumer, Error> {
+        self.lost(lost);
+        let mut refused_since = None;
+        for attempt in 0.. {
+            let error = match self.begin().await? {
+                Ok(consumer) => {
+                    let queue = self.settings.queue.clone();
+                    self.core.announce(Event::ConsumerResumed { queue });
+                    return Ok(self.live(consumer));
+                }
+                Err(error) if error.is_connection_error() => {
+                    refused_since = None;
+                    continue;
+                }
+                Err(error) => error,
+            };
+            let since = *refused_since.get_or_insert_with(Instant::now);
+            let restored = self.restore_if_missing(&error).await?;
+            let error = Error::from_amqp(self.what(), error);
+            self.health.lost(error.clone());
+            if since.elapsed() >= self.settings.missing_for {
+                return Err(error);
+            }
+            if !(restored && attempt == 0) {
+                sleep(self.core.options.backoff.pause(attempt)).await;
+            }
+        }
+        Err(Error::closed("the consumer"))
+    }
+
+    /// One attempt, as soon as there is a connection. The outer error is the end.
+    async fn begin(&self) -> Result<Result<Consumer, amqp::Error>, Error> {
+        let up = self.place.line.up().await?;
+        let name = self.core.remembered.name_of(&self.settings.queue);
+        let begun = async {
+            let channel = up.connection.open_channel().await?;
+            channel.consume(&name, self.options.clone()).await
+        };
+        Ok(begun.await)
+    }
+
+    /// A queue that this client has declared, and that somebody has deleted, is declared again.
+    async fn restore_if_missing(&self, error: &amqp::Error) -> Result<bool, Error> {
+        let is_missing = error.reply_code() == Some(ReplyCode::NOT_FOUND);
+        let remembered = &self.core.remembered;
+        if !is_missing || !remembered.has_queue(&self.settings.queue) {
+            return Ok(false);
+        }
+        // What is exclusive belongs to the connection that everything is declared on.
+        let up = self.core.home().up().await?;
+        let failed = remembered.restore_queue(&up.connection, &self.settings.queue).await;
+        Ok(failed.is_empty())
+    }
+
+    fn live(&self, consumer: Consumer) -> Consumer {
+        self.health.live(consumer.pulse());
+        consumer
+    }
+
+    fn lost(&self, error: amqp::Error) {
+        let error = Error::from_amqp(self.what(), error);
+        self.health.lost(error.clone());
+        let queue = self.settings.queue.clone();
+        self.core.announce(Event::ConsumerLost { queue, error });
+    }
+
+    pub(super) fn ended(&self, error: &Error) {
+        if error.kind() != ErrorKind::Closed {
+            self.health.lost(error.clone());
+        }
+    }
+
+    fn what(&self) -> String {
+        format!("consuming queue {:?}", self.settings.queue)
+    }
+}

@@ -1,0 +1,156 @@
+//! The stream of deliveries that an application reads.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures_core::Stream;
+use tokio::time::timeout;
+
+use super::source::Source;
+use crate::amqp::{self, Consumer};
+use crate::client::Client;
+use crate::delivery::Delivery;
+use crate::error::Error;
+
+/// A stream of deliveries from one queue.
+///
+/// It goes on when the connection was lost, the channel closed or the consumer cancelled by the broker, as soon as the
+/// broker is back; what was not settled is delivered again then. It ends with `None` after [`Deliveries::cancel`], and
+/// with an error and then `None` if the client is closed, or the queue stays away. Dropping it cancels it, and what it
+/// had not handed out goes back to the queue.
+pub struct Deliveries {
+    source: Arc<Source>,
+    state: State,
+    client: Client,
+}
+
+enum State {
+    Live(Consumer),
+    /// Only `poll` moves it: a stream that nobody reads does not take messages from others.
+    Resuming(Pin<Box<dyn Future<Output = Result<Consumer, Error>> + Send>>),
+    Ended,
+}
+
+/// What [`Deliveries::next_within`] has to say.
+#[derive(Debug)]
+pub enum Next {
+    /// A delivery came.
+    Delivery(Delivery),
+    /// None came in time.
+    TimedOut,
+    /// None will come: the stream was cancelled, or this is why it ended.
+    Ended(Option<Error>),
+}
+
+impl Deliveries {
+    pub(super) fn new(source: Arc<Source>, consumer: Consumer, client: Client) -> Self {
+        Deliveries { source, state: State::Live(consumer), client }
+    }
+
+    /// The next delivery, or the reason why there is none any more, or `None` once it ended.
+    ///
+    /// Nothing is lost if the future is dropped.
+    pub async fn next(&mut self) -> Option<Result<Delivery, Error>> {
+        std::future::poll_fn(|context| self.poll_delivery(context)).await
+    }
+
+    /// The next delivery, if one comes in time.
+    pub async fn next_within(&mut self, time: Duration) -> Next {
+        match timeout(time, self.next()).await {
+            Ok(Some(Ok(delivery))) => Next::Delivery(delivery),
+            Ok(Some(Err(error))) => Next::Ended(Some(error)),
+            Ok(None) => Next::Ended(None),
+            Err(_) => Next::TimedOut,
+        }
+    }
+
+    /// Asks the broker for no more deliveries. Those that are here already are still handed out; then the stream ends.
+    pub async fn cancel(&mut self) -> Result<(), Error> {
+        let State::Live(consumer) = &mut self.state else {
+            self.state = State::Ended;
+            return Ok(());
+        };
+        match consumer.cancel().await {
+            Ok(()) => Ok(()),
+            // There is nothing to cancel, and what is here can no longer be settled.
+            Err(error) if error.is_connection_error() => {
+                self.state = State::Ended;
+                Ok(())
+            }
+            Err(error) => {
+                let what = format!("cancelling the consumer of queue {:?}", self.queue());
+                Err(Error::from_amqp(what, error))
+            }
+        }
+    }
+
+    /// The queue, as the consumer was told it.
+    pub fn queue(&self) -> &str {
+        &self.source.queue
+    }
+
+    /// The client it belongs to.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    #[inline]
+    pub(crate) fn poll_delivery(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Delivery, Error>>> {
+        loop {
+            match &mut self.state {
+                State::Live(consumer) => match ready!(Pin::new(consumer).poll_next(context)) {
+                    Some(Ok(delivery)) => {
+                        let delivery = Delivery::new(delivery, &self.source.queue);
+                        return Poll::Ready(Some(Ok(delivery)));
+                    }
+                    Some(Err(lost)) => self.resume(lost),
+                    None => self.state = State::Ended,
+                },
+                State::Resuming(resuming) => match ready!(resuming.as_mut().poll(context)) {
+                    Ok(consumer) => self.state = State::Live(consumer),
+                    Err(error) => {
+                        self.source.ended(&error);
+                        self.state = State::Ended;
+                        return Poll::Ready(Some(Err(error)));
+                    }
+                },
+                State::Ended => return Poll::Ready(None),
+            }
+        }
+    }
+
+    fn resume(&mut self, lost: amqp::Error) {
+        self.state = State::Resuming(Box::pin(Arc::clone(&self.source).again(lost)));
+    }
+}
+
+impl Stream for Deliveries {
+    type Item = Result<Delivery, Error>;
+
+    fn poll_next(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Delivery, Error>>> {
+        self.get_mut().poll_delivery(context)
+    }
+}
+
+impl fmt::Debug for Deliveries {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match &self.state {
+            State::Live(_) => "live",
+            State::Resuming(_) => "resuming",
+            State::Ended => "ended",
+        };
+        f.debug_struct("Deliveries")
+            .field("queue", &self.queue())
+            .field("state", &state)
+            .finish_non_exhaustive()
+    }
+}

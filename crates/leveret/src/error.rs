@@ -1,0 +1,186 @@
+//! What can go wrong for an application.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::amqp::{self, ReplyCode, Returned};
+use crate::topology::Conflict;
+
+/// Why something failed: what was attempted, on what, and what the broker said.
+///
+/// It clones cheaply: what ends many calls tells each of them why. Programs branch on [`Error::kind`].
+#[derive(Clone)]
+pub struct Error(Arc<Inner>);
+
+struct Inner {
+    kind: ErrorKind,
+    /// What was attempted, for a person.
+    text: String,
+    detail: Detail,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+/// What a program may want to look at, beyond the kind.
+enum Detail {
+    None,
+    Conflicts(Vec<Conflict>),
+    Returned(Box<Returned>),
+}
+
+/// The kinds of errors, for a program to branch on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// No broker could be connected to.
+    Unreachable,
+    /// The broker does not let this user in, or not do this.
+    Refused,
+    /// The application closed what it then used.
+    Closed,
+    /// It did not happen in time. What was sent may still happen.
+    TimedOut,
+    /// The connection or channel went before the broker answered: it may have happened, or not.
+    Lost,
+    /// The broker has an object of this name with other parameters. See [`Error::conflicts`].
+    Conflict,
+    /// The queue or exchange does not exist.
+    Missing,
+    /// The message reached no queue. See [`Error::returned`].
+    Unroutable,
+    /// The broker could not take the message: a queue is full, or its node failed.
+    Nacked,
+    /// The delivery can no longer be settled: its channel is gone, or it was settled before. The broker delivers it
+    /// again, if it was not.
+    Stale,
+    /// What was asked for cannot be: a name that is too long, a value out of range, a file with a mistake.
+    Invalid,
+    /// A body is not what its reader expects.
+    Payload,
+    /// A handler panicked.
+    Panicked,
+    /// The broker closed the channel or connection for another reason. See [`Error::reply_code`].
+    Broker,
+}
+
+impl Error {
+    pub(crate) fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
+        Error::with(kind, text, Detail::None, None)
+    }
+
+    pub(crate) fn caused(
+        kind: ErrorKind,
+        text: impl Into<String>,
+        source: impl Into<Box<dyn StdError + Send + Sync>>,
+    ) -> Self {
+        Error::with(kind, text, Detail::None, Some(source.into()))
+    }
+
+    fn with(
+        kind: ErrorKind,
+        text: impl Into<String>,
+        detail: Detail,
+        source: Option<Box<dyn StdError + Send + Sync>>,
+    ) -> Self {
+        Error(Arc::new(Inner { kind, text: text.into(), detail, source }))
+    }
+
+    /// What an error of the connection means for what was attempted.
+    pub(crate) fn from_amqp(what: impl Into<String>, error: amqp::Error) -> Self {
+        Error::caused(kind_of(&error), what, error)
+    }
+
+    pub(crate) fn timed_out(what: impl fmt::Display, after: Duration) -> Self {
+        Error::new(ErrorKind::TimedOut, format!("{what} took longer than {after:?}"))
+    }
+
+    pub(crate) fn closed(what: impl fmt::Display) -> Self {
+        Error::new(ErrorKind::Closed, format!("{what} was closed"))
+    }
+
+    pub(crate) fn conflicting(text: impl Into<String>, conflicts: Vec<Conflict>) -> Self {
+        Error::with(ErrorKind::Conflict, text, Detail::Conflicts(conflicts), None)
+    }
+
+    pub(crate) fn unroutable(text: impl Into<String>, returned: Box<Returned>) -> Self {
+        Error::with(ErrorKind::Unroutable, text, Detail::Returned(returned), None)
+    }
+
+    /// The kind, to branch on.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// Where the broker has something else than was declared, if that is what failed.
+    pub fn conflicts(&self) -> &[Conflict] {
+        match &self.0.detail {
+            Detail::Conflicts(conflicts) => conflicts,
+            _ => &[],
+        }
+    }
+
+    /// The message that the broker sent back, if that is what failed.
+    pub fn returned(&self) -> Option<&Returned> {
+        match &self.0.detail {
+            Detail::Returned(returned) => Some(returned),
+            _ => None,
+        }
+    }
+
+    /// The broker's code, if it closed the channel or connection with one.
+    pub fn reply_code(&self) -> Option<ReplyCode> {
+        self.amqp()?.reply_code()
+    }
+
+    /// The error of the connection behind this one, if there is one.
+    pub(crate) fn amqp(&self) -> Option<&amqp::Error> {
+        self.0.source.as_deref()?.downcast_ref()
+    }
+}
+
+fn kind_of(error: &amqp::Error) -> ErrorKind {
+    use amqp::ErrorKind as Amqp;
+    match error.kind() {
+        Amqp::Dial | Amqp::Tls => ErrorKind::Unreachable,
+        Amqp::Authentication | Amqp::VirtualHost => ErrorKind::Refused,
+        Amqp::Timeout => ErrorKind::TimedOut,
+        Amqp::ConnectionLost | Amqp::HeartbeatLost | Amqp::Protocol => ErrorKind::Lost,
+        Amqp::ConnectionClosedHere | Amqp::ChannelClosedHere => ErrorKind::Lost,
+        Amqp::ConsumerCancelled | Amqp::ConsumerTooSlow => ErrorKind::Lost,
+        Amqp::InvalidArgument => ErrorKind::Invalid,
+        Amqp::Stale => ErrorKind::Stale,
+        Amqp::ChannelClosed(ReplyCode::NOT_FOUND) => ErrorKind::Missing,
+        Amqp::ChannelClosed(ReplyCode::ACCESS_REFUSED) => ErrorKind::Refused,
+        Amqp::ConnectionClosed(ReplyCode::CONNECTION_FORCED) => ErrorKind::Lost,
+        _ => ErrorKind::Broker,
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.text)?;
+        match &self.0.source {
+            Some(source) => write!(f, ": {source}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}({self})", self.0.kind)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source.as_deref().map(|source| source as &(dyn StdError + 'static))
+    }
+}
+
+impl From<amqp::UriError> for Error {
+    fn from(error: amqp::UriError) -> Self {
+        Error::caused(ErrorKind::Invalid, "the broker's address", error)
+    }
+}

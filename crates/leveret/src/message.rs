@@ -1,0 +1,193 @@
+//! Messages to publish: a body and its properties.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+
+use crate::amqp::{Properties, ShortStr, Table, Value};
+use crate::error::{Error, ErrorKind};
+
+/// A message to publish. Anything that is a body is a message without properties:
+///
+/// ```
+/// use std::time::Duration;
+/// use leveret::Message;
+///
+/// let plain = Message::from("hello");
+/// let told = Message::new("{}")
+///     .content_type("application/json")
+///     .header("tenant", "acme")
+///     .expires_in(Duration::from_secs(60));
+/// # let _ = (plain, told);
+/// ```
+///
+/// A name or text over 255 bytes is an error when it is published.
+#[derive(Clone, Debug, Default)]
+pub struct Message {
+    pub(crate) body: Bytes,
+    pub(crate) properties: Properties<'static>,
+    /// What cannot be sent, found while it was made.
+    fault: Option<String>,
+}
+
+impl Message {
+    /// A message with this body.
+    pub fn new(body: impl Into<Bytes>) -> Self {
+        Message { body: body.into(), ..Message::default() }
+    }
+
+    /// A message with all properties of another one, as a delivery has them.
+    pub fn with_properties(body: impl Into<Bytes>, properties: Properties<'static>) -> Self {
+        Message { body: body.into(), properties, fault: None }
+    }
+
+    /// The body's media type.
+    #[must_use]
+    pub fn content_type(self, text: impl Into<String>) -> Self {
+        self.text("content type", text, |properties| &mut properties.content_type)
+    }
+
+    /// The body's encoding, such as `gzip`.
+    #[must_use]
+    pub fn content_encoding(self, text: impl Into<String>) -> Self {
+        self.text("content encoding", text, |properties| &mut properties.content_encoding)
+    }
+
+    /// What ties it to other messages.
+    #[must_use]
+    pub fn correlation_id(self, text: impl Into<String>) -> Self {
+        self.text("correlation id", text, |properties| &mut properties.correlation_id)
+    }
+
+    /// Where a reply should go.
+    #[must_use]
+    pub fn reply_to(self, text: impl Into<String>) -> Self {
+        self.text("reply-to", text, |properties| &mut properties.reply_to)
+    }
+
+    /// Its id. One is made if none is given.
+    #[must_use]
+    pub fn message_id(self, text: impl Into<String>) -> Self {
+        self.text("message id", text, |properties| &mut properties.message_id)
+    }
+
+    /// The application's name for this kind of message.
+    #[must_use]
+    pub fn kind(self, text: impl Into<String>) -> Self {
+        self.text("type", text, |properties| &mut properties.kind)
+    }
+
+    /// The application that publishes it.
+    #[must_use]
+    pub fn app_id(self, text: impl Into<String>) -> Self {
+        self.text("application id", text, |properties| &mut properties.app_id)
+    }
+
+    /// From 0, the lowest. Of meaning in queues with priorities.
+    #[must_use]
+    pub fn priority(mut self, priority: u8) -> Self {
+        self.properties.priority = Some(priority);
+        self
+    }
+
+    /// When it was made, in whole seconds.
+    #[must_use]
+    pub fn timestamp(mut self, time: SystemTime) -> Self {
+        self.properties.timestamp =
+            time.duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs());
+        self
+    }
+
+    /// It leaves its queue after this long, in whole milliseconds: to the dead-letter exchange, or away.
+    #[must_use]
+    pub fn expires_in(self, time: Duration) -> Self {
+        let text = time.as_millis().to_string();
+        self.text("expiration", text, |properties| &mut properties.expiration)
+    }
+
+    /// It may be gone when the broker restarts.
+    #[must_use]
+    pub fn transient(mut self) -> Self {
+        self.properties.delivery_mode = Some(1);
+        self
+    }
+
+    /// A header. A later one of the same name replaces it.
+    #[must_use]
+    pub fn header(mut self, name: impl AsRef<str>, value: impl Into<Value<'static>>) -> Self {
+        let headers = self.properties.headers.get_or_insert_with(Table::new);
+        if let Err(error) = headers.insert(name.as_ref(), value) {
+            self.fault.get_or_insert(format!("header {:?}: {error}", name.as_ref()));
+        }
+        self
+    }
+
+    fn text(
+        mut self,
+        what: &str,
+        text: impl Into<String>,
+        field: impl for<'p> FnOnce(&'p mut Properties<'static>) -> &'p mut Option<ShortStr<'static>>,
+    ) -> Self {
+        match ShortStr::try_from(text.into()) {
+            Ok(text) => *field(&mut self.properties) = Some(text),
+            Err(error) => {
+                self.fault.get_or_insert(format!("{what}: {error}"));
+            }
+        }
+        self
+    }
+
+    /// Whether it can be sent.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        match &self.fault {
+            None => Ok(()),
+            Some(fault) => {
+                Err(Error::new(ErrorKind::Invalid, format!("the message cannot be sent: {fault}")))
+            }
+        }
+    }
+}
+
+/// What can be published: a [`Message`], a body, or a payload such as [`Json`](crate::Json).
+pub trait IntoMessage {
+    /// The message.
+    fn into_message(self) -> Result<Message, Error>;
+}
+
+impl IntoMessage for Message {
+    fn into_message(self) -> Result<Message, Error> {
+        Ok(self)
+    }
+}
+
+macro_rules! bodies {
+    ($($body:ty),*) => {$(
+        impl From<$body> for Message {
+            fn from(body: $body) -> Self {
+                Message::new(body)
+            }
+        }
+
+        impl IntoMessage for $body {
+            fn into_message(self) -> Result<Message, Error> {
+                Ok(Message::new(self))
+            }
+        }
+    )*};
+}
+
+bodies!(&'static str, String, &'static [u8], Vec<u8>, Bytes);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_sent_is_named() {
+        let message = Message::new("").kind("x".repeat(256)).header("fine", 1);
+        let error = message.check().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains("type"), "{error}");
+        assert!(Message::new("").header("fine", 1).check().is_ok());
+    }
+}

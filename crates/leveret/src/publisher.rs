@@ -1,0 +1,399 @@
+//! Publishing: each message has one outcome, and survives the loss of the connection.
+//!
+//! ```text
+//!  send --> engine's channel --> Confirmation --+
+//!    |                                          v
+//!    +--- key, properties, body ----------> Book: all that is not confirmed, in order
+//!                                               |         ^
+//!  Ticket <---- outcome -----------------------+         | channel lost: a new one, all that is unconfirmed again
+//!                                                      Keeper
+//! ```
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout_at};
+
+use crate::amqp::{self, Channel, Confirm, Properties, Publish, lock};
+use crate::client::Client;
+use crate::client::line::Line;
+use crate::error::{Error, ErrorKind};
+use crate::message::{IntoMessage, Message};
+
+mod batch;
+mod book;
+mod ids;
+mod keeper;
+mod ticket;
+mod unconfirmed;
+
+pub use batch::BatchError;
+pub use ticket::Ticket;
+pub use unconfirmed::UnconfirmedPublisher;
+
+use book::{Book, Held};
+use ids::Ids;
+use keeper::Keeper;
+
+/// What becomes of messages that the broker had not confirmed when the connection or channel was lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnLoss {
+    /// They are published again, in order and with the same ids, as soon as the broker is back; until then the publisher
+    /// waits, up to its timeout. The broker may get one twice. The default.
+    #[default]
+    Replay,
+    /// Their publish fails as [`ErrorKind::Lost`].
+    Fail,
+}
+
+/// How to make a [`Publisher`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct PublisherBuilder {
+    client: Client,
+    settings: Settings,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) exchange: String,
+    mandatory: bool,
+    persistent: bool,
+    window: usize,
+    timeout: Duration,
+    on_loss: OnLoss,
+    resend_after: Option<Duration>,
+}
+
+impl PublisherBuilder {
+    pub(crate) fn new(client: Client, exchange: String) -> Self {
+        let settings = Settings {
+            exchange,
+            mandatory: true,
+            persistent: true,
+            window: 4096,
+            timeout: Duration::from_secs(30),
+            on_loss: OnLoss::default(),
+            resend_after: None,
+        };
+        PublisherBuilder { client, settings }
+    }
+
+    /// A message that reaches no queue counts as published. By default it is an error.
+    pub fn allow_unroutable(mut self) -> Self {
+        self.settings.mandatory = false;
+        self
+    }
+
+    /// Messages may be gone when the broker restarts, unless they say otherwise. By default they are persistent.
+    pub fn transient(mut self) -> Self {
+        self.settings.persistent = false;
+        self
+    }
+
+    /// How many messages may be unconfirmed at a time; the next one waits. 4096 by default.
+    pub fn window(mut self, messages: usize) -> Self {
+        self.settings.window = messages.max(1);
+        self
+    }
+
+    /// How long a publish may take as a whole, waiting for the broker to come back included. Half a minute by default.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.settings.timeout = timeout;
+        self
+    }
+
+    /// What becomes of messages that were not confirmed when the connection was lost.
+    pub fn on_loss(mut self, on_loss: OnLoss) -> Self {
+        self.settings.on_loss = on_loss;
+        self
+    }
+
+    /// Publishes again what is not confirmed after this long, on another channel; after twice the time again, and so on.
+    /// By default it waits, up to the timeout. Needs [`OnLoss::Replay`].
+    pub fn resend_after(mut self, time: Duration) -> Self {
+        self.settings.resend_after = Some(time);
+        self
+    }
+
+    /// The publisher, ready to publish.
+    pub async fn build(self) -> Result<Publisher, Error> {
+        let PublisherBuilder { client, settings } = self;
+        if settings.resend_after.is_some() && settings.on_loss == OnLoss::Fail {
+            let text =
+                "a publisher that resends has to replay: leave out resend_after, or OnLoss::Fail";
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        let line = client.core().publishing(0);
+        let channel = opened(&line, &settings).await?;
+        let shared = Arc::new(Shared {
+            phase: watch::Sender::new(Phase::Open { channel: Arc::new(channel), epoch: 0 }),
+            book: Mutex::new(Book::new(settings.on_loss)),
+            kick: Notify::new(),
+            ids: Ids::new(),
+            settings,
+        });
+        let keeper =
+            tokio::spawn(Keeper::new(Arc::clone(&shared), Arc::clone(client.core()), line).run());
+        Ok(Publisher { handle: Arc::new(Handle { shared, keeper, _client: client }) })
+    }
+
+    /// A publisher without confirms, for messages whose loss does not matter: it knows only that they were written.
+    pub async fn build_unconfirmed(self) -> Result<UnconfirmedPublisher, Error> {
+        UnconfirmedPublisher::new(self.client, self.settings).await
+    }
+}
+
+/// Waits for the line and opens a channel with confirms on it.
+async fn opened(line: &Line, settings: &Settings) -> Result<Channel<Confirm>, Error> {
+    let deadline = Instant::now() + settings.timeout;
+    let late = |_| Error::timed_out(settings.what(), settings.timeout);
+    loop {
+        let up = timeout_at(deadline, line.up()).await.map_err(late)??;
+        match timeout_at(deadline, open(&up.connection, settings)).await.map_err(late)? {
+            Ok(channel) => return Ok(channel),
+            Err(error) if error.is_connection_error() => {}
+            Err(error) => return Err(Error::from_amqp(settings.what(), error)),
+        }
+    }
+}
+
+async fn open(
+    connection: &amqp::Connection,
+    settings: &Settings,
+) -> Result<Channel<Confirm>, amqp::Error> {
+    let channel = connection.open_channel().await?.into_confirm().await?;
+    channel.limit_unconfirmed(settings.window);
+    Ok(channel)
+}
+
+impl Settings {
+    /// What a failure is a failure of.
+    fn what(&self) -> String {
+        match self.exchange.as_str() {
+            "" => "publishing to the default exchange".to_owned(),
+            exchange => format!("publishing to exchange {exchange:?}"),
+        }
+    }
+}
+
+/// Whether there is a channel to publish on.
+#[derive(Clone, Debug)]
+enum Phase {
+    Open {
+        channel: Arc<Channel<Confirm>>,
+        /// Counts the channels, so that one can tell whether a message went over the present one.
+        epoch: u64,
+    },
+    /// Not now.
+    Interrupted,
+    /// Never again.
+    Ended(Error),
+}
+
+/// What a publisher, its tickets and its keeper share.
+#[derive(Debug)]
+struct Shared {
+    settings: Settings,
+    phase: watch::Sender<Phase>,
+    book: Mutex<Book>,
+    /// Wakes the keeper: there is something to watch over, or to send again.
+    kick: Notify,
+    ids: Ids,
+}
+
+/// Holds the publisher: its clones and its tickets share one. The keeper ends with the last.
+#[derive(Debug)]
+struct Handle {
+    shared: Arc<Shared>,
+    keeper: JoinHandle<()>,
+    _client: Client,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.keeper.abort();
+    }
+}
+
+/// Publishes to one exchange.
+///
+/// It clones cheaply; clones share a channel and its window, and may publish at the same time. `Ok` means that the
+/// broker has taken responsibility: the message is in every queue that it was routed to, at least in one, and on disk
+/// if message and queue are durable.
+#[derive(Clone)]
+pub struct Publisher {
+    handle: Arc<Handle>,
+}
+
+impl Publisher {
+    fn shared(&self) -> &Arc<Shared> {
+        &self.handle.shared
+    }
+
+    /// The exchange it publishes to.
+    pub fn exchange(&self) -> &str {
+        &self.shared().settings.exchange
+    }
+
+    /// Publishes, and waits for the outcome.
+    pub async fn publish(&self, routing_key: &str, message: impl IntoMessage) -> Result<(), Error> {
+        self.send(routing_key, message).await?.await
+    }
+
+    /// Publishes, and gives a ticket to await the outcome by: for throughput, many can be under way at once.
+    ///
+    /// It waits only for room: in the window, or while the broker is away or blocks publishers. Dropped while waiting,
+    /// it has published nothing.
+    pub async fn send(
+        &self,
+        routing_key: &str,
+        message: impl IntoMessage,
+    ) -> Result<Ticket, Error> {
+        let message = message.into_message()?;
+        message.check()?;
+        let number = self.shared().send(routing_key, message).await?;
+        Ok(Ticket::new(Arc::clone(&self.handle), number))
+    }
+
+    /// Waits until everything published so far has its outcome, up to the timeout. What failed is reported by the
+    /// tickets.
+    pub async fn flush(&self) -> Result<(), Error> {
+        self.shared().flush().await
+    }
+
+    /// How many messages have no outcome yet.
+    pub fn unconfirmed(&self) -> usize {
+        lock(&self.shared().book).unanswered()
+    }
+}
+
+impl fmt::Debug for Publisher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Publisher")
+            .field("exchange", &self.exchange())
+            .field("unconfirmed", &self.unconfirmed())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// Publishes, and gives the message's number in the book.
+    async fn send(&self, routing_key: &str, message: Message) -> Result<u64, Error> {
+        let Message { body, mut properties, .. } = message;
+        let mut id = [0; ids::ROOM];
+        if properties.message_id.is_none() {
+            properties.message_id = Some(self.ids.next(&mut id));
+        }
+        self.settings.complete(&mut properties);
+        let publish = Publish {
+            exchange: &self.settings.exchange,
+            routing_key,
+            mandatory: self.settings.mandatory,
+            properties,
+            body,
+        };
+        let mut deadline = None;
+        loop {
+            let (channel, epoch) = match self.open_now() {
+                Some(open) => open,
+                None => self.until_open(&mut deadline).await?,
+            };
+            match channel.publish_within(&publish, self.settings.timeout).await {
+                Ok(confirmation) => {
+                    let held = Held::new(&publish, confirmation);
+                    return Ok(self.enter(held, epoch));
+                }
+                // Nothing was sent: the next channel may take it.
+                Err(error) if channel.check_open().is_err() => {
+                    if self.settings.on_loss == OnLoss::Fail {
+                        return Err(Error::from_amqp(self.settings.what(), error));
+                    }
+                    self.until_closed(&channel).await;
+                }
+                Err(error) => return Err(Error::from_amqp(self.settings.what(), error)),
+            }
+        }
+    }
+
+    #[inline]
+    fn open_now(&self) -> Option<(Arc<Channel<Confirm>>, u64)> {
+        match &*self.phase.borrow() {
+            Phase::Open { channel, epoch } => Some((Arc::clone(channel), *epoch)),
+            _ => None,
+        }
+    }
+
+    /// Waits for a channel, up to a deadline that begins with the first wait.
+    async fn until_open(
+        &self,
+        deadline: &mut Option<Instant>,
+    ) -> Result<(Arc<Channel<Confirm>>, u64), Error> {
+        let patience = self.settings.timeout;
+        let deadline = *deadline.get_or_insert_with(|| Instant::now() + patience);
+        let mut phase = self.phase.subscribe();
+        let settled = phase.wait_for(|phase| !matches!(phase, Phase::Interrupted));
+        match timeout_at(deadline, settled).await {
+            Err(_) => Err(Error::timed_out(self.settings.what(), patience)),
+            Ok(Ok(phase)) => match &*phase {
+                Phase::Open { channel, epoch } => Ok((Arc::clone(channel), *epoch)),
+                Phase::Ended(error) => Err(error.clone()),
+                Phase::Interrupted => Err(Error::closed("the publisher")),
+            },
+            Ok(Err(_)) => Err(Error::closed("the publisher")),
+        }
+    }
+
+    /// Waits until the keeper has noticed that this channel is gone.
+    async fn until_closed(&self, channel: &Arc<Channel<Confirm>>) {
+        let mut phase = self.phase.subscribe();
+        let is_other = |phase: &Phase| match phase {
+            Phase::Open { channel: open, .. } => !Arc::ptr_eq(open, channel),
+            _ => true,
+        };
+        let _ = phase.wait_for(is_other).await;
+    }
+
+    #[inline]
+    fn enter(&self, held: Held, epoch: u64) -> u64 {
+        let (number, kick) = lock(&self.book).enter(held, epoch);
+        if kick {
+            self.kick.notify_one();
+        }
+        number
+    }
+
+    async fn flush(&self) -> Result<(), Error> {
+        let patience = self.settings.timeout;
+        let deadline = Instant::now() + patience;
+        let until = lock(&self.book).next();
+        let mut waited = Some(deadline);
+        loop {
+            if lock(&self.book).is_answered_before(until) {
+                return Ok(());
+            }
+            let (channel, _) = self.until_open(&mut waited).await?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Error::timed_out(self.settings.what(), patience));
+            }
+            let confirmed = channel.confirmed(left).await;
+            if confirmed.is_err() && channel.check_open().is_err() {
+                let late = |_| Error::timed_out(self.settings.what(), patience);
+                timeout_at(deadline, self.until_closed(&channel)).await.map_err(late)?;
+            }
+        }
+    }
+}
+
+impl Settings {
+    /// What every message of this publisher has, unless it says otherwise.
+    fn complete(&self, properties: &mut Properties<'_>) {
+        if self.persistent && properties.delivery_mode.is_none() {
+            properties.delivery_mode = Some(2);
+        }
+    }
+}

@@ -1,0 +1,398 @@
+//! The book: every message that is not confirmed yet, in the order of publishing.
+//!
+//! Messages are numbered. Those from `base` on are held here; what is before has its outcome: confirmed, unless `failed`
+//! says otherwise. So a message that is confirmed leaves nothing behind.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+
+use super::OnLoss;
+use crate::amqp::{self, Confirmation, Outcome, Properties, Publish, RawProperties};
+use crate::error::{Error, ErrorKind};
+
+/// A message that may have to be sent again.
+#[derive(Debug)]
+pub(super) struct Held {
+    properties: RawProperties,
+    routing_key: Box<str>,
+    body: Bytes,
+    state: State,
+    /// Whoever awaits the outcome.
+    waker: Option<Waker>,
+    /// Nobody has asked for the outcome and nobody will.
+    abandoned: bool,
+    /// When it was first sent, and last, in ticks of the keeper.
+    first_sent: u32,
+    last_sent: u32,
+    /// How often it was sent again because no answer came.
+    resent: u8,
+}
+
+#[derive(Debug)]
+enum State {
+    Sent(Confirmation),
+    /// Its channel went; it is to be sent again.
+    Lost,
+    Failed(Error),
+    /// Its outcome was handed out.
+    Done,
+}
+
+impl Held {
+    #[inline]
+    pub(super) fn new(publish: &Publish<'_>, confirmation: Confirmation) -> Self {
+        Held {
+            properties: RawProperties::from(&publish.properties),
+            routing_key: publish.routing_key.into(),
+            body: publish.body.clone(),
+            state: State::Sent(confirmation),
+            waker: None,
+            abandoned: false,
+            first_sent: 0,
+            last_sent: 0,
+            resent: 0,
+        }
+    }
+
+    /// Resolves what the broker has answered.
+    fn look(&mut self, on_loss: OnLoss) {
+        if let State::Sent(confirmation) = &self.state
+            && let Some(outcome) = confirmation.outcome()
+        {
+            self.resolve(outcome, on_loss);
+        }
+    }
+
+    fn resolve(&mut self, outcome: Outcome, on_loss: OnLoss) {
+        self.state = match outcome {
+            Outcome::Acked => State::Done,
+            Outcome::Lost(_) if on_loss == OnLoss::Replay => State::Lost,
+            other => State::Failed(failure(&self.routing_key, other)),
+        };
+    }
+
+    fn wake(&mut self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+/// What to send again.
+#[derive(Debug)]
+pub(super) struct Again {
+    pub(super) number: u64,
+    properties: RawProperties,
+    pub(super) routing_key: Box<str>,
+    pub(super) body: Bytes,
+}
+
+impl Again {
+    pub(super) fn properties(&self) -> Properties<'_> {
+        self.properties.get()
+    }
+}
+
+/// How many ticks of the keeper a message may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    pub(super) whole: u32,
+    pub(super) resend: Option<u32>,
+}
+
+/// What the keeper finds when it looks at its watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Overdue {
+    Nothing,
+    /// Answers are missing for too long: the channel is not to be trusted.
+    Channel,
+}
+
+#[derive(Debug)]
+pub(super) struct Book {
+    base: u64,
+    held: VecDeque<Held>,
+    failed: BTreeMap<u64, Error>,
+    on_loss: OnLoss,
+    /// The channel that messages go over, by its number.
+    epoch: u64,
+    tick: u32,
+    /// The keeper sleeps until something is entered.
+    is_idle: bool,
+}
+
+impl Book {
+    pub(super) fn new(on_loss: OnLoss) -> Self {
+        Book {
+            base: 0,
+            held: VecDeque::new(),
+            failed: BTreeMap::new(),
+            on_loss,
+            epoch: 0,
+            tick: 0,
+            is_idle: false,
+        }
+    }
+
+    /// Enters a message that was just sent over the channel of this epoch. Gives its number, and whether the keeper
+    /// is to be woken.
+    #[inline]
+    pub(super) fn enter(&mut self, mut held: Held, epoch: u64) -> (u64, bool) {
+        self.drop_answered();
+        let number = self.next();
+        (held.first_sent, held.last_sent) = (self.tick, self.tick);
+        self.held.push_back(held);
+        // One that went over a channel that is gone by now would be overlooked.
+        let kick = self.is_idle || epoch != self.epoch;
+        self.is_idle = false;
+        (number, kick)
+    }
+
+    /// The number that the next message will have.
+    pub(super) fn next(&self) -> u64 {
+        self.base + self.held.len() as u64
+    }
+
+    /// Forgets the oldest ones as far as they are answered.
+    #[inline]
+    fn drop_answered(&mut self) {
+        while let Some(front) = self.held.front_mut() {
+            front.look(self.on_loss);
+            match &mut front.state {
+                State::Sent(_) | State::Lost => return,
+                State::Done => {}
+                State::Failed(error) if front.abandoned => unclaimed(error),
+                State::Failed(error) => {
+                    self.failed.insert(self.base, error.clone());
+                }
+            }
+            front.wake();
+            self.held.pop_front();
+            self.base += 1;
+        }
+    }
+
+    pub(super) fn unanswered(&mut self) -> usize {
+        self.drop_answered();
+        self.held.iter().filter(|held| matches!(held.state, State::Sent(_) | State::Lost)).count()
+    }
+
+    pub(super) fn is_answered_before(&mut self, number: u64) -> bool {
+        self.drop_answered();
+        let count = number.saturating_sub(self.base) as usize;
+        let mut before = self.held.iter_mut().take(count);
+        before.all(|held| {
+            held.look(self.on_loss);
+            !matches!(held.state, State::Sent(_) | State::Lost)
+        })
+    }
+
+    /// The outcome of a message, to whoever holds its ticket.
+    #[inline]
+    pub(super) fn poll(
+        &mut self,
+        number: u64,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), Error>> {
+        let Some(index) = number.checked_sub(self.base) else {
+            return Poll::Ready(self.failed.remove(&number).map_or(Ok(()), Err));
+        };
+        let Some(held) = self.held.get_mut(index as usize) else {
+            // There is no ticket for a number that was not given out.
+            return Poll::Ready(Err(Error::closed("the publisher")));
+        };
+        if let State::Sent(confirmation) = &mut held.state
+            && let Poll::Ready(outcome) = Pin::new(confirmation).poll(context)
+        {
+            held.resolve(outcome, self.on_loss);
+        }
+        let outcome = match std::mem::replace(&mut held.state, State::Done) {
+            State::Done => Ok(()),
+            State::Failed(error) => Err(error),
+            waiting @ (State::Sent(_) | State::Lost) => {
+                held.state = waiting;
+                match &held.waker {
+                    Some(waker) if waker.will_wake(context.waker()) => {}
+                    _ => held.waker = Some(context.waker().clone()),
+                }
+                return Poll::Pending;
+            }
+        };
+        held.waker = None;
+        if index == 0 {
+            self.drop_answered();
+        }
+        Poll::Ready(outcome)
+    }
+
+    /// Nobody will ask for the outcome of this one. If it fails, the log has to do.
+    pub(super) fn abandon(&mut self, number: u64) {
+        match number.checked_sub(self.base) {
+            None => {
+                if let Some(error) = self.failed.remove(&number) {
+                    unclaimed(&error);
+                }
+            }
+            Some(index) => {
+                if let Some(held) = self.held.get_mut(index as usize) {
+                    (held.abandoned, held.waker) = (true, None);
+                }
+            }
+        }
+    }
+
+    /// A new channel: from now on, what went over the old one and is not answered is lost.
+    pub(super) fn begin_epoch(&mut self) -> u64 {
+        self.epoch += 1;
+        self.epoch
+    }
+
+    /// The first message from this number on that has to be sent again.
+    pub(super) fn lost_from(&mut self, number: u64) -> Option<Again> {
+        let skip = number.saturating_sub(self.base) as usize;
+        let on_loss = self.on_loss;
+        let base = self.base;
+        let mut held = self.held.iter_mut().enumerate().skip(skip);
+        held.find_map(|(index, held)| {
+            held.look(on_loss);
+            if !matches!(held.state, State::Lost) {
+                // Whoever awaits it learns the outcome.
+                held.wake_if_answered();
+                return None;
+            }
+            Some(Again {
+                number: base + index as u64,
+                properties: held.properties.clone(),
+                routing_key: held.routing_key.clone(),
+                body: held.body.clone(),
+            })
+        })
+    }
+
+    /// It was sent again.
+    pub(super) fn sent_again(&mut self, number: u64, confirmation: Confirmation) {
+        let tick = self.tick;
+        if let Some(held) = self.lost(number) {
+            held.state = State::Sent(confirmation);
+            held.last_sent = tick;
+            held.wake();
+        }
+    }
+
+    /// It cannot be sent.
+    pub(super) fn fail(&mut self, number: u64, error: Error) {
+        if let Some(held) = self.lost(number) {
+            held.state = State::Failed(error);
+            held.wake();
+        }
+        self.drop_answered();
+    }
+
+    /// A message that has no outcome yet.
+    fn lost(&mut self, number: u64) -> Option<&mut Held> {
+        let on_loss = self.on_loss;
+        let held = self.held.get_mut(number.checked_sub(self.base)? as usize)?;
+        held.look(on_loss);
+        matches!(held.state, State::Lost).then_some(held)
+    }
+
+    /// What was lost is not to be sent again.
+    pub(super) fn fail_lost(&mut self, error: &Error) {
+        for held in &mut self.held {
+            held.look(self.on_loss);
+            if matches!(held.state, State::Lost) {
+                held.state = State::Failed(error.clone());
+                held.wake();
+            }
+        }
+        self.drop_answered();
+    }
+
+    /// There will be no channel any more.
+    pub(super) fn fail_all(&mut self, error: &Error) {
+        for held in &mut self.held {
+            held.look(self.on_loss);
+            if matches!(held.state, State::Sent(_) | State::Lost) {
+                held.state = State::Failed(error.clone());
+            }
+            held.wake();
+        }
+        self.drop_answered();
+    }
+
+    /// Whether the keeper may sleep until something is entered.
+    pub(super) fn rest(&mut self) -> bool {
+        self.drop_answered();
+        self.is_idle = self.held.is_empty();
+        self.is_idle
+    }
+
+    /// A tick of the keeper's watch has passed. What took too long fails.
+    pub(super) fn tick(&mut self, patience: Patience, what: impl Fn() -> Error) -> Overdue {
+        self.tick = self.tick.wrapping_add(1);
+        self.drop_answered();
+        let mut overdue = Overdue::Nothing;
+        for held in &mut self.held {
+            held.look(self.on_loss);
+            let is_sent = match held.state {
+                State::Sent(_) => true,
+                State::Lost => false,
+                State::Failed(_) | State::Done => continue,
+            };
+            if self.tick.wrapping_sub(held.first_sent) > patience.whole {
+                held.state = State::Failed(what());
+                held.wake();
+                overdue = if is_sent { Overdue::Channel } else { overdue };
+            } else if let Some(resend) = patience.resend
+                && is_sent
+                && self.tick.wrapping_sub(held.last_sent) > resend << held.resent.min(16)
+            {
+                held.resent = held.resent.saturating_add(1);
+                overdue = Overdue::Channel;
+            }
+        }
+        self.drop_answered();
+        overdue
+    }
+}
+
+impl Held {
+    fn wake_if_answered(&mut self) {
+        if matches!(self.state, State::Done | State::Failed(_)) {
+            self.wake();
+        }
+    }
+}
+
+/// Why a publish failed, for its caller.
+fn failure(routing_key: &str, outcome: Outcome) -> Error {
+    let key = format!("the message with key {routing_key:?}");
+    match outcome {
+        Outcome::Returned(returned) => {
+            let to = match returned.exchange.as_str() {
+                "" => "the default exchange".to_owned(),
+                exchange => format!("exchange {exchange:?}"),
+            };
+            let why = format!("{}: {}", returned.reply_code, returned.reply_text);
+            Error::unroutable(format!("{key} reached no queue from {to} ({why})"), returned)
+        }
+        Outcome::Lost(error) => lost(routing_key, error),
+        Outcome::Nacked | Outcome::Acked => {
+            let text =
+                format!("the broker could not take {key}: a queue is full, or its node failed");
+            Error::new(ErrorKind::Nacked, text)
+        }
+    }
+}
+
+pub(super) fn lost(routing_key: &str, error: amqp::Error) -> Error {
+    Error::from_amqp(format!("the message with key {routing_key:?} was not confirmed"), error)
+}
+
+/// A message failed whose publisher does not ask.
+fn unclaimed(error: &Error) {
+    tracing::error!("a message was published and not awaited, and failed: {error}");
+}

@@ -1,0 +1,51 @@
+//! The outcome of a publish, to be awaited.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use super::Handle;
+use crate::amqp::lock;
+use crate::error::Error;
+
+/// The outcome of one publish: `Ok` once the broker has taken responsibility for the message.
+///
+/// It may be awaited now, later or, if the log is enough, never. It keeps its publisher alive.
+#[must_use = "a message is safe only once its ticket says so"]
+pub struct Ticket {
+    handle: Arc<Handle>,
+    number: u64,
+    done: bool,
+}
+
+impl Ticket {
+    pub(super) fn new(handle: Arc<Handle>, number: u64) -> Self {
+        Ticket { handle, number, done: false }
+    }
+}
+
+impl Future for Ticket {
+    type Output = Result<(), Error>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        let outcome = lock(&self.handle.shared.book).poll(self.number, context);
+        self.done = outcome.is_ready();
+        outcome
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if !self.done {
+            lock(&self.handle.shared.book).abandon(self.number);
+        }
+    }
+}
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ticket").field("number", &self.number).finish_non_exhaustive()
+    }
+}

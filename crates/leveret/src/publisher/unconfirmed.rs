@@ -1,0 +1,109 @@
+//! Publishing without confirms: fast, and promising no more than that a message was written.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use tokio::time::{Instant, timeout_at};
+
+use super::Settings;
+use crate::amqp::{Channel, Publish, lock};
+use crate::client::Client;
+use crate::client::line::Line;
+use crate::error::Error;
+use crate::message::{IntoMessage, Message};
+
+/// Publishes to one exchange without confirms.
+///
+/// `Ok` means that the message is on its way to the broker, and no more: it is gone if the connection is lost on the
+/// way, if it can be routed nowhere, or if the exchange does not exist. For what must arrive there is
+/// [`Publisher`](super::Publisher).
+#[derive(Clone)]
+pub struct UnconfirmedPublisher {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    settings: Settings,
+    line: Arc<Line>,
+    channel: Mutex<Option<Arc<Channel>>>,
+    /// Held by whoever opens the next channel.
+    opening: tokio::sync::Mutex<()>,
+    _client: Client,
+}
+
+impl UnconfirmedPublisher {
+    pub(super) async fn new(client: Client, settings: Settings) -> Result<Self, Error> {
+        let shared = Shared {
+            settings,
+            line: client.core().publishing(0),
+            channel: Mutex::default(),
+            opening: tokio::sync::Mutex::default(),
+            _client: client,
+        };
+        let deadline = Instant::now() + shared.settings.timeout;
+        shared.open(deadline).await?;
+        Ok(UnconfirmedPublisher { shared: Arc::new(shared) })
+    }
+
+    /// The exchange it publishes to.
+    pub fn exchange(&self) -> &str {
+        &self.shared.settings.exchange
+    }
+
+    /// Publishes, and waits for nothing but room: in the outbound buffer, or for the broker to come back.
+    pub async fn publish(&self, routing_key: &str, message: impl IntoMessage) -> Result<(), Error> {
+        let message = message.into_message()?;
+        message.check()?;
+        let Message { body, mut properties, .. } = message;
+        let settings = &self.shared.settings;
+        settings.complete(&mut properties);
+        let exchange = &settings.exchange;
+        let publish = Publish { exchange, routing_key, mandatory: false, properties, body };
+        let mut deadline = None;
+        loop {
+            let channel = match self.shared.open_now() {
+                Some(channel) => channel,
+                None => {
+                    let until = || Instant::now() + settings.timeout;
+                    self.shared.open(*deadline.get_or_insert_with(until)).await?
+                }
+            };
+            match channel.publish(&publish).await {
+                Ok(()) => return Ok(()),
+                Err(_) if channel.check_open().is_err() => {}
+                Err(error) => return Err(Error::from_amqp(settings.what(), error)),
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn open_now(&self) -> Option<Arc<Channel>> {
+        lock(&self.channel).as_ref().filter(|channel| channel.check_open().is_ok()).cloned()
+    }
+
+    async fn open(&self, deadline: Instant) -> Result<Arc<Channel>, Error> {
+        let late = |_| Error::timed_out(self.settings.what(), self.settings.timeout);
+        let _alone = timeout_at(deadline, self.opening.lock()).await.map_err(late)?;
+        loop {
+            if let Some(channel) = self.open_now() {
+                return Ok(channel);
+            }
+            let up = timeout_at(deadline, self.line.up()).await.map_err(late)??;
+            let opening = up.connection.open_channel();
+            match timeout_at(deadline, opening).await.map_err(late)? {
+                Ok(channel) => *lock(&self.channel) = Some(Arc::new(channel)),
+                Err(error) if error.is_connection_error() => {}
+                Err(error) => return Err(Error::from_amqp(self.settings.what(), error)),
+            }
+        }
+    }
+}
+
+impl fmt::Debug for UnconfirmedPublisher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UnconfirmedPublisher")
+            .field("exchange", &self.exchange())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,185 @@
+//! What an application needs on the broker: exchanges, queues and the bindings between them, as a value.
+//!
+//! ```
+//! use std::time::Duration;
+//! use leveret::{Exchange, Queue, Topology};
+//!
+//! let topology = Topology::new()
+//!     .exchange(Exchange::topic("orders"))
+//!     .queue(Queue::quorum("billing").bind("orders", "order.*").message_ttl(Duration::from_secs(60)));
+//! assert_eq!(topology.queues()[0].name(), "billing");
+//! ```
+//!
+//! [`Client::apply`](crate::Client::apply) declares it, and has it declared again whenever the broker was away.
+
+pub(crate) mod arguments;
+mod binding;
+mod conflict;
+mod declare;
+mod exchange;
+mod queue;
+mod remembered;
+
+pub use binding::{Binding, Destination};
+pub use conflict::Conflict;
+pub use declare::Applied;
+pub use exchange::{Exchange, ExchangeKind};
+pub use queue::{Overflow, Queue, QueueType};
+
+pub(crate) use declare::Object;
+pub(crate) use remembered::{Declarer, Failed, Remembered};
+
+/// Exchanges, queues and bindings.
+///
+/// Objects of one name replace each other: the last one counts. The order in which they are given is of no meaning;
+/// they are declared in the order that works: exchanges, bindings between them, queues, bindings of queues.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Topology {
+    exchanges: Vec<Exchange>,
+    queues: Vec<Queue>,
+    bindings: Vec<Binding>,
+}
+
+impl Topology {
+    /// Nothing yet.
+    pub fn new() -> Self {
+        Topology::default()
+    }
+
+    /// With an exchange, and the bindings it names.
+    #[must_use]
+    pub fn exchange(mut self, mut exchange: Exchange) -> Self {
+        self.add_bindings(std::mem::take(&mut exchange.bindings));
+        match self.exchanges.iter_mut().find(|known| known.name == exchange.name) {
+            Some(known) => *known = exchange,
+            None => self.exchanges.push(exchange),
+        }
+        self
+    }
+
+    /// With a queue, and the bindings it names.
+    #[must_use]
+    pub fn queue(mut self, mut queue: Queue) -> Self {
+        self.add_bindings(std::mem::take(&mut queue.bindings));
+        match self.queues.iter_mut().find(|known| known.name == queue.name) {
+            Some(known) => *known = queue,
+            None => self.queues.push(queue),
+        }
+        self
+    }
+
+    /// With a binding between objects that may be part of this topology, or exist already.
+    #[must_use]
+    pub fn binding(mut self, binding: Binding) -> Self {
+        self.add_bindings([binding]);
+        self
+    }
+
+    /// With all that another one has.
+    #[must_use]
+    pub fn and(self, other: Topology) -> Self {
+        let with = other.exchanges.into_iter().fold(self, Topology::exchange);
+        let with = other.queues.into_iter().fold(with, Topology::queue);
+        other.bindings.into_iter().fold(with, Topology::binding)
+    }
+
+    fn add_bindings(&mut self, bindings: impl IntoIterator<Item = Binding>) {
+        for binding in bindings {
+            if !self.bindings.contains(&binding) {
+                self.bindings.push(binding);
+            }
+        }
+    }
+
+    /// Its exchanges.
+    pub fn exchanges(&self) -> &[Exchange] {
+        &self.exchanges
+    }
+
+    /// Its queues.
+    pub fn queues(&self) -> &[Queue] {
+        &self.queues
+    }
+
+    /// Its bindings, those that were given with an exchange or a queue included.
+    pub fn bindings(&self) -> &[Binding] {
+        &self.bindings
+    }
+
+    /// Whether there is nothing in it.
+    pub fn is_empty(&self) -> bool {
+        self.exchanges.is_empty() && self.queues.is_empty() && self.bindings.is_empty()
+    }
+
+    /// Everything in the order in which it has to be declared.
+    pub(crate) fn objects(&self) -> impl Iterator<Item = Object<'_>> {
+        let of = |to_queue: bool| {
+            self.bindings.iter().filter(move |binding| binding.is_to_queue() == to_queue)
+        };
+        let exchanges = self.exchanges.iter().map(Object::Exchange);
+        let between = of(false).map(Object::Binding);
+        let queues = self.queues.iter().map(Object::Queue);
+        exchanges.chain(between).chain(queues).chain(of(true).map(Object::Binding))
+    }
+
+    /// Without a queue and what is bound to it.
+    pub(crate) fn remove_queue(&mut self, name: &str) {
+        self.queues.retain(|queue| queue.name != name);
+        self.bindings.retain(|binding| binding.destination != Destination::Queue(name.to_owned()));
+    }
+
+    /// Without an exchange and its bindings in both directions.
+    pub(crate) fn remove_exchange(&mut self, name: &str) {
+        self.exchanges.retain(|exchange| exchange.name != name);
+        let destination = Destination::Exchange(name.to_owned());
+        self.bindings
+            .retain(|binding| binding.source != name && binding.destination != destination);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_come_in_the_order_that_works() {
+        let topology = Topology::new()
+            .queue(Queue::classic("q").bind("b", "k"))
+            .exchange(Exchange::fanout("b").bind("a", ""))
+            .exchange(Exchange::topic("a"));
+        let names: Vec<String> = topology.objects().map(|object| object.to_string()).collect();
+        assert_eq!(
+            names,
+            [
+                r#"exchange "b""#,
+                r#"exchange "a""#,
+                r#"binding of exchange "b" to exchange "a""#,
+                r#"queue "q""#,
+                r#"binding of queue "q" to exchange "b" with key "k""#,
+            ]
+        );
+    }
+
+    #[test]
+    fn the_last_of_one_name_counts() {
+        let topology = Topology::new()
+            .queue(Queue::classic("q").bind("x", "1"))
+            .and(Topology::new().queue(Queue::quorum("q").bind("x", "1").bind("x", "2")));
+        assert_eq!(topology.queues().len(), 1);
+        assert_eq!(topology.queues()[0].queue_type(), Some(QueueType::Quorum));
+        assert_eq!(topology.bindings().len(), 2);
+    }
+
+    #[test]
+    fn what_is_removed_takes_its_bindings_along() {
+        let mut topology = Topology::new()
+            .exchange(Exchange::topic("a"))
+            .exchange(Exchange::topic("b").bind("a", "#"))
+            .queue(Queue::classic("q").bind("b", "k"));
+        topology.remove_exchange("b");
+        assert_eq!(topology.bindings(), []);
+        topology.remove_queue("q");
+        topology.remove_exchange("a");
+        assert!(topology.is_empty());
+    }
+}

@@ -1,0 +1,196 @@
+//! What a client has declared, to be declared again after every reconnect.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
+
+use super::declare::{Applied, Declaring, Naming, Object};
+use super::{Destination, Topology};
+use crate::amqp::{Connection, lock};
+use crate::error::Error;
+
+/// The topology of a client, with the names that the broker gave.
+#[derive(Debug, Default)]
+pub(crate) struct Remembered {
+    state: Mutex<State>,
+    /// Held while declaring, so that two connections that come back do not mix their declarations up.
+    declaring: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    topology: Topology,
+    /// By the local name of a queue, what the broker calls it.
+    names: BTreeMap<String, String>,
+}
+
+/// Which connection declares: what is exclusive belongs to one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Declarer {
+    /// The connection that consumes, which owns what is exclusive.
+    Home,
+    /// Any other: exclusive queues are not its business.
+    Other,
+}
+
+/// An object that could not be declared, by its name, and why.
+pub(crate) type Failed = (String, Error);
+
+impl Remembered {
+    /// What the broker calls a queue.
+    pub(crate) fn name_of(&self, queue: &str) -> String {
+        lock(&self.state).names.get(queue).cloned().unwrap_or_else(|| queue.to_owned())
+    }
+
+    /// A copy of all that is remembered.
+    pub(crate) fn topology(&self) -> Topology {
+        lock(&self.state).topology.clone()
+    }
+
+    /// Whether a queue was declared by this client.
+    pub(crate) fn has_queue(&self, name: &str) -> bool {
+        lock(&self.state).topology.queues().iter().any(|queue| queue.name() == name)
+    }
+
+    /// Whether a queue belongs to the connection that declared it.
+    pub(crate) fn is_exclusive(&self, name: &str) -> bool {
+        let state = lock(&self.state);
+        state.topology.queues().iter().any(|queue| queue.name() == name && queue.is_exclusive())
+    }
+
+    /// Whether there are queues that belong to the connection that declared them.
+    pub(crate) fn has_exclusive(&self) -> bool {
+        lock(&self.state).topology.queues().iter().any(|queue| queue.is_exclusive())
+    }
+
+    pub(crate) fn forget_queue(&self, name: &str) {
+        let mut state = lock(&self.state);
+        state.topology.remove_queue(name);
+        state.names.remove(name);
+    }
+
+    pub(crate) fn forget_exchange(&self, name: &str) {
+        lock(&self.state).topology.remove_exchange(name);
+    }
+
+    /// Declares a topology and remembers what the broker has taken. Says what it has not; the rest is declared all the
+    /// same.
+    pub(crate) async fn apply(
+        &self,
+        connection: &Connection,
+        topology: &Topology,
+    ) -> (Applied, Vec<Failed>) {
+        let _alone = self.declaring.lock().await;
+        let (applied, failed) = self.declare(connection, Naming::Keep, topology.objects()).await;
+        let failed_names: BTreeSet<&str> = failed.iter().map(|(name, _)| name.as_str()).collect();
+        let mut state = lock(&self.state);
+        let taken = topology.objects().filter(|o| !failed_names.contains(o.to_string().as_str()));
+        let known = std::mem::take(&mut state.topology);
+        state.topology = taken.fold(known, |known, object| match object {
+            Object::Exchange(exchange) => known.exchange(exchange.clone()),
+            Object::Queue(queue) => known.queue(queue.clone()),
+            Object::Binding(binding) => known.binding(binding.clone()),
+        });
+        drop(state);
+        (applied, failed)
+    }
+
+    /// Declares everything again, after a reconnect. Says what the broker did not take.
+    pub(crate) async fn restore(&self, connection: &Connection, who: Declarer) -> Vec<Failed> {
+        self.restore_some(connection, who, |_| true).await
+    }
+
+    /// Declares some objects again: those whose names are wanted.
+    pub(crate) async fn restore_some(
+        &self,
+        connection: &Connection,
+        who: Declarer,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Vec<Failed> {
+        let _alone = self.declaring.lock().await;
+        let topology = self.topology();
+        let objects = topology.objects().filter(|object| {
+            (who == Declarer::Home || !concerns_exclusive(&topology, *object))
+                && wanted(&object.to_string())
+        });
+        self.declare(connection, Naming::Anew, objects).await.1
+    }
+
+    /// Declares a queue that was deleted again, with the exchanges that its bindings need and the bindings.
+    pub(crate) async fn restore_queue(&self, connection: &Connection, queue: &str) -> Vec<Failed> {
+        let topology = self.topology();
+        let to_queue = Destination::Queue(queue.to_owned());
+        let bindings: Vec<_> =
+            topology.bindings().iter().filter(|binding| binding.destination == to_queue).collect();
+        let needed = |object: Object<'_>| match object {
+            Object::Exchange(exchange) => bindings.iter().any(|b| b.source == exchange.name),
+            Object::Queue(object) => object.name == queue,
+            Object::Binding(binding) => binding.destination == to_queue,
+        };
+        let _alone = self.declaring.lock().await;
+        let objects = topology.objects().filter(|object| needed(*object));
+        self.declare(connection, Naming::Anew, objects).await.1
+    }
+
+    /// Declares an exchange that was deleted again, with the bindings from it and to it.
+    pub(crate) async fn restore_exchange(
+        &self,
+        connection: &Connection,
+        exchange: &str,
+    ) -> Vec<Failed> {
+        let topology = self.topology();
+        let to_exchange = Destination::Exchange(exchange.to_owned());
+        let needed = |object: Object<'_>| match object {
+            Object::Exchange(object) => object.name == exchange,
+            Object::Queue(_) => false,
+            Object::Binding(binding) => {
+                binding.source == exchange || binding.destination == to_exchange
+            }
+        };
+        let _alone = self.declaring.lock().await;
+        let objects = topology.objects().filter(|object| needed(*object));
+        self.declare(connection, Naming::Keep, objects).await.1
+    }
+
+    async fn declare<'t>(
+        &self,
+        connection: &Connection,
+        naming: Naming,
+        objects: impl Iterator<Item = Object<'t>>,
+    ) -> (Applied, Vec<Failed>) {
+        let names = lock(&self.state).names.clone();
+        let mut declaring = Declaring::new(connection, names, naming);
+        let (mut applied, mut failed) = (Applied::default(), Vec::new());
+        for object in objects {
+            match declaring.declare(object).await {
+                Ok(Some(info)) => {
+                    if let Object::Queue(queue) = object {
+                        applied.add(queue.name(), info);
+                    }
+                }
+                Ok(None) => {}
+                Err(error) => failed.push((object.to_string(), error)),
+            }
+            if !declaring.is_connected() {
+                break;
+            }
+        }
+        let names = declaring.finish().await;
+        lock(&self.state).names = names;
+        (applied, failed)
+    }
+}
+
+/// Whether an object is an exclusive queue, or bound to one.
+fn concerns_exclusive(topology: &Topology, object: Object<'_>) -> bool {
+    let is_exclusive = |name: &str| {
+        topology.queues().iter().any(|queue| queue.name() == name && queue.is_exclusive())
+    };
+    match object {
+        Object::Exchange(_) => false,
+        Object::Queue(queue) => queue.is_exclusive(),
+        Object::Binding(binding) => match &binding.destination {
+            Destination::Queue(queue) => is_exclusive(queue),
+            Destination::Exchange(_) => false,
+        },
+    }
+}

@@ -1,0 +1,49 @@
+//! The client on the embedded broker, whose faults and clock are in the test's hands.
+
+mod client {
+    mod consuming;
+    mod handling;
+    mod publishing;
+    mod recovery;
+    mod topology;
+}
+
+use std::time::Duration;
+
+use leveret::{Client, ClientBuilder, Queue, Topology};
+use leveret_broker::Broker;
+
+/// Long enough for anything that is going to happen; most tests have paused time.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn broker() -> Broker {
+    Broker::builder().start().expect("a broker")
+}
+
+async fn client_of(broker: &Broker) -> Client {
+    builder_of(broker).connect().await.expect("a client of the embedded broker")
+}
+
+fn builder_of(broker: &Broker) -> ClientBuilder {
+    Client::builder().broker(broker).name("test")
+}
+
+/// A client with one queue.
+async fn client_with(broker: &Broker, queue: Queue) -> Client {
+    let client = client_of(broker).await;
+    client.apply(&Topology::new().queue(queue)).await.expect("a queue");
+    client
+}
+
+fn depth(broker: &Broker, queue: &str) -> Option<usize> {
+    let snapshot = broker.snapshot();
+    snapshot.virtual_host("/")?.queue(queue).map(|queue| queue.ready)
+}
+
+/// Fails the test if something takes longer than anything should.
+async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(PATIENCE, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("{what} did not happen in {PATIENCE:?}"),
+    }
+}

@@ -1,0 +1,143 @@
+use std::time::Duration;
+
+use leveret::{Client, ConnectLimits, ErrorKind, Event, Queue, Topology};
+use tokio::time::Instant;
+
+use crate::{broker, builder_of, client_with, soon};
+
+#[tokio::test(start_paused = true)]
+async fn the_first_connect_gives_up_after_its_tries() {
+    let limits = ConnectLimits { max_retries: 3, within: Duration::from_secs(60) };
+    let began = Instant::now();
+    let error = Client::builder()
+        .endpoint("amqp://127.0.0.1:1")
+        .unwrap()
+        .connect_limits(limits)
+        .connect()
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+    assert!(began.elapsed() > Duration::from_millis(300), "it paused between the tries");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wrong_password_is_not_tried_again() {
+    let broker = broker();
+    let address = broker.listen("127.0.0.1:0").await.unwrap();
+    let url = format!("amqp://guest:hunter2@{address}");
+    let error = Client::connect(&url).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
+    assert!(!format!("{error} {error:?}").contains("hunter2"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_endpoint_is_passed_over() {
+    let broker = broker();
+    let address = broker.listen("127.0.0.1:0").await.unwrap();
+    let client =
+        Client::connect(["amqp://127.0.0.1:1".to_owned(), format!("amqp://{address}")]).await;
+    let client = client.unwrap();
+    assert!(
+        client.health().connections[0].endpoint.as_ref().unwrap().contains(&address.to_string())
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_standby_takes_over_with_the_topology() {
+    let (first, standby) = (broker(), broker());
+    let client = builder_of(&first).broker(&standby).connect().await.unwrap();
+    client.apply(&Topology::new().queue(Queue::quorum("q"))).await.unwrap();
+    let publisher = client.publisher("").build().await.unwrap();
+    let mut deliveries = client.consumer("q").stream().await.unwrap();
+    publisher.publish("q", "1").await.unwrap();
+    soon("a delivery", deliveries.next()).await.unwrap().unwrap().ack().unwrap();
+
+    first.shutdown().await;
+    soon("a publish", publisher.publish("q", "2")).await.unwrap();
+    let delivery = soon("a delivery", deliveries.next()).await.unwrap().unwrap();
+    assert_eq!(delivery.body(), "2");
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_listener_hears_of_every_change() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let mut listeners = [client.events(), client.events()];
+    broker.faults().cut_all_connections();
+    for events in &mut listeners {
+        assert!(matches!(soon("an event", events.next()).await, Some(Event::Lost { .. })));
+        let connected = soon("an event", events.next()).await;
+        assert!(matches!(connected, Some(Event::Connected { again: true, .. })), "{connected:?}");
+    }
+    assert!(client.health().is_healthy());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broker_that_blocks_publishers_is_seen_and_does_not_delay_acks() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").timeout(Duration::from_secs(5)).build().await.unwrap();
+    publisher.publish("q", "1").await.unwrap();
+    let mut deliveries = client.consumer("q").stream().await.unwrap();
+    let delivery = soon("a delivery", deliveries.next()).await.unwrap().unwrap();
+
+    let mut events = client.events();
+    broker.faults().block("no memory");
+    // The broker tells a connection that it is blocked once that publishes.
+    soon("an outcome", publisher.publish("q", "the last")).await.unwrap();
+    assert!(matches!(soon("an event", events.next()).await, Some(Event::Blocked { .. })));
+    let error = soon("an outcome", publisher.publish("q", "2")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert!(!client.health().is_healthy());
+    delivery.ack().unwrap();
+    let second = soon("a delivery", deliveries.next()).await.unwrap().unwrap();
+    assert_eq!(second.body(), "the last");
+    second.ack().unwrap();
+    soon("the acks", async {
+        while broker.snapshot().virtual_host("/").unwrap().queue("q").unwrap().unsettled > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+
+    broker.faults().unblock();
+    assert!(matches!(soon("an event", events.next()).await, Some(Event::Unblocked { .. })));
+    soon("a publish", publisher.publish("q", "3")).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn health_knows_a_consumer_that_is_gone() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let mut deliveries = client.consumer("q").stream().await.unwrap();
+    assert!(client.health().is_healthy());
+    assert_eq!(broker.faults().cancel_consumers("/", "q"), 1);
+    // Nobody reads the stream, and still it is known.
+    soon("the truth", async {
+        while client.health().is_healthy() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+    let _ = deliveries.next_within(Duration::from_secs(1)).await;
+    assert!(client.health().is_healthy(), "{:?}", client.health());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_that_cannot_be_restored_is_reported_and_tried_again() {
+    let broker = broker();
+    let client = builder_of(&broker).connect().await.unwrap();
+    let topology = Topology::new().queue(Queue::classic("a")).queue(Queue::classic("b"));
+    client.apply(&topology).await.unwrap();
+    let mut events = client.events();
+    broker.faults().refuse_declares(1);
+    broker.faults().cut_all_connections();
+    let mut seen = Vec::new();
+    while !matches!(seen.last(), Some(Event::Restored { .. })) {
+        seen.push(soon("an event", events.next()).await.unwrap());
+    }
+    let not_restored =
+        seen.iter().filter(|event| matches!(event, Event::NotRestored { .. })).count();
+    assert_eq!(not_restored, 1, "{seen:?}");
+    assert!(seen.iter().any(|event| matches!(event, Event::Connected { .. })));
+}
