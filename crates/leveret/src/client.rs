@@ -8,6 +8,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::amqp::{self, DeleteExchange, DeleteQueue, Options};
 use crate::consumer::ConsumerBuilder;
 use crate::error::{Error, ErrorKind};
+use crate::pool::ChannelPoolBuilder;
 use crate::publisher::PublisherBuilder;
 use crate::topology::{Applied, Topology};
 
@@ -312,6 +313,11 @@ impl Client {
     /// A publisher to an exchange; the default exchange, which leads straight to queues, has an empty name.
     pub fn publisher(&self, exchange: impl Into<String>) -> PublisherBuilder {
         PublisherBuilder::new(self.clone(), exchange.into())
+    }
+
+    /// A pool of channels to publish on.
+    pub fn channel_pool(&self) -> ChannelPoolBuilder {
+        ChannelPoolBuilder::new(self.clone())
     }
 
     /// A consumer of a queue. The queue is not declared by this.

@@ -7,6 +7,7 @@ mod delivery;
 mod error;
 mod message;
 mod payload;
+mod pool;
 mod publisher;
 mod random;
 mod topology;
@@ -23,6 +24,7 @@ pub use delivery::Delivery;
 pub use error::{Error, ErrorKind};
 pub use message::{IntoMessage, Message};
 pub use payload::{Json, MsgPack, Payload};
+pub use pool::{BorrowedChannel, ChannelPool, ChannelPoolBuilder};
 pub use publisher::{
     BatchError, OnLoss, Publisher, PublisherBuilder, Ticket, UnconfirmedPublisher,
 };

@@ -3,6 +3,7 @@
 mod client {
     mod consuming;
     mod handling;
+    mod pool;
     mod publishing;
     mod recovery;
     mod topology;

@@ -231,9 +231,9 @@ impl Channels {
         let id = method_id(frame.payload);
         match Method::decode(frame.payload)? {
             Method::ChannelCloseOk(_) if closing => self.slots[index] = Slot::Free,
+            // Both sides closed at the same time: agree, and still await the agreement to ours.
             Method::ChannelClose(_) if closing => {
                 self.outlet.send(number, &channel::CloseOk {});
-                self.slots[index] = Slot::Free;
             }
             _ if closing => {}
             Method::ChannelOpen(_) => {

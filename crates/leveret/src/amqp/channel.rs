@@ -184,6 +184,11 @@ impl Channel<Confirm> {
         Ok(lock(&confirms.ledger).tally())
     }
 
+    /// How many publishes there are from the oldest unconfirmed one on; 0 if all have their outcome.
+    pub fn unconfirmed(&self) -> usize {
+        lock(&self.link.channel.confirms.ledger).span()
+    }
+
     /// How many publishes there may be from the oldest unconfirmed one on, before the next one waits, on this channel
     /// instead of [`Limits::max_unconfirmed`](super::Limits::max_unconfirmed).
     pub fn limit_unconfirmed(&self, publishes: usize) {

@@ -1,0 +1,266 @@
+//! A pool of channels: a fixed number of them, lent to one user at a time.
+//!
+//! ```text
+//!  borrow --> a permit --> an idle slot --> its channel, opened anew if it is gone --> Borrowed
+//!                              ^                                                         |
+//!                              +--- all confirmed: as it is; else: closed, to be reopened +
+//! ```
+//!
+//! A slot never leaves the pool, whatever becomes of its channel; so the pool never shrinks, and as there are as many
+//! permits as slots, it never grows.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout_at};
+
+use crate::amqp::{Channel, Confirm, Tally, lock};
+use crate::client::Client;
+use crate::client::line::Line;
+use crate::error::Error;
+
+/// How to make a [`ChannelPool`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct ChannelPoolBuilder {
+    client: Client,
+    size: usize,
+    connections: usize,
+    timeout: Duration,
+}
+
+impl ChannelPoolBuilder {
+    pub(crate) fn new(client: Client) -> Self {
+        ChannelPoolBuilder { client, size: 25, connections: 1, timeout: Duration::from_secs(30) }
+    }
+
+    /// How many channels there are: so many, and never more. 25 by default. With 0 there is no pool: each borrower gets a
+    /// channel of its own, which is closed afterwards.
+    pub fn size(mut self, channels: usize) -> Self {
+        self.size = channels;
+        self
+    }
+
+    /// Over how many connections the channels are spread. One by default.
+    pub fn connections(mut self, connections: usize) -> Self {
+        self.connections = connections.max(1);
+        self
+    }
+
+    /// How long a borrower waits for a channel, and a channel that is given back for its confirms. Half a minute by
+    /// default.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Opens all channels.
+    pub async fn build(self) -> Result<ChannelPool, Error> {
+        let ChannelPoolBuilder { client, size, connections, timeout } = self;
+        let lines: Vec<_> = (0..connections).map(|index| client.core().publishing(index)).collect();
+        let pool = Pool {
+            permits: (size > 0).then(|| Arc::new(Semaphore::new(size))),
+            idle: Mutex::default(),
+            lines,
+            size,
+            timeout,
+            _client: client,
+        };
+        let deadline = Instant::now() + timeout;
+        for number in 0..size {
+            let mut slot = Slot { line: number % connections, channel: None };
+            pool.open(&mut slot, deadline).await?;
+            lock(&pool.idle).push_back(slot);
+        }
+        Ok(ChannelPool { pool: Arc::new(pool) })
+    }
+}
+
+/// A fixed number of channels with confirms, opened once and lent to one user at a time.
+///
+/// A [`Publisher`](crate::Publisher) needs none: it may be shared, and has many messages under way on one channel. A pool is
+/// for those who want a channel for themselves: to have their own confirms on it and nobody else's.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use leveret::amqp::Publish;
+/// use leveret::{Client, Queue, Topology};
+///
+/// let client = Client::embedded().await?;
+/// client.apply(&Topology::new().queue(Queue::classic("letters"))).await?;
+/// let pool = client.channel_pool().size(2).build().await?;
+///
+/// let channel = pool.borrow().await?;
+/// for _ in 0..10 {
+///     let letter = Publish { routing_key: "letters", body: "hello".into(), ..Publish::default() };
+///     drop(channel.publish(&letter).await?);
+/// }
+/// let tally = channel.give_back().await?;
+/// assert_eq!(tally.acked, 10);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct ChannelPool {
+    pool: Arc<Pool>,
+}
+
+struct Pool {
+    /// As many as slots; none if there is no limit.
+    permits: Option<Arc<Semaphore>>,
+    /// The channel that was used last is lent first: the others may be gone meanwhile, and that is found out later.
+    idle: Mutex<VecDeque<Slot>>,
+    lines: Vec<Arc<Line>>,
+    size: usize,
+    timeout: Duration,
+    _client: Client,
+}
+
+/// The place of one channel.
+struct Slot {
+    line: usize,
+    /// Open or not; none if it has never been opened, or nobody knows how far its closing got.
+    channel: Option<Channel<Confirm>>,
+}
+
+impl ChannelPool {
+    /// A channel for the borrower alone, as soon as one is free.
+    pub async fn borrow(&self) -> Result<BorrowedChannel, Error> {
+        let pool = &self.pool;
+        let deadline = Instant::now() + pool.timeout;
+        let permit = match &pool.permits {
+            None => None,
+            Some(permits) => {
+                let permit = timeout_at(deadline, Arc::clone(permits).acquire_owned()).await;
+                let late = |_| {
+                    let what = format!("waiting for one of the {} channels of the pool", pool.size);
+                    Error::timed_out(what, pool.timeout)
+                };
+                Some(permit.map_err(late)?.map_err(|_| Error::closed("the pool"))?)
+            }
+        };
+        let slot = lock(&pool.idle).pop_front();
+        // From here on the slot goes back by itself, whatever fails.
+        let mut borrowed = BorrowedChannel {
+            slot: slot.unwrap_or(Slot { line: 0, channel: None }),
+            pool: Arc::clone(pool),
+            before: Tally::default(),
+            _permit: permit,
+        };
+        pool.open(&mut borrowed.slot, deadline).await?;
+        borrowed.before = borrowed.tally();
+        Ok(borrowed)
+    }
+
+    /// How many channels the pool has.
+    pub fn size(&self) -> usize {
+        self.pool.size
+    }
+
+    /// How many of them nobody uses.
+    pub fn idle(&self) -> usize {
+        lock(&self.pool.idle).len()
+    }
+}
+
+impl Pool {
+    /// Sees to it that the slot has an open channel.
+    async fn open(&self, slot: &mut Slot, deadline: Instant) -> Result<(), Error> {
+        let what = "opening a channel of the pool";
+        let late = |_| Error::timed_out(what, self.timeout);
+        if let Some(channel) = &slot.channel {
+            if channel.check_open().is_ok() {
+                return Ok(());
+            }
+            // Not before the broker has closed the old one, or there would be one too many.
+            let _ = timeout_at(deadline, channel.close()).await.map_err(late)?;
+            slot.channel = None;
+        }
+        loop {
+            let up = timeout_at(deadline, self.lines[slot.line].up()).await.map_err(late)??;
+            let opening = async { up.connection.open_channel().await?.into_confirm().await };
+            match timeout_at(deadline, opening).await.map_err(late)? {
+                Ok(channel) => {
+                    slot.channel = Some(channel);
+                    return Ok(());
+                }
+                Err(error) if error.is_connection_error() => {}
+                Err(error) => return Err(Error::from_amqp(what, error)),
+            }
+        }
+    }
+}
+
+/// A channel of a [`ChannelPool`], for as long as its borrower keeps it.
+///
+/// Dropped, it goes back if everything published on it has its outcome, and is closed and replaced if not.
+pub struct BorrowedChannel {
+    slot: Slot,
+    pool: Arc<Pool>,
+    /// What was counted when it was lent.
+    before: Tally,
+    /// Dropped after the slot was given back, so that whoever gets it finds one.
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl BorrowedChannel {
+    /// Waits until everything published on it has its outcome, and gives it back. Says how many got which.
+    ///
+    /// Where outcomes are missing after the pool's timeout, the channel is closed and replaced.
+    pub async fn give_back(self) -> Result<Tally, Error> {
+        let patience = self.pool.timeout;
+        let tally = self.confirmed(patience).await.map_err(|error| {
+            Error::from_amqp("confirming what was published on a channel of the pool", error)
+        })?;
+        Ok(Tally {
+            acked: tally.acked - self.before.acked,
+            nacked: tally.nacked - self.before.nacked,
+            returned: tally.returned - self.before.returned,
+            lost: tally.lost - self.before.lost,
+        })
+    }
+}
+
+impl Deref for BorrowedChannel {
+    type Target = Channel<Confirm>;
+
+    fn deref(&self) -> &Channel<Confirm> {
+        // It is opened before it is lent, and taken out only when it is dropped.
+        self.slot.channel.as_ref().expect("a borrowed channel is open when it is lent")
+    }
+}
+
+impl Drop for BorrowedChannel {
+    fn drop(&mut self) {
+        let Slot { line, channel } = &mut self.slot;
+        let channel = channel.take();
+        if let Some(channel) = &channel
+            && (channel.unconfirmed() > 0 || self.pool.size == 0)
+        {
+            channel.close_now();
+        }
+        if self.pool.size > 0 {
+            lock(&self.pool.idle).push_front(Slot { line: *line, channel });
+        }
+    }
+}
+
+impl fmt::Debug for BorrowedChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BorrowedChannel").field("id", &self.id()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for ChannelPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChannelPool")
+            .field("size", &self.size())
+            .field("idle", &self.idle())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,164 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use leveret::amqp::{Outcome, Publish};
+use leveret::{Client, ErrorKind, Queue};
+use leveret_broker::Broker;
+
+use crate::{broker, client_with, soon};
+
+/// How many channels the broker has, but for that of consumers.
+fn channels(broker: &Broker) -> usize {
+    broker.snapshot().virtual_host("/").unwrap().channels
+}
+
+fn letter(body: &str) -> Publish<'static> {
+    Publish {
+        routing_key: "q",
+        mandatory: true,
+        body: body.to_owned().into(),
+        ..Publish::default()
+    }
+}
+
+async fn client(broker: &Broker) -> Client {
+    client_with(broker, Queue::classic("q")).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_channels_are_open_from_the_start_and_there_are_never_more() {
+    let broker = broker();
+    let client = client(&broker).await;
+    let pool = client.channel_pool().size(5).connections(2).build().await.unwrap();
+    assert_eq!((channels(&broker), pool.idle(), pool.size()), (5, 5, 5));
+    let mut borrowed = Vec::new();
+    for _ in 0..5 {
+        borrowed.push(pool.borrow().await.unwrap());
+    }
+    assert_eq!((channels(&broker), pool.idle()), (5, 0));
+    let error = pool.borrow().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    drop(borrowed.pop());
+    soon("a channel", pool.borrow()).await.unwrap();
+    assert_eq!(channels(&broker), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_channel_that_broke_is_replaced() {
+    let broker = broker();
+    let client = client(&broker).await;
+    let pool = client.channel_pool().size(1).build().await.unwrap();
+    let channel = pool.borrow().await.unwrap();
+    let missing = Publish { exchange: "missing", ..letter("1") };
+    let outcome = channel.publish(&missing).await.unwrap().await;
+    assert!(matches!(outcome, Outcome::Lost(_)), "{outcome:?}");
+    drop(channel);
+    let channel = soon("a channel", pool.borrow()).await.unwrap();
+    assert!(channel.publish(&letter("2")).await.unwrap().await.is_acked());
+    assert_eq!((channels(&broker), pool.size()), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_channel_with_unanswered_publishes_does_not_go_back() {
+    let broker = broker();
+    let client = client(&broker).await;
+    let timeout = Duration::from_secs(5);
+    let pool = client.channel_pool().size(1).timeout(timeout).build().await.unwrap();
+    let channel = pool.borrow().await.unwrap();
+    let id = channel.id();
+    broker.faults().freeze();
+    drop(channel.publish(&letter("1")).await.unwrap());
+    let error = soon("an error", channel.give_back()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    broker.faults().thaw();
+    let channel = soon("a channel", pool.borrow()).await.unwrap();
+    assert_eq!(channel.tally().acked, 0, "channel {id} was replaced");
+    assert_eq!(channels(&broker), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reopen_that_fails_does_not_shrink_the_pool() {
+    let broker = broker();
+    let client = client(&broker).await;
+    let timeout = Duration::from_secs(2);
+    let pool = client.channel_pool().size(2).timeout(timeout).build().await.unwrap();
+    broker.faults().freeze();
+    broker.faults().cut_all_connections();
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    for _ in 0..5 {
+        assert!(soon("an error", pool.borrow()).await.is_err());
+    }
+    broker.faults().thaw();
+    let one = soon("a channel", async {
+        loop {
+            if let Ok(channel) = pool.borrow().await {
+                return channel;
+            }
+        }
+    })
+    .await;
+    let other = soon("a channel", pool.borrow()).await.unwrap();
+    for channel in [one, other] {
+        assert!(channel.publish(&letter("1")).await.unwrap().await.is_acked());
+        assert_eq!(channel.give_back().await.unwrap().acked, 1);
+    }
+    assert_eq!(pool.idle(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_size_each_borrower_gets_a_channel_of_its_own() {
+    let broker = broker();
+    let client = client(&broker).await;
+    let pool = client.channel_pool().size(0).build().await.unwrap();
+    let all = [pool.borrow().await.unwrap(), pool.borrow().await.unwrap()];
+    assert_eq!(channels(&broker), 2);
+    drop(all);
+    soon("the end of the channels", async {
+        while channels(&broker) > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+}
+
+/// 200 borrowers, channels that break at random: never above the maximum, none missing afterwards, and each borrower
+/// sees its own confirms and no others.
+#[tokio::test(start_paused = true)]
+async fn many_borrowers_get_their_own_confirms_while_channels_break() {
+    const SIZE: usize = 7;
+    let broker = broker();
+    let client = client(&broker).await;
+    let pool = client.channel_pool().size(SIZE).connections(3).build().await.unwrap();
+    let most = Arc::new(AtomicUsize::new(0));
+    let mut tasks = tokio::task::JoinSet::new();
+    for borrower in 0..200 {
+        let (pool, broker, most) = (pool.clone(), broker.clone(), Arc::clone(&most));
+        tasks.spawn(async move {
+            for round in 0..5 {
+                let channel = pool.borrow().await.unwrap();
+                most.fetch_max(channels(&broker), Ordering::SeqCst);
+                let count = 1 + (borrower + round) % 4;
+                let mut confirmations = Vec::new();
+                for _ in 0..count {
+                    confirmations.push(channel.publish(&letter("1")).await.unwrap());
+                }
+                if (borrower + round) % 5 == 0 {
+                    let missing = Publish { exchange: "missing", ..letter("1") };
+                    drop(channel.publish(&missing).await);
+                    continue;
+                }
+                for confirmation in confirmations {
+                    let outcome = confirmation.await;
+                    assert!(outcome.is_acked(), "{outcome:?}");
+                }
+                assert_eq!(channel.give_back().await.unwrap().acked as usize, count);
+            }
+        });
+    }
+    while let Some(done) = soon("the borrowers", tasks.join_next()).await {
+        done.unwrap();
+    }
+    assert!(most.load(Ordering::SeqCst) <= SIZE, "{most:?} channels");
+    assert_eq!(pool.idle(), SIZE);
+}
