@@ -9,6 +9,7 @@ use crate::client::Client;
 use crate::error::Error;
 use crate::topology::arguments::Arguments;
 
+mod batch;
 mod handler;
 mod incoming;
 mod runner;
@@ -16,6 +17,7 @@ mod service;
 mod source;
 mod stream;
 
+pub use batch::{BatchOptions, BatchOutcome, BatchRunner, IntoBatchOutcome};
 pub use handler::{BoxError, FromIncoming, Handler, Headers, IntoOutcome, State};
 pub use incoming::Incoming;
 pub use runner::{OnFailure, Runner, Summary};
@@ -227,6 +229,16 @@ impl ConsumerBuilder {
     pub fn handle<A: 'static>(self, handler: impl Handler<A>) -> Runner {
         let call = Call::new(handler, &self.running.layers);
         Runner::new(self, call)
+    }
+
+    /// With a handler for batches of messages: they are acked at once if all of them are done. Batches are handled one
+    /// after the other; layers do not apply.
+    pub fn handle_batches<F, Fut>(self, options: BatchOptions, handler: F) -> BatchRunner
+    where
+        F: Fn(Vec<Incoming>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output: IntoBatchOutcome> + Send + 'static,
+    {
+        BatchRunner::new(self, options, handler)
     }
 
     /// Begins to consume. The queue has to exist.

@@ -17,8 +17,9 @@ pub use client::{
     Health, IntoEndpoints,
 };
 pub use consumer::{
-    BoxError, ConsumerBuilder, Deliveries, FromIncoming, Handler, HandlerService, Headers,
-    Incoming, IntoOutcome, Next, OnFailure, Runner, State, Summary,
+    BatchOptions, BatchOutcome, BatchRunner, BoxError, ConsumerBuilder, Deliveries, FromIncoming,
+    Handler, HandlerService, Headers, Incoming, IntoBatchOutcome, IntoOutcome, Next, OnFailure,
+    Runner, State, Summary,
 };
 pub use delivery::Delivery;
 pub use error::{Error, ErrorKind};

@@ -1,6 +1,7 @@
 //! The client on the embedded broker, whose faults and clock are in the test's hands.
 
 mod client {
+    mod batches;
     mod consuming;
     mod handling;
     mod pool;

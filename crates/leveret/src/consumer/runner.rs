@@ -47,7 +47,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    fn add(&mut self, other: Summary) {
+    pub(super) fn add(&mut self, other: Summary) {
         self.handled += other.handled;
         self.failed += other.failed;
         self.skipped += other.skipped;
@@ -247,7 +247,7 @@ impl Shared {
                     Summary { handled: 1, ..Summary::default() }
                 }
                 Err(error) => {
-                    self.failed(delivery, error).await;
+                    refuse(vec![(delivery, error)], self.on_failure).await;
                     Summary { failed: 1, ..Summary::default() }
                 }
             },
@@ -264,25 +264,35 @@ impl Shared {
             }
         }
     }
+}
 
-    async fn failed(&self, delivery: Delivery, error: BoxError) {
-        let queue = delivery.queue();
-        tracing::warn!(queue, tag = delivery.delivery_tag(), "a message failed: {error}");
-        let is_undecodable =
-            error.downcast_ref::<Error>().is_some_and(|error| error.kind() == ErrorKind::Payload);
-        match self.on_failure {
-            OnFailure::Requeue { after } if !is_undecodable => {
-                sleep(after).await;
-                report(delivery.requeue());
-            }
-            // What cannot be decoded now cannot be decoded later.
-            _ => report(delivery.discard()),
+/// Settles messages whose handler failed.
+pub(super) async fn refuse(failed: Vec<(Delivery, BoxError)>, on_failure: OnFailure) {
+    let mut requeued = Vec::new();
+    for (delivery, error) in failed {
+        let (queue, tag) = (delivery.queue(), delivery.delivery_tag());
+        tracing::warn!(queue, tag, "a message failed: {error}");
+        // What cannot be decoded now cannot be decoded later.
+        if on_failure == OnFailure::Discard || is_undecodable(&error) {
+            report(delivery.discard());
+        } else {
+            requeued.push(delivery);
         }
+    }
+    if let OnFailure::Requeue { after } = on_failure
+        && !requeued.is_empty()
+    {
+        sleep(after).await;
+        requeued.into_iter().for_each(|delivery| report(delivery.requeue()));
     }
 }
 
+fn is_undecodable(error: &BoxError) -> bool {
+    error.downcast_ref::<Error>().is_some_and(|error| error.kind() == ErrorKind::Payload)
+}
+
 /// A delivery that can no longer be settled is delivered again, which is all that can be said.
-fn report(settled: Result<(), Error>) {
+pub(super) fn report(settled: Result<(), Error>) {
     if let Err(error) = settled {
         tracing::debug!("{error}");
     }

@@ -1,7 +1,8 @@
 //! A handler with the layers around it, as one thing to call.
 
 use std::fmt;
-use std::panic::AssertUnwindSafe;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -47,15 +48,8 @@ impl Call {
         Call(Arc::new(move |incoming| Box::pin(service.clone().oneshot(incoming))))
     }
 
-    pub(super) fn call(&self, incoming: Incoming) -> impl Future<Output = Result<(), BoxError>> {
-        // The function that makes the future may panic as well.
-        let made = std::panic::catch_unwind(AssertUnwindSafe(|| (self.0)(incoming)));
-        async move {
-            match made {
-                Ok(future) => Contained(future).await,
-                Err(panic) => Err(panicked(&*panic)),
-            }
-        }
+    pub(super) async fn call(&self, incoming: Incoming) -> Result<(), BoxError> {
+        contained(|| (self.0)(incoming)).await.flatten()
     }
 }
 
@@ -65,19 +59,23 @@ impl fmt::Debug for Call {
     }
 }
 
+/// Makes a future and awaits it. A panic in either is an error.
+pub(super) async fn contained<T>(make: impl FnOnce() -> BoxFuture<T>) -> Result<T, BoxError> {
+    match catch_unwind(AssertUnwindSafe(make)) {
+        Ok(future) => Contained(future).await,
+        Err(panic) => Err(panicked(&*panic)),
+    }
+}
+
 /// A future whose panic is an error.
-struct Contained(BoxFuture<Result<(), BoxError>>);
+struct Contained<T>(BoxFuture<T>);
 
-impl Future for Contained {
-    type Output = Result<(), BoxError>;
+impl<T> Future for Contained<T> {
+    type Output = Result<T, BoxError>;
 
-    fn poll(
-        mut self: std::pin::Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<(), BoxError>> {
-        let poll = AssertUnwindSafe(|| self.0.as_mut().poll(context));
-        match std::panic::catch_unwind(poll) {
-            Ok(poll) => poll,
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T, BoxError>> {
+        match catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(context))) {
+            Ok(poll) => poll.map(Ok),
             Err(panic) => Poll::Ready(Err(panicked(&*panic))),
         }
     }

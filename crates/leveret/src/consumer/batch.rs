@@ -1,0 +1,197 @@
+//! Handling messages in batches: settled together if all went well, one by one if not.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::ConsumerBuilder;
+use super::handler::{BoxError, BoxFuture, IntoOutcome};
+use super::incoming::{Incoming, States};
+use super::runner::{OnFailure, Summary, refuse, report};
+use super::service::contained;
+use super::stream::Deliveries;
+use crate::delivery::Delivery;
+use crate::error::{Error, ErrorKind};
+
+/// How messages are put together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchOptions {
+    /// How many messages make a batch. The prefetch is raised to it if it is less.
+    pub size: u16,
+    /// A batch that is not full is handled after this time, counted from its first message.
+    pub within: Duration,
+}
+
+/// What a handler of batches may return: nothing, a `Result` for the batch as a whole, or one for each message.
+pub trait IntoBatchOutcome {
+    /// Whether the messages are done.
+    fn into_batch_outcome(self) -> BatchOutcome;
+}
+
+/// What became of a batch.
+#[derive(Debug)]
+pub enum BatchOutcome {
+    /// Of all messages alike.
+    Whole(Result<(), BoxError>),
+    /// Of each message, in the order of the batch. One that is missing counts as failed.
+    Each(Vec<Result<(), BoxError>>),
+}
+
+impl<T: IntoOutcome> IntoBatchOutcome for T {
+    fn into_batch_outcome(self) -> BatchOutcome {
+        BatchOutcome::Whole(self.into_outcome())
+    }
+}
+
+impl IntoBatchOutcome for BatchOutcome {
+    fn into_batch_outcome(self) -> BatchOutcome {
+        self
+    }
+}
+
+/// A consumer that handles batches, ready to run.
+#[must_use = "a consumer does nothing until it is run"]
+pub struct BatchRunner {
+    builder: ConsumerBuilder,
+    options: BatchOptions,
+    call: Box<dyn Fn(Vec<Incoming>) -> BoxFuture<BatchOutcome> + Send + Sync>,
+}
+
+impl BatchRunner {
+    pub(super) fn new<F, Fut>(builder: ConsumerBuilder, options: BatchOptions, handler: F) -> Self
+    where
+        F: Fn(Vec<Incoming>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output: IntoBatchOutcome> + Send + 'static,
+    {
+        let call = move |batch| -> BoxFuture<BatchOutcome> {
+            let handling = handler(batch);
+            Box::pin(async move { handling.await.into_batch_outcome() })
+        };
+        BatchRunner { builder, options, call: Box::new(call) }
+    }
+
+    /// Handles batches until `stop` is done: then takes no more, lets the batch that is at work finish within the time for
+    /// draining, and returns what was done. What was not begun, or does not finish, goes back to the queue.
+    ///
+    /// It fails if the consumer cannot begin, or ends because its queue stays away.
+    pub async fn run_until(self, stop: impl Future) -> Result<Summary, Error> {
+        let BatchRunner { mut builder, options, call } = self;
+        let running = builder.running.clone();
+        let size = usize::from(options.size.max(1));
+        builder.settings.prefetch = builder.settings.prefetch.max(options.size);
+        let states = Arc::new(running.states);
+        let mut deliveries = builder.stream().await?;
+        let mut summary = Summary::default();
+        let mut stop = pin!(stop);
+        loop {
+            let (batch, end) = tokio::select! {
+                collected = collect(&mut deliveries, size, options.within) => collected,
+                _ = &mut stop => return Ok(summary),
+            };
+            let count = batch.len() as u64;
+            if count > 0 {
+                let mut handling = pin!(handle(batch, &states, &*call, running.on_failure));
+                tokio::select! {
+                    biased;
+                    done = &mut handling => summary.add(done),
+                    _ = &mut stop => {
+                        drop(deliveries);
+                        match timeout(running.drain, handling).await {
+                            Ok(done) => summary.add(done),
+                            Err(_) => summary.abandoned += count,
+                        }
+                        return Ok(summary);
+                    }
+                }
+            }
+            match end {
+                None => {}
+                Some(Ok(())) => return Ok(summary),
+                Some(Err(error)) if error.kind() == ErrorKind::Closed => return Ok(summary),
+                Some(Err(error)) => return Err(error),
+            }
+        }
+    }
+}
+
+/// A batch: full, or as much as came in time. And the end of the stream, if it came.
+async fn collect(
+    deliveries: &mut Deliveries,
+    size: usize,
+    within: Duration,
+) -> (Vec<Delivery>, Option<Result<(), Error>>) {
+    let mut batch = Vec::new();
+    let mut deadline = None;
+    while batch.len() < size {
+        let next = match deadline {
+            None => deliveries.next().await,
+            Some(deadline) => match timeout_at(deadline, deliveries.next()).await {
+                Ok(next) => next,
+                Err(_) => break,
+            },
+        };
+        match next {
+            Some(Ok(delivery)) => {
+                deadline.get_or_insert_with(|| Instant::now() + within);
+                batch.push(delivery);
+            }
+            Some(Err(error)) => return (batch, Some(Err(error))),
+            None => return (batch, Some(Ok(()))),
+        }
+    }
+    (batch, None)
+}
+
+async fn handle(
+    batch: Vec<Delivery>,
+    states: &Arc<States>,
+    call: &(dyn Fn(Vec<Incoming>) -> BoxFuture<BatchOutcome> + Send + Sync),
+    on_failure: OnFailure,
+) -> Summary {
+    let incoming = batch.iter().map(|delivery| Incoming::new(delivery, states)).collect();
+    let outcome = match contained(|| call(incoming)).await {
+        Ok(outcome) => outcome,
+        Err(panic) => BatchOutcome::Whole(Err(panic)),
+    };
+    let mut summary = Summary::default();
+    let mut outcomes = match outcome {
+        BatchOutcome::Whole(Ok(())) => {
+            summary.handled = batch.len() as u64;
+            settle_all(batch);
+            return summary;
+        }
+        BatchOutcome::Whole(Err(error)) => {
+            let text: Arc<str> = error.to_string().into();
+            let failed = (0..batch.len()).map(|_| Err(text.to_string().into())).collect::<Vec<_>>();
+            failed.into_iter()
+        }
+        BatchOutcome::Each(outcomes) => outcomes.into_iter(),
+    };
+    let mut refused = Vec::new();
+    for delivery in batch {
+        match outcomes.next() {
+            Some(Ok(())) => {
+                summary.handled += 1;
+                report(delivery.ack());
+            }
+            Some(Err(error)) => refused.push((delivery, error)),
+            None => refused.push((delivery, "the handler did not say what became of it".into())),
+        }
+    }
+    summary.failed = refused.len() as u64;
+    refuse(refused, on_failure).await;
+    summary
+}
+
+/// One ack for all: the consumer has its channel for itself, so what is before the last belongs to the batch, or was
+/// settled before. Should the channel have been lost in the midst of the batch, those from before it are stale, and come
+/// again.
+fn settle_all(mut batch: Vec<Delivery>) {
+    if let Some(last) = batch.pop() {
+        report(last.ack_all_before());
+    }
+    // For the others nothing is sent any more.
+    drop(batch);
+}
