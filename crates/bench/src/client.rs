@@ -24,6 +24,7 @@ mod null_peer;
 mod table;
 mod tags;
 mod targets;
+mod toolkit;
 
 pub(crate) use child::{Server, run_one};
 pub(crate) use jobs::Run;

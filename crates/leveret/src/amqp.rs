@@ -60,6 +60,7 @@ pub use options::{Auth, Options, Password, Tls};
 pub use publish::Publish;
 pub use uri::{UriError, UriPart};
 
+pub(crate) use leveret_wire::EncodeProperties;
 pub use leveret_wire::{Array, Properties, RawProperties, ReplyCode, ShortStr, Table, Value};
 
 /// Locks, whatever a panic elsewhere left behind: what is guarded here is never half changed.

@@ -25,7 +25,13 @@ use crate::error::{Error, ErrorKind};
 #[derive(Clone, Debug, Default)]
 pub struct Message {
     pub(crate) body: Bytes,
-    pub(crate) properties: Properties<'static>,
+    /// Most messages have none, and a message is moved a lot before it is sent.
+    extra: Option<Box<Extra>>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Extra {
+    properties: Properties<'static>,
     /// What cannot be sent, found while it was made.
     fault: Option<String>,
 }
@@ -33,12 +39,16 @@ pub struct Message {
 impl Message {
     /// A message with this body.
     pub fn new(body: impl Into<Bytes>) -> Self {
-        Message { body: body.into(), ..Message::default() }
+        Message { body: body.into(), extra: None }
     }
 
     /// A message with all properties of another one, as a delivery has them.
     pub fn with_properties(body: impl Into<Bytes>, properties: Properties<'static>) -> Self {
-        Message { body: body.into(), properties, fault: None }
+        Message { body: body.into(), extra: Some(Box::new(Extra { properties, fault: None })) }
+    }
+
+    fn extra(&mut self) -> &mut Extra {
+        self.extra.get_or_insert_default()
     }
 
     /// The body's media type.
@@ -86,14 +96,14 @@ impl Message {
     /// From 0, the lowest. Of meaning in queues with priorities.
     #[must_use]
     pub fn priority(mut self, priority: u8) -> Self {
-        self.properties.priority = Some(priority);
+        self.extra().properties.priority = Some(priority);
         self
     }
 
     /// When it was made, in whole seconds.
     #[must_use]
     pub fn timestamp(mut self, time: SystemTime) -> Self {
-        self.properties.timestamp =
+        self.extra().properties.timestamp =
             time.duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs());
         self
     }
@@ -108,16 +118,17 @@ impl Message {
     /// It may be gone when the broker restarts.
     #[must_use]
     pub fn transient(mut self) -> Self {
-        self.properties.delivery_mode = Some(1);
+        self.extra().properties.delivery_mode = Some(1);
         self
     }
 
     /// A header. A later one of the same name replaces it.
     #[must_use]
     pub fn header(mut self, name: impl AsRef<str>, value: impl Into<Value<'static>>) -> Self {
-        let headers = self.properties.headers.get_or_insert_with(Table::new);
+        let Extra { properties, fault } = self.extra();
+        let headers = properties.headers.get_or_insert_with(Table::new);
         if let Err(error) = headers.insert(name.as_ref(), value) {
-            self.fault.get_or_insert(format!("header {:?}: {error}", name.as_ref()));
+            fault.get_or_insert(format!("header {:?}: {error}", name.as_ref()));
         }
         self
     }
@@ -129,18 +140,20 @@ impl Message {
         field: impl for<'p> FnOnce(&'p mut Properties<'static>) -> &'p mut Option<ShortStr<'static>>,
     ) -> Self {
         match ShortStr::try_from(text.into()) {
-            Ok(text) => *field(&mut self.properties) = Some(text),
+            Ok(text) => *field(&mut self.extra().properties) = Some(text),
             Err(error) => {
-                self.fault.get_or_insert(format!("{what}: {error}"));
+                self.extra().fault.get_or_insert(format!("{what}: {error}"));
             }
         }
         self
     }
 
-    /// Whether it can be sent.
-    pub(crate) fn check(&self) -> Result<(), Error> {
-        match &self.fault {
-            None => Ok(()),
+    /// Its body and properties, if they can be sent.
+    #[inline]
+    pub(crate) fn into_parts(self) -> Result<(Bytes, Option<Properties<'static>>), Error> {
+        let Some(extra) = self.extra else { return Ok((self.body, None)) };
+        match extra.fault {
+            None => Ok((self.body, Some(extra.properties))),
             Some(fault) => {
                 Err(Error::new(ErrorKind::Invalid, format!("the message cannot be sent: {fault}")))
             }
@@ -185,9 +198,9 @@ mod tests {
     #[test]
     fn what_cannot_be_sent_is_named() {
         let message = Message::new("").kind("x".repeat(256)).header("fine", 1);
-        let error = message.check().unwrap_err();
+        let error = message.into_parts().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains("type"), "{error}");
-        assert!(Message::new("").header("fine", 1).check().is_ok());
+        assert!(Message::new("").header("fine", 1).into_parts().is_ok());
     }
 }

@@ -253,9 +253,7 @@ impl Publisher {
         routing_key: &str,
         message: impl IntoMessage,
     ) -> Result<Ticket, Error> {
-        let message = message.into_message()?;
-        message.check()?;
-        let number = self.shared().send(routing_key, message).await?;
+        let number = self.shared().send(routing_key, message.into_message()?).await?;
         Ok(Ticket::new(Arc::clone(&self.handle), number))
     }
 
@@ -283,19 +281,18 @@ impl fmt::Debug for Publisher {
 impl Shared {
     /// Publishes, and gives the message's number in the book.
     async fn send(&self, routing_key: &str, message: Message) -> Result<u64, Error> {
-        let Message { body, mut properties, .. } = message;
+        let (body, properties) = message.into_parts()?;
         let mut id = [0; ids::ROOM];
-        if properties.message_id.is_none() {
-            properties.message_id = Some(self.ids.next(&mut id));
-        }
-        self.settings.complete(&mut properties);
-        let publish = Publish {
+        let mut publish = Publish {
             exchange: &self.settings.exchange,
             routing_key,
             mandatory: self.settings.mandatory,
-            properties,
+            properties: self.settings.complete(properties.unwrap_or_default()),
             body,
         };
+        if publish.properties.message_id.is_none() {
+            publish.properties.message_id = Some(self.ids.next(&mut id));
+        }
         let mut deadline = None;
         loop {
             let (channel, epoch) = match self.open_now() {
@@ -390,10 +387,12 @@ impl Shared {
 }
 
 impl Settings {
-    /// What every message of this publisher has, unless it says otherwise.
-    fn complete(&self, properties: &mut Properties<'_>) {
+    /// With what every message of this publisher has, unless it says otherwise.
+    #[inline]
+    fn complete<'p>(&self, mut properties: Properties<'p>) -> Properties<'p> {
         if self.persistent && properties.delivery_mode.is_none() {
             properties.delivery_mode = Some(2);
         }
+        properties
     }
 }

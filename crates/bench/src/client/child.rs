@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::jobs::{Client, Run};
 use super::meter::Measured;
-use super::{amqprs, lapin, leveret};
+use super::{amqprs, lapin, leveret, toolkit};
 
 /// A run takes seconds; one that takes this long hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -22,6 +22,7 @@ pub(crate) fn run_one(run: Run) -> io::Result<()> {
         let done = async {
             match run.client {
                 Client::Leveret => leveret::run(run).await,
+                Client::Toolkit => toolkit::run(run).await,
                 Client::Lapin => lapin::run(run).await,
                 Client::Amqprs => amqprs::run(run).await,
             }

@@ -28,10 +28,18 @@ pub(crate) const ACKED: &str = "acked";
 pub(crate) enum Client {
     /// This project's engine
     Leveret,
+    /// This project's client on top of the engine
+    Toolkit,
     /// lapin, pipelined
     Lapin,
     /// amqprs
     Amqprs,
+}
+
+impl Client {
+    pub(crate) fn is_ours(self) -> bool {
+        matches!(self, Client::Leveret | Client::Toolkit)
+    }
 }
 
 /// What is done with the messages.
@@ -123,9 +131,13 @@ impl Job {
         match self {
             Job::Latency => channels == 1,
             // The others keep nothing to know a return by.
-            Job::Mandatory => client == Client::Leveret,
+            Job::Mandatory => client.is_ours(),
             // amqprs hands out acks and returns as they come, and leaves the outcomes to the application.
-            Job::Returns => peer == Peer::Rabbitmq && channels == 1 && client != Client::Amqprs,
+            Job::Returns => {
+                peer == Peer::Rabbitmq
+                    && channels == 1
+                    && matches!(client, Client::Leveret | Client::Lapin)
+            }
             _ => true,
         }
     }
@@ -146,7 +158,7 @@ impl Job {
             (_, Peer::Rabbitmq) => 60_000,
             (_, Peer::Null) => {
                 let messages = if large { 16_000 } else { 120_000 };
-                if client == Client::Leveret { 10 * messages } else { messages }
+                if client.is_ours() { 10 * messages } else { messages }
             }
         }
     }

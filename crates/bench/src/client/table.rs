@@ -40,7 +40,7 @@ fn settings(rows: &[Row]) -> impl Iterator<Item = &[Row]> {
 fn ratio_to_best_peer(setting: &[Row]) -> Option<f64> {
     let cpu = |row: &Row| row.result.as_ref().ok().map(Measured::cpu_us_per_message);
     let ours = setting.iter().find(|row| row.client == Client::Leveret).and_then(cpu)?;
-    let others = setting.iter().filter(|row| row.client != Client::Leveret).filter_map(cpu);
+    let others = setting.iter().filter(|row| !row.client.is_ours()).filter_map(cpu);
     others.min_by(f64::total_cmp).map(|best| best / ours)
 }
 

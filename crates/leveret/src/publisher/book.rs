@@ -10,14 +10,15 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 
 use super::OnLoss;
-use crate::amqp::{self, Confirmation, Outcome, Properties, Publish, RawProperties};
+use crate::amqp::{self, Confirmation, EncodeProperties as _, Outcome, Properties, Publish};
 use crate::error::{Error, ErrorKind};
 
 /// A message that may have to be sent again.
 #[derive(Debug)]
 pub(super) struct Held {
-    properties: RawProperties,
-    routing_key: Box<str>,
+    /// The properties as they go on the wire, and then the routing key: one piece of memory for both.
+    head: Bytes,
+    properties: usize,
     body: Bytes,
     state: State,
     /// Whoever awaits the outcome.
@@ -44,9 +45,14 @@ enum State {
 impl Held {
     #[inline]
     pub(super) fn new(publish: &Publish<'_>, confirmation: Confirmation) -> Self {
+        // Enough for most.
+        let mut head = Vec::with_capacity(64 + publish.routing_key.len());
+        publish.properties.encode(&mut head);
+        let properties = head.len();
+        head.extend_from_slice(publish.routing_key.as_bytes());
         Held {
-            properties: RawProperties::from(&publish.properties),
-            routing_key: publish.routing_key.into(),
+            head: head.into(),
+            properties,
             body: publish.body.clone(),
             state: State::Sent(confirmation),
             waker: None,
@@ -55,6 +61,10 @@ impl Held {
             last_sent: 0,
             resent: 0,
         }
+    }
+
+    fn routing_key(&self) -> &str {
+        routing_key(&self.head[self.properties..])
     }
 
     /// Resolves what the broker has answered.
@@ -70,7 +80,7 @@ impl Held {
         self.state = match outcome {
             Outcome::Acked => State::Done,
             Outcome::Lost(_) if on_loss == OnLoss::Replay => State::Lost,
-            other => State::Failed(failure(&self.routing_key, other)),
+            other => State::Failed(failure(self.routing_key(), other)),
         };
     }
 
@@ -85,15 +95,25 @@ impl Held {
 #[derive(Debug)]
 pub(super) struct Again {
     pub(super) number: u64,
-    properties: RawProperties,
-    pub(super) routing_key: Box<str>,
+    head: Bytes,
+    properties: usize,
     pub(super) body: Bytes,
 }
 
 impl Again {
     pub(super) fn properties(&self) -> Properties<'_> {
-        self.properties.get()
+        // They were encoded here.
+        Properties::decode(&self.head[..self.properties]).unwrap_or_default()
     }
+
+    pub(super) fn routing_key(&self) -> &str {
+        routing_key(&self.head[self.properties..])
+    }
+}
+
+/// It was a `str`.
+fn routing_key(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap_or_default()
 }
 
 /// How many ticks of the keeper a message may take.
@@ -265,8 +285,8 @@ impl Book {
             }
             Some(Again {
                 number: base + index as u64,
-                properties: held.properties.clone(),
-                routing_key: held.routing_key.clone(),
+                head: held.head.clone(),
+                properties: held.properties,
                 body: held.body.clone(),
             })
         })

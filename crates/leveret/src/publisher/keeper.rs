@@ -198,7 +198,7 @@ impl Keeper {
             }
             if let Err(error) = channel.confirmed(self.shared.settings.timeout).await {
                 if Why::of(&error) != Why::Lost {
-                    let failure = lost(&again.routing_key, error.clone());
+                    let failure = lost(again.routing_key(), error.clone());
                     lock(&self.shared.book).fail(again.number, failure);
                 }
                 return Err(error);
@@ -215,7 +215,7 @@ impl Keeper {
         let settings = &self.shared.settings;
         let publish = Publish {
             exchange: &settings.exchange,
-            routing_key: &again.routing_key,
+            routing_key: again.routing_key(),
             mandatory: settings.mandatory,
             properties: again.properties(),
             body: again.body.clone(),
@@ -227,7 +227,7 @@ impl Keeper {
             }
             // This broker takes smaller frames than the one before.
             Err(error) if error.kind() == Amqp::InvalidArgument => {
-                let failure = lost(&again.routing_key, error);
+                let failure = lost(again.routing_key(), error);
                 lock(&self.shared.book).fail(again.number, failure);
                 Ok(())
             }

@@ -10,7 +10,7 @@ use crate::amqp::{Channel, Publish, lock};
 use crate::client::Client;
 use crate::client::line::Line;
 use crate::error::Error;
-use crate::message::{IntoMessage, Message};
+use crate::message::IntoMessage;
 
 /// Publishes to one exchange without confirms.
 ///
@@ -52,11 +52,9 @@ impl UnconfirmedPublisher {
 
     /// Publishes, and waits for nothing but room: in the outbound buffer, or for the broker to come back.
     pub async fn publish(&self, routing_key: &str, message: impl IntoMessage) -> Result<(), Error> {
-        let message = message.into_message()?;
-        message.check()?;
-        let Message { body, mut properties, .. } = message;
+        let (body, properties) = message.into_message()?.into_parts()?;
         let settings = &self.shared.settings;
-        settings.complete(&mut properties);
+        let properties = settings.complete(properties.unwrap_or_default());
         let exchange = &settings.exchange;
         let publish = Publish { exchange, routing_key, mandatory: false, properties, body };
         let mut deadline = None;
