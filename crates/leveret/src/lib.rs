@@ -4,6 +4,8 @@ pub mod amqp;
 mod client;
 mod consumer;
 mod delivery;
+#[cfg(feature = "files")]
+mod duration;
 mod error;
 mod message;
 mod payload;

@@ -17,6 +17,8 @@ mod binding;
 mod conflict;
 mod declare;
 mod exchange;
+#[cfg(feature = "files")]
+mod file;
 mod queue;
 mod remembered;
 
