@@ -3,8 +3,7 @@
 mod file;
 mod rates;
 
-use std::fmt;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -12,6 +11,7 @@ use leveret_broker::{Broker, Profile};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
+use crate::failure::{Failure, say};
 use file::{Definitions, User};
 use rates::Rates;
 
@@ -67,22 +67,6 @@ fn parse_user(text: &str) -> Result<User, String> {
     match text.split_once(':') {
         Some((name, password)) if !name.is_empty() => Ok(User::new(name, password)),
         _ => Err("a name and a password are needed, with a colon between them".to_owned()),
-    }
-}
-
-/// Why the broker could not be run, and what to do about it.
-#[derive(Debug)]
-pub(crate) struct Failure(String);
-
-impl Failure {
-    pub(crate) fn new(text: impl fmt::Display) -> Self {
-        Failure(text.to_string())
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 
@@ -156,11 +140,4 @@ async fn until_stopped() -> Result<(), Failure> {
     }
     #[cfg(not(unix))]
     tokio::signal::ctrl_c().await.map_err(failed)
-}
-
-/// Says something on the standard output. Nobody listening is no error.
-fn say(text: &str) {
-    let mut out = io::stdout().lock();
-    let _ = writeln!(out, "{text}");
-    let _ = out.flush();
 }

@@ -1,6 +1,8 @@
 //! The `leveret` program.
 
 mod broker;
+mod demo;
+mod failure;
 
 use std::process::ExitCode;
 
@@ -17,12 +19,14 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Broker(broker::Arguments),
+    Demo(demo::Arguments),
 }
 
 #[tokio::main]
 async fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Broker(arguments) => broker::run(arguments).await,
+        Command::Demo(arguments) => demo::run(arguments).await,
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -21,7 +21,7 @@ use std::path::Path;
 use leveret_broker::{Builder, Permissions};
 use serde::Deserialize;
 
-use super::Failure;
+use crate::failure::Failure;
 
 /// What the file says.
 #[derive(Debug, Default, Deserialize)]

@@ -112,6 +112,8 @@ impl ChannelState {
         self.confirms.lost(error);
         for queue in std::mem::take(&mut *lock(&self.consumers)) {
             if let Some(queue) = queue.upgrade() {
+                // What waits can no longer be settled, and is delivered again.
+                queue.set_stale(u64::MAX);
                 queue.end(End::Failed(error.clone()));
             }
         }

@@ -140,9 +140,9 @@ impl Driver {
 
     /// Connects again and again. Returns why it gave up.
     async fn keep_connected(&self) -> Error {
-        let (mut again, mut tries) = (false, 0);
+        let (mut again, mut short_lived) = (false, 0);
         loop {
-            let (index, up) = match self.connect(again, &mut tries).await {
+            let (index, up) = match self.connect(again, short_lived).await {
                 Ok(connected) => connected,
                 Err(error) => return error,
             };
@@ -162,20 +162,21 @@ impl Driver {
             self.state.send_replace(State::Down(Some(error.clone())));
             self.core.announce(Event::Lost { connection: self.name.clone(), error });
             // One that is lost as soon as it is made must not be made again without a pause.
-            tries = if began.elapsed() > self.core.options.backoff.max { 0 } else { tries + 1 };
+            let is_short = began.elapsed() < 2 * self.core.options.backoff.initial;
+            short_lived = if is_short { short_lived + 1 } else { 0 };
         }
     }
 
     /// Tries all endpoints in turn, with growing pauses, as often as allowed.
-    async fn connect(&self, again: bool, tries: &mut u32) -> Result<(usize, Up), Error> {
+    async fn connect(&self, again: bool, short_lived: u32) -> Result<(usize, Up), Error> {
         let options = &self.core.options;
         let limits = &options.connect;
         let began = Instant::now();
         for round in 0u32.. {
-            if *tries > 0 {
-                sleep(options.backoff.pause(*tries - 1)).await;
+            let before = short_lived.saturating_add(round);
+            if before > 0 {
+                sleep(options.backoff.pause(before - 1)).await;
             }
-            *tries = tries.saturating_add(1);
             let (error, permanent) = match self.try_endpoints().await {
                 Ok(connected) => return Ok(connected),
                 Err(failed) => failed,
