@@ -21,7 +21,7 @@ use crate::session;
 use crate::snapshot::{Message, Snapshot, Statistics};
 use crate::time::Clock;
 use crate::users::{Access, InvalidPermission, Permissions, Users};
-use crate::vhost::{Host, Vhost};
+use crate::vhost::{Host, Settings, Vhost};
 
 /// How long the clients get to agree when the broker is shut down, before they are cut off.
 const SHUTDOWN: Duration = Duration::from_secs(5);
@@ -42,6 +42,7 @@ pub struct Builder {
     /// If not given, as the profile has it.
     max_message_size: Option<u64>,
     memory_limit: usize,
+    consumer_timeout: Duration,
 }
 
 /// A password, which is not shown.
@@ -66,6 +67,7 @@ impl Default for Builder {
             heartbeat: Duration::from_secs(60),
             max_message_size: None,
             memory_limit: 1024 * 1024 * 1024,
+            consumer_timeout: Duration::from_secs(30 * 60),
         }
     }
 }
@@ -132,6 +134,17 @@ impl Builder {
         self
     }
 
+    /// How long a consumer may keep a delivery before it is taken away from it. Half an hour by default; `Duration::MAX` is
+    /// for ever.
+    ///
+    /// In 4.3 that is for quorum queues alone: the consumer is cancelled. In 3.10 it is for all queues, and costs the
+    /// channel.
+    #[must_use]
+    pub fn consumer_timeout(mut self, timeout: Duration) -> Self {
+        self.consumer_timeout = timeout;
+        self
+    }
+
     /// Starts the broker, on the runtime of the caller. It has no clients yet: see [`Broker::listen`], [`Broker::run`]
     /// and [`Broker::connect`].
     ///
@@ -161,8 +174,12 @@ impl Builder {
         }
         let clock = Clock::new();
         let alarm = Arc::new(Alarm::new(self.memory_limit));
+        let settings = Settings {
+            profile: self.profile,
+            consumer_timeout: self.consumer_timeout.as_millis().try_into().unwrap_or(u64::MAX),
+        };
         let host = |name: &String| {
-            let host = Host::new(name, self.profile, clock, Arc::clone(&alarm));
+            let host = Host::new(name, settings, clock, Arc::clone(&alarm));
             (name.clone(), Arc::new(host))
         };
         let hosts: HashMap<_, _> = vhosts.iter().map(host).collect();
@@ -435,11 +452,11 @@ impl Broker {
                 () = stop.wait() => return Ok(()),
             };
             match accepted {
-                Ok((stream, _)) => {
+                Ok((stream, peer)) => {
                     let _ = stream.set_nodelay(true);
                     let (reader, writer) = stream.into_split();
                     let shared = Arc::clone(&self.shared);
-                    self.shared.serve(session::run(shared, reader, writer));
+                    self.shared.serve(session::run(shared, reader, writer, Some(peer)));
                 }
                 // Out of files, as a rule: others may close theirs.
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
@@ -453,7 +470,7 @@ impl Broker {
         let (ours, theirs) = tokio::io::duplex(PIPE);
         let (reader, writer) = tokio::io::split(ours);
         let shared = Arc::clone(&self.shared);
-        self.shared.serve(session::run(shared, reader, writer));
+        self.shared.serve(session::run(shared, reader, writer, None));
         theirs
     }
 

@@ -6,6 +6,7 @@ mod properties;
 mod texts;
 
 use std::io;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -136,15 +137,19 @@ struct Agreed {
 }
 
 /// Serves one client until it or the broker ends the connection.
-pub(crate) async fn run<R, W>(shared: Arc<Shared>, reader: R, mut writer: W)
-where
+pub(crate) async fn run<R, W>(
+    shared: Arc<Shared>,
+    reader: R,
+    mut writer: W,
+    peer: Option<SocketAddr>,
+) where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
     shared.until_started().await;
     let outlet = Arc::new(Outlet::new());
     let reader = Reader { stream: reader, inbound: Inbound::new(FrameMax::MIN) };
-    converse(&shared, reader, &mut writer, &outlet).await;
+    converse(&shared, reader, &mut writer, &outlet, peer).await;
     let _ = timeout(LAST_WORDS, writer.shutdown()).await;
 }
 
@@ -153,11 +158,12 @@ async fn converse<R, W>(
     mut reader: Reader<R>,
     writer: &mut W,
     outlet: &Arc<Outlet>,
+    peer: Option<SocketAddr>,
 ) where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    let mut line = handshake::Line { reader: &mut reader, writer, outbound: Outbound::new() };
+    let mut line = handshake::Line { reader: &mut reader, writer, outbound: Outbound::new(), peer };
     let shaken = timeout(HANDSHAKE, handshake::shake_hands(shared, &mut line, outlet)).await;
     let Ok(Some(agreed)) = shaken else { return };
     let enrolled = shared.enrol(agreed.name.clone());

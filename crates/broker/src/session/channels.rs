@@ -116,6 +116,12 @@ impl Channels {
 
     /// Does what all frames of a read ask for.
     pub(super) fn frames(&mut self, vhost: &mut Vhost, batch: &FrameBatch) -> Result<(), End> {
+        for number in vhost.closed_channels(self.connection) {
+            // The client was told. What it sent before it heard is passed over.
+            if let Some(slot) = self.slots.get_mut(usize::from(number) - 1) {
+                *slot = Slot::Closing;
+            }
+        }
         for frame in batch.frames() {
             match (frame.kind, frame.channel) {
                 (FrameKind::Heartbeat, _) => {}

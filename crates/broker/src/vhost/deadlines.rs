@@ -17,6 +17,8 @@ pub(crate) enum Deadline {
     Reply(u64),
     /// There were more dead letters than one call sends on.
     Burial,
+    /// Somebody has kept a delivery for too long.
+    Deliveries,
 }
 
 impl Vhost {
@@ -45,6 +47,7 @@ impl Vhost {
                 }
                 Deadline::Unused(queue) => self.delete_if_unused(queue),
                 Deadline::Burial => self.go_on_burying(),
+                Deadline::Deliveries => self.time_out_deliveries(),
                 Deadline::Reply(number) => {
                     if let Some((channel, method)) = self.late.remove(&number) {
                         self.reply(channel, &method);

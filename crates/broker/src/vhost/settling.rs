@@ -11,12 +11,14 @@ use crate::refusal::Refusal;
 
 /// How a delivery comes back to its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Return {
+pub(super) enum Return {
     Nacked,
     Rejected,
     Recovered,
     /// Its channel is gone.
     Abandoned,
+    /// It was kept for too long.
+    TimedOut,
 }
 
 impl Return {
@@ -48,7 +50,8 @@ impl Vhost {
         settlement: Settlement,
     ) -> Result<(), Refusal> {
         let Some(found) = self.channels.get_mut(channel) else { return Ok(()) };
-        let Some(deliveries) = found.take_unsettled(tag, multiple) else {
+        let (overdue, others) = found.take_overdue(tag, multiple);
+        let Some(deliveries) = others.or_else(|| found.take_unsettled(tag, multiple)) else {
             return Err(Refusal::precondition_failed(format!("unknown delivery tag {tag}")));
         };
         if let Mode::Transaction(transaction) = &mut found.mode {
@@ -56,6 +59,7 @@ impl Vhost {
         } else {
             self.carry_out(deliveries, settlement);
         }
+        self.settle_late(overdue, settlement);
         Ok(())
     }
 
@@ -137,7 +141,7 @@ impl Vhost {
         self.requeue(deliveries, Return::Abandoned);
     }
 
-    fn requeue(&mut self, deliveries: Vec<Unsettled>, how: Return) {
+    pub(super) fn requeue(&mut self, deliveries: Vec<Unsettled>, how: Return) {
         let profile = self.profile;
         let mut queues: Vec<QueueId> = Vec::new();
         let consumers: Vec<_> = deliveries.iter().map(|one| one.consumer).collect();

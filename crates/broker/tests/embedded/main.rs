@@ -5,6 +5,7 @@ mod alarm;
 mod expiring;
 mod faults;
 mod hostile;
+mod keeping;
 mod permissions;
 mod protocol;
 mod restarting;

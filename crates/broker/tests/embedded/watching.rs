@@ -24,7 +24,11 @@ async fn a_snapshot_shows_all_there_is() {
     let snapshot = broker.snapshot();
     assert_eq!(snapshot.virtual_hosts.len(), 1);
     let vhost = snapshot.virtual_host("/").unwrap();
-    assert_eq!((vhost.connections, vhost.channels), (1, 1));
+    let [client] = vhost.connections.as_slice() else { panic!("{:?}", vhost.connections) };
+    assert_eq!((client.user.as_str(), client.peer), ("guest", None));
+    let [on] = client.channels.as_slice() else { panic!("{client:?}") };
+    assert_eq!((on.number, on.unsettled, on.prefetch), (1, 2, 1));
+    assert_eq!(on.consumers, ["reader"]);
     let queue = vhost.queue("q").unwrap();
     assert_eq!((queue.ready, queue.unsettled, queue.kind), (1, 2, "classic"));
     assert_eq!(queue.consumers, ["reader"]);
