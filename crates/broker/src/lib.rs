@@ -12,6 +12,9 @@
 //! - What 3.10 passes round among queues for ever goes round here, too, but slower than others are served.
 //! - After [`Broker::restart`] a message that was delivered before is `redelivered`. In 4.3 one that had come back to its
 //!   classic queue before the restart is not.
+//! - What a client is told of frames and methods that cannot be decoded says more than RabbitMQ does, which hangs up without
+//!   a word on methods that it does not know. A message that is too large is refused by its header, and not when all of it
+//!   has come; and one whose body is longer than announced is refused by 3.10, too, which would wait for ever.
 //! - RabbitMQ 3.10 breaks down over a nonsensical `x-queue-master-locator` (541); here it is ignored.
 
 mod alarm;

@@ -52,6 +52,9 @@ impl<R: AsyncRead + Unpin> Reader<R> {
     }
 }
 
+/// Class and method of a publish.
+const PUBLISH: (u16, u16) = (basic::CLASS_ID, basic::Publish::ID);
+
 /// Why a conversation is over.
 #[derive(Debug)]
 enum End {
@@ -95,6 +98,20 @@ impl From<DecodeError> for End {
     fn from(error: DecodeError) -> Self {
         let refused = match *error.fault() {
             Fault::Unexpected { expected, .. } => unexpected_frame(expected, basic::Publish::ID),
+            Fault::ContentClass { class } => {
+                let text = format!(
+                    "expected content header for class 60, got one for class {class} instead"
+                );
+                Refused::new(Refusal::new(ReplyCode::UNEXPECTED_FRAME, text), Some(PUBLISH))
+            }
+            Fault::BodyOverrun { .. } => {
+                let text = "content body frame exceeds remaining content size";
+                Refused::new(Refusal::new(ReplyCode::FRAME_ERROR, text), Some(PUBLISH))
+            }
+            Fault::Heartbeat { channel: 1.. } => {
+                let text = "type 8, all octets = <<>>";
+                Refused::new(Refusal::new(ReplyCode::UNEXPECTED_FRAME, text), None)
+            }
             _ => Refused::new(Refusal::new(error.reply_code(), &error), error.method_id()),
         };
         End::Refused(refused)

@@ -188,6 +188,10 @@ impl Vhost {
         vhost
     }
 
+    pub(crate) fn profile(&self) -> Profile {
+        self.profile
+    }
+
     // ---- connections and channels
 
     pub(crate) fn connect(&mut self, client: Client) -> ConnectionId {
