@@ -3,7 +3,6 @@
 //! What it does is held against real nodes: 4.3 by default, and 3.10 as a [`Profile`]. Where it differs:
 //!
 //! - A delivery that is kept for too long is taken away on time. RabbitMQ 3.10 looks for such only once a minute.
-//! - Dead-lettering at least once is done at most once.
 //! - In about one of two hundred random programs it still answers something otherwise than RabbitMQ: mostly `redelivered`
 //!   after dead-lettering, consumer counts of quorum queues, and who is next when a channel closes.
 //! - There are no streams, no plugins, and no management API ([`Broker::snapshot`] and [`Broker::peek`] look inside).

@@ -134,6 +134,8 @@ pub(crate) struct Vhost {
     next_timeout: Moment,
     /// What died in a queue and is yet to be dead-lettered.
     dying: VecDeque<dead_letters::Dying>,
+    /// What died in a queue that keeps it until it has arrived elsewhere, and did not arrive.
+    kept: Vec<dead_letters::Dying>,
     burials: dead_letters::Burials,
     /// Channels with confirms that were not sent yet.
     unconfirmed: Vec<ChannelId>,
@@ -172,6 +174,7 @@ impl Vhost {
             consumer_timeout,
             next_timeout: Moment::NEVER,
             dying: VecDeque::new(),
+            kept: Vec::new(),
             burials: dead_letters::Burials::new(),
             unconfirmed: Vec::new(),
             wakes: Vec::new(),

@@ -242,11 +242,14 @@ impl Vhost {
         let id = self.usable_queue(channel, &name)?;
         self.expire(id);
         self.bury();
-        let purged = self.queues[id].ready.drain();
+        let queue = &mut self.queues[id];
+        let purged = queue.ready.drain();
+        // 4.3 counts what is dead and kept, which stays.
+        let kept = if self.profile.is_at_least_4() { queue.kept.count } else { 0 };
         self.tally.discarded += purged.len() as u64;
         self.memory -= purged.iter().map(|entry| entry.message.size()).sum::<usize>();
         if !purge.nowait {
-            self.reply(channel, &queue::PurgeOk { message_count: purged.len() as u32 });
+            self.reply(channel, &queue::PurgeOk { message_count: (purged.len() + kept) as u32 });
         }
         Ok(())
     }
@@ -282,6 +285,7 @@ impl Vhost {
     pub(super) fn remove_queue(&mut self, id: QueueId) {
         let Some(mut queue) = self.queues.remove(id) else { return };
         self.queue_names.remove(&*queue.name);
+        self.forget_kept(id);
         let messages = queue.ready.drain();
         self.tally.discarded += messages.len() as u64;
         self.memory -= messages.iter().map(|entry| entry.message.size()).sum::<usize>();

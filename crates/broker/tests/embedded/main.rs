@@ -2,6 +2,7 @@
 //! through.
 
 mod alarm;
+mod at_least_once;
 mod expiring;
 mod faults;
 mod hostile;
