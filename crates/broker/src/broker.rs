@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 use crate::alarm::Alarm;
+use crate::events::{Event, Record};
 use crate::faults::Faults;
 use crate::profile::Profile;
 use crate::session;
@@ -43,6 +44,7 @@ pub struct Builder {
     max_message_size: Option<u64>,
     memory_limit: usize,
     consumer_timeout: Duration,
+    record: Option<usize>,
 }
 
 /// A password, which is not shown.
@@ -68,6 +70,7 @@ impl Default for Builder {
             max_message_size: None,
             memory_limit: 1024 * 1024 * 1024,
             consumer_timeout: Duration::from_secs(30 * 60),
+            record: None,
         }
     }
 }
@@ -145,6 +148,13 @@ impl Builder {
         self
     }
 
+    /// Records what happens to messages: the newest events, as many as this. See [`events`](crate::events).
+    #[must_use]
+    pub fn record(mut self, capacity: usize) -> Self {
+        self.record = Some(capacity);
+        self
+    }
+
     /// Starts the broker, on the runtime of the caller. It has no clients yet: see [`Broker::listen`], [`Broker::run`]
     /// and [`Broker::connect`].
     ///
@@ -174,12 +184,14 @@ impl Builder {
         }
         let clock = Clock::new();
         let alarm = Arc::new(Alarm::new(self.memory_limit));
+        let record = self.record.map(|capacity| Arc::new(Record::new(capacity)));
         let settings = Settings {
             profile: self.profile,
             consumer_timeout: self.consumer_timeout.as_millis().try_into().unwrap_or(u64::MAX),
+            record: record.clone(),
         };
         let host = |name: &String| {
-            let host = Host::new(name, settings, clock, Arc::clone(&alarm));
+            let host = Host::new(name, settings.clone(), clock, Arc::clone(&alarm));
             (name.clone(), Arc::new(host))
         };
         let hosts: HashMap<_, _> = vhosts.iter().map(host).collect();
@@ -192,6 +204,7 @@ impl Builder {
             heartbeat: self.heartbeat,
             max_message_size: self.max_message_size.unwrap_or(self.profile.max_message_size()),
             alarm,
+            record,
             state: watch::Sender::new(State::Running),
             frozen: watch::Sender::new(false),
             connections: Mutex::default(),
@@ -215,6 +228,7 @@ pub(crate) struct Shared {
     heartbeat: Duration,
     max_message_size: u64,
     alarm: Arc<Alarm>,
+    record: Option<Arc<Record>>,
     state: watch::Sender<State>,
     frozen: watch::Sender<bool>,
     connections: Mutex<Connections>,
@@ -474,8 +488,9 @@ impl Broker {
         theirs
     }
 
-    /// As if the broker had been killed and started again: all connections are cut; durable exchanges and queues are
-    /// there again, and the persistent messages in them; everything else is gone.
+    /// As if the broker had been stopped and started again: all connections are cut, without a word; durable exchanges and
+    /// queues are there again, and the persistent messages in them; everything else is gone. What was delivered and not
+    /// settled is `redelivered` then.
     pub async fn restart(&self) {
         if *self.shared.state.borrow() == State::Stopping {
             return;
@@ -521,6 +536,16 @@ impl Broker {
     /// The first messages of a queue that wait to be delivered; they stay there. `None` if there is no such queue.
     pub fn peek(&self, virtual_host: &str, queue: &str, count: usize) -> Option<Vec<Message>> {
         self.shared.host(virtual_host)?.with(|vhost| vhost.peek(queue, count))
+    }
+
+    /// What happened to messages, oldest first, as far as it was to be recorded: see [`Builder::record`].
+    pub fn events(&self) -> Vec<Event> {
+        self.shared.record.as_ref().map(|record| record.events()).unwrap_or_default()
+    }
+
+    /// The same, and the record is empty then.
+    pub fn take_events(&self) -> Vec<Event> {
+        self.shared.record.as_ref().map(|record| record.take()).unwrap_or_default()
     }
 
     /// Ends the broker: clients are told and get a moment to agree; then they are cut off. It never hangs.

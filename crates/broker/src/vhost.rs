@@ -10,6 +10,7 @@ mod inspecting;
 mod methods;
 mod publishing;
 mod queues;
+mod recording;
 mod reply_to;
 mod restarting;
 mod routing;
@@ -27,6 +28,7 @@ use leveret_wire::method::Encode;
 use leveret_wire::{Method, ShortStr, Table};
 use slotmap::SlotMap;
 
+use crate::events::Record;
 use crate::exchange::{Bindings, Kind};
 use crate::message::{Name, Scratch};
 use crate::outlet::Outlet;
@@ -103,11 +105,13 @@ pub(crate) struct Connection {
 }
 
 /// What a virtual host is to be like.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) profile: Profile,
     /// How long a delivery may be kept unless somebody says otherwise, in milliseconds.
     pub(crate) consumer_timeout: u64,
+    /// Where events are noted, if they are.
+    pub(crate) record: Option<Arc<Record>>,
 }
 
 type Names<K> = HashMap<ShortStr<'static>, K, RandomState>;
@@ -152,11 +156,12 @@ pub(crate) struct Vhost {
     late: HashMap<u64, (ChannelId, Method<'static>)>,
     planned: Planned,
     tally: Tally,
+    record: Option<Arc<Record>>,
 }
 
 impl Vhost {
     pub(crate) fn new(name: impl Into<String>, settings: Settings, clock: Clock) -> Self {
-        let Settings { profile, consumer_timeout } = settings;
+        let Settings { profile, consumer_timeout, record } = settings;
         let mut vhost = Vhost {
             name: name.into(),
             profile,
@@ -186,6 +191,7 @@ impl Vhost {
             late: HashMap::new(),
             planned: Planned::default(),
             tally: Tally::default(),
+            record,
         };
         vhost.add_predeclared_exchanges();
         vhost

@@ -8,6 +8,7 @@ use leveret_wire::{EncodedProperties, ShortStr};
 use super::channel::{Channel, Unsettled};
 use super::{ChannelId, Consumer, ConsumerId, QueueId, Vhost};
 use crate::arguments::{ConsumerArguments, check_prefetch_for_all, words};
+use crate::events::What;
 use crate::outlet::Room;
 use crate::queue::{Entry, Way, counted};
 use crate::refusal::Refusal;
@@ -170,6 +171,15 @@ impl Vhost {
             self.wakes.push(Arc::clone(&on.outlet));
         }
         self.tally.delivered += 1;
+        if let Some(record) = &self.record {
+            let what = What::Delivered {
+                queue: queue.name.to_string(),
+                consumer: None,
+                redelivered: got.redelivered,
+                auto_ack: get.no_ack,
+            };
+            record.note(&self.name, self.now, message, what);
+        }
         if get.no_ack {
             self.tally.delivered_settled += 1;
             self.memory -= entry.message.size();
@@ -294,6 +304,15 @@ impl Vhost {
             connection.full = true;
         }
         self.tally.delivered += 1;
+        if let Some(record) = &self.record {
+            let what = What::Delivered {
+                queue: found.name.to_string(),
+                consumer: Some(consumer.tag.to_string()),
+                redelivered: deliver.redelivered,
+                auto_ack: consumer.auto_ack,
+            };
+            record.note(&self.name, self.now, message, what);
+        }
         if consumer.auto_ack {
             self.tally.delivered_settled += 1;
             self.memory -= entry.message.size();

@@ -10,6 +10,7 @@ use leveret_wire::ShortStr;
 use super::deadlines::Deadline;
 use super::{QueueId, Vhost};
 use crate::death::{self, Death, Reason};
+use crate::events::What;
 use crate::message::{Aside, Message, Name, Parts};
 use crate::queue::Entry;
 
@@ -83,6 +84,10 @@ impl Vhost {
             Reason::DeliveryLimit => &mut self.tally.over_delivery_limit,
         };
         *count += 1;
+        self.note(&entry.message, |vhost| What::Died {
+            queue: vhost.queue_name(queue),
+            why: reason.into(),
+        });
         let found = self.queues.get_mut(queue);
         let Some((found, exchange)) = found.and_then(|found| {
             let exchange = found.arguments.dead_letter_exchange.clone()?;
@@ -135,8 +140,16 @@ impl Vhost {
         let mut none = Vec::new();
         let before = keeper.as_mut().map_or(&mut none, |keeper| &mut keeper.reached);
         let Reached { took, refused } = self.dead_letter(&dying, before);
+        let unfinished = took == 0 || (keeper.is_some() && refused > 0);
+        if unfinished {
+            let (queue, kept) = (dying.queue.to_string(), keeper.is_some());
+            self.note(&dying.message, |_| match kept {
+                true => What::Kept { queue },
+                false => What::Gone { queue },
+            });
+        }
         match keeper {
-            Some(keeper) if took == 0 || refused > 0 => {
+            Some(keeper) if unfinished => {
                 dying.keeper = Some(keeper);
                 self.keep(dying);
             }
@@ -144,7 +157,7 @@ impl Vhost {
                 self.tally.dead_lettered += 1;
                 self.let_go(keeper.queue, &dying.message);
             }
-            None if took == 0 => self.tally.gone += 1,
+            None if unfinished => self.tally.gone += 1,
             None => self.tally.dead_lettered += 1,
         }
     }
@@ -239,18 +252,25 @@ impl Vhost {
                 body: message.body_bytes(),
             },
         );
-        for queue in &routes.queues {
+        routes.queues.retain(|queue| {
             let name = self.queues.get(*queue).map(|found| Arc::clone(&found.name));
-            if name.is_none_or(|name| letter.is_cycle(&name)) {
-                continue;
-            }
-            if before.contains(queue) {
-                reached.took += 1;
-            } else if self.enqueue(*queue, &dead, letter.failures) {
+            name.is_some_and(|name| !letter.is_cycle(&name))
+        });
+        reached.took = routes.queues.extract_if(.., |queue| before.contains(queue)).count();
+        if !routes.queues.is_empty() {
+            self.note(&dead, |vhost| What::DeadLettered {
+                from: dying.queue.to_string(),
+                to: vhost.queue_names_of(&routes.queues),
+            });
+        }
+        for queue in &routes.queues {
+            if self.enqueue(*queue, &dead, letter.failures) {
                 reached.took += 1;
                 before.push(*queue);
             } else {
                 reached.refused += 1;
+                let full = |vhost: &Vhost| What::Refused { queue: Some(vhost.queue_name(*queue)) };
+                self.note(&dead, full);
             }
         }
         self.routes = routes;

@@ -8,6 +8,7 @@ use leveret_wire::{Method, ShortStr};
 use super::exchanges::check_not_default;
 use super::{ChannelId, Destination, QueueId, Vhost};
 use crate::arguments::{self, QueueArguments, QueueDeclared, words};
+use crate::events::Discarded;
 use crate::queue::Queue;
 use crate::refusal::Refusal;
 use crate::users::Right;
@@ -247,6 +248,7 @@ impl Vhost {
         // 4.3 counts what is dead and kept, which stays.
         let kept = if self.profile.is_at_least_4() { queue.kept.count } else { 0 };
         self.tally.discarded += purged.len() as u64;
+        self.note_discarded(&name.to_str_lossy(), &purged, Discarded::Purged);
         self.memory -= purged.iter().map(|entry| entry.message.size()).sum::<usize>();
         if !purge.nowait {
             self.reply(channel, &queue::PurgeOk { message_count: (purged.len() + kept) as u32 });
@@ -288,6 +290,7 @@ impl Vhost {
         self.forget_kept(id);
         let messages = queue.ready.drain();
         self.tally.discarded += messages.len() as u64;
+        self.note_discarded(&queue.name.to_str_lossy(), &messages, Discarded::QueueDeleted);
         self.memory -= messages.iter().map(|entry| entry.message.size()).sum::<usize>();
         for consumer in queue.turns.iter() {
             self.cancel_by_broker(consumer);

@@ -6,6 +6,7 @@ use super::channel::{Confirms, Mode, Settlement, Transaction, Unsettled};
 use super::{ChannelId, QueueId, Vhost};
 use crate::arguments::QueueArguments;
 use crate::death::Reason;
+use crate::events::Settled;
 use crate::profile::Profile;
 use crate::refusal::Refusal;
 
@@ -85,6 +86,7 @@ impl Vhost {
         for delivery in deliveries {
             self.memory -= delivery.entry.message.size();
             let (queue, consumer) = (delivery.queue, delivery.consumer);
+            self.note_settled(queue, &delivery.entry.message, Settled::Acked);
             self.out_of_hands(&delivery);
             if previous.is_some_and(|previous| previous != (queue, consumer)) {
                 self.resume_after(previous);
@@ -128,6 +130,7 @@ impl Vhost {
         for mut delivery in deliveries {
             self.out_of_hands(&delivery);
             delivery.entry.failures += u32::from(by_reject);
+            self.note_settled(delivery.queue, &delivery.entry.message, Settled::Discarded);
             self.die(delivery.queue, delivery.entry, Reason::Rejected);
         }
         for consumer in consumers.into_iter().flatten() {
@@ -148,6 +151,7 @@ impl Vhost {
         for delivery in deliveries {
             self.out_of_hands(&delivery);
             let Unsettled { queue: id, mut entry, .. } = delivery;
+            self.note_settled(id, &entry.message, how.into());
             let Some(queue) = self.queues.get_mut(id) else {
                 self.memory -= entry.message.size();
                 continue;

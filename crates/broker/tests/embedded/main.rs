@@ -9,6 +9,7 @@ mod hostile;
 mod keeping;
 mod permissions;
 mod protocol;
+mod recording;
 mod restarting;
 mod stopping;
 mod support;
