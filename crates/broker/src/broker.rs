@@ -15,13 +15,14 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 use crate::alarm::Alarm;
+use crate::events::{Event, Record};
 use crate::faults::Faults;
 use crate::profile::Profile;
 use crate::session;
 use crate::snapshot::{Message, Snapshot, Statistics};
 use crate::time::Clock;
 use crate::users::{Access, InvalidPermission, Permissions, Users};
-use crate::vhost::{Host, Vhost};
+use crate::vhost::{Host, Settings, Vhost};
 
 /// How long the clients get to agree when the broker is shut down, before they are cut off.
 const SHUTDOWN: Duration = Duration::from_secs(5);
@@ -42,6 +43,8 @@ pub struct Builder {
     /// If not given, as the profile has it.
     max_message_size: Option<u64>,
     memory_limit: usize,
+    consumer_timeout: Duration,
+    record: Option<usize>,
 }
 
 /// A password, which is not shown.
@@ -66,6 +69,8 @@ impl Default for Builder {
             heartbeat: Duration::from_secs(60),
             max_message_size: None,
             memory_limit: 1024 * 1024 * 1024,
+            consumer_timeout: Duration::from_secs(30 * 60),
+            record: None,
         }
     }
 }
@@ -132,6 +137,24 @@ impl Builder {
         self
     }
 
+    /// How long a consumer may keep a delivery before it is taken away from it. Half an hour by default; `Duration::MAX` is
+    /// for ever.
+    ///
+    /// In 4.3 that is for quorum queues alone: the consumer is cancelled. In 3.10 it is for all queues, and costs the
+    /// channel.
+    #[must_use]
+    pub fn consumer_timeout(mut self, timeout: Duration) -> Self {
+        self.consumer_timeout = timeout;
+        self
+    }
+
+    /// Records what happens to messages: the newest events, as many as this. See [`events`](crate::events).
+    #[must_use]
+    pub fn record(mut self, capacity: usize) -> Self {
+        self.record = Some(capacity);
+        self
+    }
+
     /// Starts the broker, on the runtime of the caller. It has no clients yet: see [`Broker::listen`], [`Broker::run`]
     /// and [`Broker::connect`].
     ///
@@ -161,8 +184,14 @@ impl Builder {
         }
         let clock = Clock::new();
         let alarm = Arc::new(Alarm::new(self.memory_limit));
+        let record = self.record.map(|capacity| Arc::new(Record::new(capacity)));
+        let settings = Settings {
+            profile: self.profile,
+            consumer_timeout: self.consumer_timeout.as_millis().try_into().unwrap_or(u64::MAX),
+            record: record.clone(),
+        };
         let host = |name: &String| {
-            let host = Host::new(name, self.profile, clock, Arc::clone(&alarm));
+            let host = Host::new(name, settings.clone(), clock, Arc::clone(&alarm));
             (name.clone(), Arc::new(host))
         };
         let hosts: HashMap<_, _> = vhosts.iter().map(host).collect();
@@ -175,6 +204,7 @@ impl Builder {
             heartbeat: self.heartbeat,
             max_message_size: self.max_message_size.unwrap_or(self.profile.max_message_size()),
             alarm,
+            record,
             state: watch::Sender::new(State::Running),
             frozen: watch::Sender::new(false),
             connections: Mutex::default(),
@@ -198,6 +228,7 @@ pub(crate) struct Shared {
     heartbeat: Duration,
     max_message_size: u64,
     alarm: Arc<Alarm>,
+    record: Option<Arc<Record>>,
     state: watch::Sender<State>,
     frozen: watch::Sender<bool>,
     connections: Mutex<Connections>,
@@ -435,11 +466,11 @@ impl Broker {
                 () = stop.wait() => return Ok(()),
             };
             match accepted {
-                Ok((stream, _)) => {
+                Ok((stream, peer)) => {
                     let _ = stream.set_nodelay(true);
                     let (reader, writer) = stream.into_split();
                     let shared = Arc::clone(&self.shared);
-                    self.shared.serve(session::run(shared, reader, writer));
+                    self.shared.serve(session::run(shared, reader, writer, Some(peer)));
                 }
                 // Out of files, as a rule: others may close theirs.
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
@@ -453,12 +484,13 @@ impl Broker {
         let (ours, theirs) = tokio::io::duplex(PIPE);
         let (reader, writer) = tokio::io::split(ours);
         let shared = Arc::clone(&self.shared);
-        self.shared.serve(session::run(shared, reader, writer));
+        self.shared.serve(session::run(shared, reader, writer, None));
         theirs
     }
 
-    /// As if the broker had been killed and started again: all connections are cut; durable exchanges and queues are
-    /// there again, and the persistent messages in them; everything else is gone.
+    /// As if the broker had been stopped and started again: all connections are cut, without a word; durable exchanges and
+    /// queues are there again, and the persistent messages in them; everything else is gone. What was delivered and not
+    /// settled is `redelivered` then.
     pub async fn restart(&self) {
         if *self.shared.state.borrow() == State::Stopping {
             return;
@@ -504,6 +536,16 @@ impl Broker {
     /// The first messages of a queue that wait to be delivered; they stay there. `None` if there is no such queue.
     pub fn peek(&self, virtual_host: &str, queue: &str, count: usize) -> Option<Vec<Message>> {
         self.shared.host(virtual_host)?.with(|vhost| vhost.peek(queue, count))
+    }
+
+    /// What happened to messages, oldest first, as far as it was to be recorded: see [`Builder::record`].
+    pub fn events(&self) -> Vec<Event> {
+        self.shared.record.as_ref().map(|record| record.events()).unwrap_or_default()
+    }
+
+    /// The same, and the record is empty then.
+    pub fn take_events(&self) -> Vec<Event> {
+        self.shared.record.as_ref().map(|record| record.take()).unwrap_or_default()
     }
 
     /// Ends the broker: clients are told and get a moment to agree; then they are cut off. It never hangs.

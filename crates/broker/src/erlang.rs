@@ -60,6 +60,15 @@ impl fmt::Display for Term<'_> {
     }
 }
 
+/// Bytes, as Erlang prints them.
+pub(crate) struct Binary<'a>(pub(crate) &'a [u8], pub(crate) Profile);
+
+impl fmt::Display for Binary<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        binary(self.0, self.1, f)
+    }
+}
+
 fn list<T>(
     f: &mut fmt::Formatter<'_>,
     elements: impl Iterator<Item = T>,

@@ -17,7 +17,7 @@ impl Profile {
     pub(crate) fn version(self) -> &'static str {
         match self {
             Profile::RabbitMq3_10 => "3.10.8",
-            Profile::RabbitMq4_3 => "4.3.0",
+            Profile::RabbitMq4_3 => "4.3.6",
         }
     }
 

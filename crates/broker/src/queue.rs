@@ -28,6 +28,8 @@ pub(crate) struct Queue {
     /// The arguments as the client gave them.
     pub(crate) table: Table<'static>,
     pub(crate) ready: Ready,
+    /// What is dead and has to arrive elsewhere before it is gone.
+    pub(crate) kept: Kept,
     /// How many were delivered and are not settled.
     pub(crate) unsettled: usize,
     /// Of these, how many were got and not consumed.
@@ -43,6 +45,25 @@ pub(crate) struct Queue {
     /// For when it has asked to be looked after, because a message dies then.
     pub(crate) next_look: Moment,
     next_place: u64,
+}
+
+/// Messages that count and are not there.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    pub(crate) count: usize,
+    bytes: usize,
+}
+
+impl Kept {
+    pub(crate) fn add(&mut self, message: &Message, of: &Ready) {
+        self.count += 1;
+        self.bytes += of.bytes_of(message);
+    }
+
+    pub(crate) fn remove(&mut self, message: &Message, of: &Ready) {
+        self.count -= 1;
+        self.bytes -= of.bytes_of(message);
+    }
 }
 
 impl Queue {
@@ -62,6 +83,7 @@ impl Queue {
             auto_delete: false,
             owner: None,
             ready: Ready::new(order),
+            kept: Kept::default(),
             unsettled: 0,
             got: 0,
             turns: Turns::new(arguments.single_active_consumer),
@@ -113,7 +135,7 @@ impl Queue {
     fn is_over_limit(&self, messages: usize, bytes: usize) -> bool {
         let over =
             |limit: Option<u64>, value: usize| limit.is_some_and(|limit| value as u64 > limit);
-        over(self.arguments.max_length, self.ready.len() + messages)
-            || over(self.arguments.max_length_bytes, self.ready.bytes() + bytes)
+        over(self.arguments.max_length, self.ready.len() + self.kept.count + messages)
+            || over(self.arguments.max_length_bytes, self.ready.bytes() + self.kept.bytes + bytes)
     }
 }

@@ -6,6 +6,7 @@ mod properties;
 mod texts;
 
 use std::io;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,6 +52,9 @@ impl<R: AsyncRead + Unpin> Reader<R> {
     }
 }
 
+/// Class and method of a publish.
+const PUBLISH: (u16, u16) = (basic::CLASS_ID, basic::Publish::ID);
+
 /// Why a conversation is over.
 #[derive(Debug)]
 enum End {
@@ -94,6 +98,20 @@ impl From<DecodeError> for End {
     fn from(error: DecodeError) -> Self {
         let refused = match *error.fault() {
             Fault::Unexpected { expected, .. } => unexpected_frame(expected, basic::Publish::ID),
+            Fault::ContentClass { class } => {
+                let text = format!(
+                    "expected content header for class 60, got one for class {class} instead"
+                );
+                Refused::new(Refusal::new(ReplyCode::UNEXPECTED_FRAME, text), Some(PUBLISH))
+            }
+            Fault::BodyOverrun { .. } => {
+                let text = "content body frame exceeds remaining content size";
+                Refused::new(Refusal::new(ReplyCode::FRAME_ERROR, text), Some(PUBLISH))
+            }
+            Fault::Heartbeat { channel: 1.. } => {
+                let text = "type 8, all octets = <<>>";
+                Refused::new(Refusal::new(ReplyCode::UNEXPECTED_FRAME, text), None)
+            }
             _ => Refused::new(Refusal::new(error.reply_code(), &error), error.method_id()),
         };
         End::Refused(refused)
@@ -136,15 +154,19 @@ struct Agreed {
 }
 
 /// Serves one client until it or the broker ends the connection.
-pub(crate) async fn run<R, W>(shared: Arc<Shared>, reader: R, mut writer: W)
-where
+pub(crate) async fn run<R, W>(
+    shared: Arc<Shared>,
+    reader: R,
+    mut writer: W,
+    peer: Option<SocketAddr>,
+) where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
     shared.until_started().await;
     let outlet = Arc::new(Outlet::new());
     let reader = Reader { stream: reader, inbound: Inbound::new(FrameMax::MIN) };
-    converse(&shared, reader, &mut writer, &outlet).await;
+    converse(&shared, reader, &mut writer, &outlet, peer).await;
     let _ = timeout(LAST_WORDS, writer.shutdown()).await;
 }
 
@@ -153,11 +175,12 @@ async fn converse<R, W>(
     mut reader: Reader<R>,
     writer: &mut W,
     outlet: &Arc<Outlet>,
+    peer: Option<SocketAddr>,
 ) where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    let mut line = handshake::Line { reader: &mut reader, writer, outbound: Outbound::new() };
+    let mut line = handshake::Line { reader: &mut reader, writer, outbound: Outbound::new(), peer };
     let shaken = timeout(HANDSHAKE, handshake::shake_hands(shared, &mut line, outlet)).await;
     let Ok(Some(agreed)) = shaken else { return };
     let enrolled = shared.enrol(agreed.name.clone());

@@ -1,5 +1,7 @@
 //! What is in a broker at a moment, to look at.
 
+use std::net::SocketAddr;
+
 use bytes::Bytes;
 use leveret_wire::{RawProperties, Table};
 
@@ -52,10 +54,8 @@ pub struct VirtualHost {
     pub queues: Vec<Queue>,
     /// By source, destination and key.
     pub bindings: Vec<Binding>,
-    /// How many connections it has.
-    pub connections: usize,
-    /// How many channels they have.
-    pub channels: usize,
+    /// In no order.
+    pub connections: Vec<Connection>,
     /// What happened in it since the broker was started.
     pub tally: Tally,
 }
@@ -65,6 +65,34 @@ impl VirtualHost {
     pub fn queue(&self, name: &str) -> Option<&Queue> {
         self.queues.iter().find(|found| found.name == name)
     }
+}
+
+/// A connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Connection {
+    /// What its client calls it.
+    pub name: Option<String>,
+    /// As whom the client has logged in.
+    pub user: String,
+    /// Where the client is, unless it is in this process.
+    pub peer: Option<SocketAddr>,
+    /// By number.
+    pub channels: Vec<Channel>,
+}
+
+/// A channel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Channel {
+    /// Its number on its connection.
+    pub number: u16,
+    /// The tags of its consumers, sorted.
+    pub consumers: Vec<String>,
+    /// How many messages were delivered on it and are not settled.
+    pub unsettled: usize,
+    /// The prefetch of the next consumer; 0 is no limit.
+    pub prefetch: u16,
 }
 
 /// An exchange.

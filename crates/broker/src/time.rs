@@ -15,6 +15,11 @@ impl Moment {
     #[cfg(test)]
     pub(crate) const START: Moment = Moment(0);
 
+    /// How long after the broker's start.
+    pub(crate) fn since_start(self) -> Duration {
+        Duration::from_micros(self.0)
+    }
+
     /// That many milliseconds later, or never if that is too far away to be counted.
     pub(crate) fn after_millis(self, millis: u64) -> Moment {
         Moment(millis.saturating_mul(1000).saturating_add(self.0))

@@ -10,14 +10,17 @@ mod inspecting;
 mod methods;
 mod publishing;
 mod queues;
+mod recording;
 mod reply_to;
 mod restarting;
 mod routing;
 mod settling;
+mod timeouts;
 mod watching;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
@@ -25,6 +28,7 @@ use leveret_wire::method::Encode;
 use leveret_wire::{Method, ShortStr, Table};
 use slotmap::SlotMap;
 
+use crate::events::Record;
 use crate::exchange::{Bindings, Kind};
 use crate::message::{Name, Scratch};
 use crate::outlet::Outlet;
@@ -70,15 +74,44 @@ pub(crate) struct Exchange {
     pub(crate) bound_to: Vec<ExchangeId>,
 }
 
+/// Who connects.
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub(crate) user: String,
+    pub(crate) access: Arc<Access>,
+    pub(crate) outlet: Arc<Outlet>,
+    /// What it calls the connection.
+    pub(crate) name: Option<String>,
+    /// Where it is, unless it is in this process.
+    pub(crate) peer: Option<SocketAddr>,
+    /// It wants to be told when the broker cancels a consumer.
+    pub(crate) hears_of_cancels: bool,
+}
+
 /// A connection, as far as the virtual host knows it.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) user: String,
     pub(crate) access: Arc<Access>,
     pub(crate) outlet: Arc<Outlet>,
+    name: Option<String>,
+    peer: Option<SocketAddr>,
+    hears_of_cancels: bool,
     channels: Vec<ChannelId>,
+    /// The numbers of channels that were closed from here, until its session is told.
+    closed: Vec<u16>,
     /// Its outlet has no room: its consumers wait.
     full: bool,
+}
+
+/// What a virtual host is to be like.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) profile: Profile,
+    /// How long a delivery may be kept unless somebody says otherwise, in milliseconds.
+    pub(crate) consumer_timeout: u64,
+    /// Where events are noted, if they are.
+    pub(crate) record: Option<Arc<Record>>,
 }
 
 type Names<K> = HashMap<ShortStr<'static>, K, RandomState>;
@@ -100,8 +133,13 @@ pub(crate) struct Vhost {
     consumers: SlotMap<ConsumerId, Consumer>,
     connections: SlotMap<ConnectionId, Connection>,
     deadlines: BinaryHeap<Reverse<(Moment, deadlines::Deadline)>>,
+    consumer_timeout: u64,
+    /// When deliveries are looked at that may have been kept for too long.
+    next_timeout: Moment,
     /// What died in a queue and is yet to be dead-lettered.
     dying: VecDeque<dead_letters::Dying>,
+    /// What died in a queue that keeps it until it has arrived elsewhere, and did not arrive.
+    kept: Vec<dead_letters::Dying>,
     burials: dead_letters::Burials,
     /// Channels with confirms that were not sent yet.
     unconfirmed: Vec<ChannelId>,
@@ -118,10 +156,12 @@ pub(crate) struct Vhost {
     late: HashMap<u64, (ChannelId, Method<'static>)>,
     planned: Planned,
     tally: Tally,
+    record: Option<Arc<Record>>,
 }
 
 impl Vhost {
-    pub(crate) fn new(name: impl Into<String>, profile: Profile, clock: Clock) -> Self {
+    pub(crate) fn new(name: impl Into<String>, settings: Settings, clock: Clock) -> Self {
+        let Settings { profile, consumer_timeout, record } = settings;
         let mut vhost = Vhost {
             name: name.into(),
             profile,
@@ -136,7 +176,10 @@ impl Vhost {
             consumers: SlotMap::with_key(),
             connections: SlotMap::with_key(),
             deadlines: BinaryHeap::new(),
+            consumer_timeout,
+            next_timeout: Moment::NEVER,
             dying: VecDeque::new(),
+            kept: Vec::new(),
             burials: dead_letters::Burials::new(),
             unconfirmed: Vec::new(),
             wakes: Vec::new(),
@@ -148,21 +191,31 @@ impl Vhost {
             late: HashMap::new(),
             planned: Planned::default(),
             tally: Tally::default(),
+            record,
         };
         vhost.add_predeclared_exchanges();
         vhost
     }
 
+    pub(crate) fn profile(&self) -> Profile {
+        self.profile
+    }
+
     // ---- connections and channels
 
-    pub(crate) fn connect(
-        &mut self,
-        user: String,
-        access: Arc<Access>,
-        outlet: Arc<Outlet>,
-    ) -> ConnectionId {
-        let channels = Vec::new();
-        self.connections.insert(Connection { user, access, outlet, channels, full: false })
+    pub(crate) fn connect(&mut self, client: Client) -> ConnectionId {
+        let Client { user, access, outlet, name, peer, hears_of_cancels } = client;
+        self.connections.insert(Connection {
+            user,
+            access,
+            outlet,
+            name,
+            peer,
+            hears_of_cancels,
+            channels: Vec::new(),
+            closed: Vec::new(),
+            full: false,
+        })
     }
 
     /// A connection is gone: its channels, consumers and exclusive queues go with it.

@@ -239,6 +239,13 @@ impl QueueArguments {
         })
     }
 
+    /// Whether a dead message is kept until it has arrived elsewhere. One that drops messages to make room does not.
+    pub(crate) fn dead_letters_at_least_once(&self) -> bool {
+        self.dead_letter_strategy == DeadLetterStrategy::AtLeastOnce
+            && self.overflow == Overflow::RejectPublish
+            && self.is_quorum()
+    }
+
     pub(crate) fn is_quorum(&self) -> bool {
         self.kind == QueueKind::Quorum
     }

@@ -100,6 +100,11 @@ impl Ready {
         self.bytes
     }
 
+    /// What limits in bytes count of a message.
+    pub(crate) fn bytes_of(&self, message: &Message) -> usize {
+        self.order.bytes_of(message)
+    }
+
     fn count_in(&mut self, entry: &Entry) {
         self.len += 1;
         self.bytes += self.order.bytes_of(&entry.message);

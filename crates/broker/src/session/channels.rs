@@ -9,9 +9,11 @@ use leveret_wire::{
     ShortStr,
 };
 
-use super::{Agreed, End, Refused, is_fatal, texts, unexpected_frame};
+use super::{Agreed, End, PUBLISH, Refused, is_fatal, texts, unexpected_frame};
 use crate::arguments::words;
+use crate::erlang::Binary;
 use crate::outlet::Outlet;
+use crate::profile::Profile;
 use crate::refusal::Refusal;
 use crate::vhost::{ChannelId, ConnectionId, Incoming, Vhost};
 
@@ -64,9 +66,6 @@ impl Carrier {
     }
 }
 
-/// Class and method of a publish.
-const PUBLISH: (u16, u16) = (basic::CLASS_ID, basic::Publish::ID);
-
 /// Whether the client hangs up with this frame, or agrees that we do.
 pub(super) fn ends_the_connection(frame: &Frame<'_>) -> bool {
     frame.channel == 0
@@ -81,6 +80,18 @@ pub(super) fn ends_the_connection(frame: &Frame<'_>) -> bool {
 fn method_id(payload: &[u8]) -> Option<(u16, u16)> {
     let [a, b, c, d] = *payload.first_chunk()?;
     Some((u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])))
+}
+
+/// RabbitMQ's words for a part of a message where there are none.
+fn content_on_channel_0(frame: &Frame<'_>, profile: Profile) -> End {
+    const SNIPPET: usize = 16;
+    let (how_many, shown) = match frame.payload.get(..SNIPPET) {
+        Some(first) if frame.payload.len() > SNIPPET => ("first 16", first),
+        _ => ("all", frame.payload),
+    };
+    let octets = Binary(shown, profile);
+    let text = format!("type {}, {how_many} octets = {octets}", frame.kind as u8);
+    refused(ReplyCode::UNEXPECTED_FRAME, text, None)
 }
 
 fn refused(code: ReplyCode, text: impl std::fmt::Display, method: Option<(u16, u16)>) -> End {
@@ -116,14 +127,17 @@ impl Channels {
 
     /// Does what all frames of a read ask for.
     pub(super) fn frames(&mut self, vhost: &mut Vhost, batch: &FrameBatch) -> Result<(), End> {
+        for number in vhost.closed_channels(self.connection) {
+            // The client was told. What it sent before it heard is passed over.
+            if let Some(slot) = self.slots.get_mut(usize::from(number) - 1) {
+                *slot = Slot::Closing;
+            }
+        }
         for frame in batch.frames() {
             match (frame.kind, frame.channel) {
                 (FrameKind::Heartbeat, _) => {}
                 (FrameKind::Method, 0) => self.connection_method(frame.payload)?,
-                (kind, 0) => {
-                    let text = format!("unexpected {kind} frame on channel 0");
-                    return Err(refused(ReplyCode::UNEXPECTED_FRAME, text, None));
-                }
+                (_, 0) => return Err(content_on_channel_0(&frame, vhost.profile())),
                 _ => self.channel_frame(vhost, frame, batch)?,
             }
         }
@@ -140,9 +154,9 @@ impl Channels {
                 self.outlet.send(0, &connection::UpdateSecretOk {});
                 Ok(())
             }
-            other => {
-                let text = format!("unexpected method {} on channel 0", other.name());
-                Err(refused(ReplyCode::COMMAND_INVALID, text, method_id(payload)))
+            _ => {
+                let text = "unexpected method in connection state running";
+                Err(refused(ReplyCode::CHANNEL_ERROR, text, method_id(payload)))
             }
         }
     }
@@ -225,8 +239,7 @@ impl Channels {
             if closing {
                 return Ok(());
             }
-            let text = format!("{} frame on channel {number}, which is not open", frame.kind);
-            return Err(refused(ReplyCode::CHANNEL_ERROR, text, None));
+            return Err(unexpected_frame(FrameKind::Method, 0).into());
         }
         let id = method_id(frame.payload);
         match Method::decode(frame.payload)? {
@@ -237,10 +250,12 @@ impl Channels {
             }
             _ if closing => {}
             Method::ChannelOpen(_) => {
-                if number > self.channel_max {
+                // How many there are counts, and not what they are called.
+                let open = self.slots.iter().filter(|slot| !matches!(slot, Slot::Free)).count();
+                if open >= usize::from(self.channel_max) {
                     let text = format!(
-                        "number of channels opened ({}) has reached the negotiated channel_max ({})",
-                        self.channel_max, self.channel_max
+                        "number of channels opened ({open}) has reached the negotiated channel_max ({})",
+                        self.channel_max
                     );
                     return Err(refused(ReplyCode::NOT_ALLOWED, text, id));
                 }

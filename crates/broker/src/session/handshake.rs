@@ -1,5 +1,6 @@
 //! The broker's part of the handshake, in a straight line: start, tune, open.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,12 +15,15 @@ use super::{Agreed, End, Reader, Refused, properties, put, write_all};
 use crate::broker::Shared;
 use crate::outlet::Outlet;
 use crate::refusal::Refusal;
+use crate::vhost::Client;
 
 /// Both directions of a stream, one method at a time.
 pub(super) struct Line<'l, R, W> {
     pub(super) reader: &'l mut Reader<R>,
     pub(super) writer: &'l mut W,
     pub(super) outbound: Outbound,
+    /// Where the client is, unless it is in this process.
+    pub(super) peer: Option<SocketAddr>,
 }
 
 impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Line<'_, R, W> {
@@ -165,19 +169,28 @@ where
     };
     put(&mut line.outbound, &connection::OpenOk {});
     line.flush().await?;
-    let connection = host.with(|vhost| vhost.connect(user, access, Arc::clone(outlet)));
+    let called = start_ok.client_properties.get("connection_name");
+    let called = called.and_then(|name| name.as_str().map(str::to_owned));
+    let client = Client {
+        user,
+        access,
+        outlet: Arc::clone(outlet),
+        name: called.clone(),
+        peer: line.peer,
+        hears_of_cancels: can(&start_ok.client_properties, "consumer_cancel_notify"),
+    };
+    let connection = host.with(|vhost| vhost.connect(client));
     let channel_max = match tune_ok.channel_max {
         0 => u16::MAX,
         max => max,
     };
     let heartbeat = Duration::from_secs(tune_ok.heartbeat.into());
-    let name = start_ok.client_properties.get("connection_name");
     Ok(Agreed {
         host,
         connection,
         channel_max,
         heartbeat,
-        name: name.and_then(|name| name.as_str().map(str::to_owned)),
+        name: called,
         hears_of_blocking: can(&start_ok.client_properties, "connection.blocked"),
     })
 }

@@ -10,6 +10,7 @@ use super::publishing::Published;
 use super::{ConnectionId, ConsumerId, ExchangeId, QueueId};
 use crate::outlet::Outlet;
 use crate::queue::Entry;
+use crate::time::Moment;
 
 /// A channel: what was delivered on it, and how it publishes.
 #[derive(Debug)]
@@ -23,6 +24,8 @@ pub(crate) struct Channel {
     pub(super) last_tag: u64,
     /// What is not settled, in the order of the tags.
     unsettled: VecDeque<Unsettled>,
+    /// What was taken away from its consumers and may still be settled, in the order of the tags.
+    overdue: Vec<Overdue>,
     /// How many deliveries to its consumers are not settled.
     pub(super) with_consumers: usize,
     /// The limit for the next consumer; 0 is none.
@@ -87,6 +90,15 @@ pub(super) struct Unsettled {
     /// Who got it; nobody if it was by `basic.get`.
     pub(super) consumer: Option<ConsumerId>,
     pub(super) entry: Entry,
+    /// When it is taken away from who has it.
+    pub(super) due: Moment,
+}
+
+/// A delivery that was taken away from its consumer, which kept it for too long.
+#[derive(Debug)]
+pub(super) struct Overdue {
+    pub(super) tag: u64,
+    pub(super) consumer: ConsumerId,
 }
 
 /// Who gets the direct replies of a channel.
@@ -106,6 +118,7 @@ impl Channel {
             consumers: HashMap::default(),
             last_tag: 0,
             unsettled: VecDeque::new(),
+            overdue: Vec::new(),
             with_consumers: 0,
             prefetch: 0,
             prefetch_for_all: 0,
@@ -126,6 +139,10 @@ impl Channel {
     pub(super) fn keep(&mut self, delivery: Unsettled) {
         self.with_consumers += usize::from(delivery.consumer.is_some());
         self.unsettled.push_back(delivery);
+    }
+
+    pub(super) fn unsettled_count(&self) -> usize {
+        self.unsettled.len()
     }
 
     /// Takes out the delivery with this tag, or with `multiple` all up to it; all there are if it is 0. `None` if the tag
@@ -149,6 +166,52 @@ impl Channel {
         };
         self.with_consumers -= taken.iter().filter(|one| one.consumer.is_some()).count();
         Some(taken)
+    }
+
+    /// Takes out what is due, in the order of the tags.
+    pub(super) fn take_due(&mut self, now: Moment) -> Vec<Unsettled> {
+        let all = std::mem::take(&mut self.unsettled).into_iter();
+        let (due, others): (VecDeque<_>, _) = all.partition(|one| one.due <= now);
+        self.unsettled = others;
+        self.with_consumers -= due.iter().filter(|one| one.consumer.is_some()).count();
+        due.into()
+    }
+
+    /// When the next delivery is due.
+    pub(super) fn next_due(&self) -> Moment {
+        self.unsettled.iter().map(|one| one.due).min().unwrap_or(Moment::NEVER)
+    }
+
+    pub(super) fn remember_overdue(&mut self, overdue: Overdue) {
+        let at = self.overdue.partition_point(|one| one.tag < overdue.tag);
+        self.overdue.insert(at, overdue);
+    }
+
+    /// The same as [`Channel::take_unsettled`] of what was taken away before; and all others that are settled with it, if
+    /// the tag is one of those.
+    pub(super) fn take_overdue(
+        &mut self,
+        tag: u64,
+        multiple: bool,
+    ) -> (Vec<Overdue>, Option<Vec<Unsettled>>) {
+        if self.overdue.is_empty() {
+            return (Vec::new(), None);
+        }
+        let is_settled = |one: &mut Overdue| match multiple {
+            true => tag == 0 || one.tag <= tag,
+            false => one.tag == tag,
+        };
+        let overdue: Vec<_> = self.overdue.extract_if(.., is_settled).collect();
+        if overdue.last().is_none_or(|last| last.tag != tag) {
+            return (overdue, None);
+        }
+        let count = match multiple {
+            true => self.unsettled.partition_point(|one| one.tag < tag),
+            false => 0,
+        };
+        let others: Vec<_> = self.unsettled.drain(..count).collect();
+        self.with_consumers -= others.iter().filter(|one| one.consumer.is_some()).count();
+        (overdue, Some(others))
     }
 
     /// Takes out all there are.
@@ -180,6 +243,10 @@ pub(crate) struct Consumer {
     /// How many deliveries it may have; 0 is no limit.
     pub(super) prefetch: u16,
     pub(super) unsettled: usize,
+    /// How long it may keep a delivery, in milliseconds.
+    pub(super) patience: u64,
+    /// How many deliveries were taken away from it that it has not settled since.
+    pub(super) overdue: usize,
     /// It could take no more when it was its turn, and is not in line until it can.
     pub(super) suspended: bool,
 }

@@ -8,6 +8,7 @@ use leveret_wire::{EncodedProperties, ShortStr};
 use super::channel::{Channel, Unsettled};
 use super::{ChannelId, Consumer, ConsumerId, QueueId, Vhost};
 use crate::arguments::{ConsumerArguments, check_prefetch_for_all, words};
+use crate::events::What;
 use crate::outlet::Room;
 use crate::queue::{Entry, Way, counted};
 use crate::refusal::Refusal;
@@ -54,6 +55,8 @@ impl Vhost {
         if found.exclusive_consumer.is_some() || (exclusive && shared) {
             return Err(words::exclusive_use(&self.name, &name));
         }
+        let patience = self.patience(&self.queues[queue].arguments, arguments.consumer_timeout);
+        let found = &mut self.queues[queue];
         let Some(on) = self.channels.get_mut(channel) else { return Ok(()) };
         let consumer = self.consumers.insert(Consumer {
             channel,
@@ -62,6 +65,8 @@ impl Vhost {
             auto_ack: consume.no_ack,
             prefetch: on.prefetch,
             unsettled: 0,
+            patience,
+            overdue: 0,
             suspended: false,
         });
         on.consumers.insert(tag.clone(), consumer);
@@ -142,6 +147,7 @@ impl Vhost {
         };
         // Those that come to the front now and are due do not count.
         self.expire(id);
+        let due = self.now.after_millis(self.patience(&self.queues[id].arguments, None));
         let queue = &mut self.queues[id];
         let message_count = queue.ready.len() as u32;
         let Some(on) = self.channels.get_mut(channel) else { return Ok(()) };
@@ -165,13 +171,24 @@ impl Vhost {
             self.wakes.push(Arc::clone(&on.outlet));
         }
         self.tally.delivered += 1;
+        if let Some(record) = &self.record {
+            let what = What::Delivered {
+                queue: queue.name.to_string(),
+                consumer: None,
+                redelivered: got.redelivered,
+                auto_ack: get.no_ack,
+            };
+            record.note(&self.name, self.now, message, what);
+        }
         if get.no_ack {
             self.tally.delivered_settled += 1;
             self.memory -= entry.message.size();
         } else {
             queue.unsettled += 1;
             queue.got += 1;
-            on.keep(Unsettled { tag: got.delivery_tag, queue: id, consumer: None, entry });
+            let (tag, consumer) = (got.delivery_tag, None);
+            on.keep(Unsettled { tag, queue: id, consumer, entry, due });
+            self.await_settling(due);
         }
         self.bury();
         self.look_after(id);
@@ -205,6 +222,9 @@ impl Vhost {
         let full = self.connections.get(channel.connection).is_none_or(|one| one.full);
         if full || consumer.auto_ack {
             return !full;
+        }
+        if consumer.overdue > 0 {
+            return false;
         }
         let (own, all) = (usize::from(consumer.prefetch), usize::from(channel.prefetch_for_all));
         (own == 0 || consumer.unsettled < own) && (all == 0 || channel.with_consumers < all)
@@ -284,13 +304,25 @@ impl Vhost {
             connection.full = true;
         }
         self.tally.delivered += 1;
+        if let Some(record) = &self.record {
+            let what = What::Delivered {
+                queue: found.name.to_string(),
+                consumer: Some(consumer.tag.to_string()),
+                redelivered: deliver.redelivered,
+                auto_ack: consumer.auto_ack,
+            };
+            record.note(&self.name, self.now, message, what);
+        }
         if consumer.auto_ack {
             self.tally.delivered_settled += 1;
             self.memory -= entry.message.size();
         } else {
             found.unsettled += 1;
             consumer.unsettled += 1;
-            channel.keep(Unsettled { tag: deliver.delivery_tag, queue, consumer: Some(id), entry });
+            let due = self.now.after_millis(consumer.patience);
+            let (tag, consumer) = (deliver.delivery_tag, Some(id));
+            channel.keep(Unsettled { tag, queue, consumer, entry, due });
+            self.await_settling(due);
         }
     }
 
@@ -300,7 +332,11 @@ impl Vhost {
         if let Some(channel) = self.channels.get_mut(consumer.channel) {
             channel.consumers.remove(&consumer.tag);
         }
-        let cancel = basic::Cancel { consumer_tag: consumer.tag, nowait: true };
-        self.reply(consumer.channel, &cancel);
+        let channel = self.channels.get(consumer.channel);
+        let connection = channel.and_then(|found| self.connections.get(found.connection));
+        if connection.is_some_and(|found| found.hears_of_cancels) {
+            let cancel = basic::Cancel { consumer_tag: consumer.tag, nowait: true };
+            self.reply(consumer.channel, &cancel);
+        }
     }
 }

@@ -1,4 +1,7 @@
 //! Messages that die in a queue, and where they go.
+//!
+//! A quorum queue that dead-letters at least once keeps a dead message until all queues it is routed to have taken it, each
+//! once. It counts towards the queue's limits and is not seen otherwise.
 
 use std::sync::Arc;
 
@@ -7,6 +10,7 @@ use leveret_wire::ShortStr;
 use super::deadlines::Deadline;
 use super::{QueueId, Vhost};
 use crate::death::{self, Death, Reason};
+use crate::events::What;
 use crate::message::{Aside, Message, Name, Parts};
 use crate::queue::Entry;
 
@@ -17,17 +21,22 @@ const BURIALS: usize = 512;
 /// When those beyond that go on, in milliseconds.
 const TICK: u64 = 1;
 
+/// When it is tried again to send on what is kept, in milliseconds. RabbitMQ's own setting.
+const RETRY: u64 = 180_000;
+
 /// How many dead letters this call may still send on.
 #[derive(Debug)]
 pub(super) struct Burials {
     left: usize,
     /// There is a deadline at which it goes on.
     go_on: bool,
+    /// There is a deadline at which what is kept is sent on again.
+    retry: bool,
 }
 
 impl Burials {
     pub(super) fn new() -> Self {
-        Burials { left: BURIALS, go_on: false }
+        Burials { left: BURIALS, go_on: false, retry: false }
     }
 
     /// Another call.
@@ -45,12 +54,29 @@ pub(super) struct Dying {
     routing_key: Option<ShortStr<'static>>,
     reason: Reason,
     failures: u32,
+    /// When it died, in seconds since 1970.
+    time: u64,
+    /// Who keeps it until it has arrived, if anybody does.
+    keeper: Option<Keeper>,
+}
+
+/// A queue that keeps a dead message, and the queues that have taken it.
+#[derive(Debug)]
+struct Keeper {
+    queue: QueueId,
+    reached: Vec<QueueId>,
+}
+
+/// How many queues a dead letter was for.
+#[derive(Debug, Default)]
+struct Reached {
+    took: usize,
+    refused: usize,
 }
 
 impl Vhost {
     /// A message dies in a queue. It is sent on by [`Vhost::bury`], which is called when nothing else is under way.
     pub(super) fn die(&mut self, queue: QueueId, entry: Entry, reason: Reason) {
-        self.memory -= entry.message.size();
         let count = match reason {
             Reason::Rejected => &mut self.tally.rejected,
             Reason::Expired => &mut self.tally.expired,
@@ -58,19 +84,34 @@ impl Vhost {
             Reason::DeliveryLimit => &mut self.tally.over_delivery_limit,
         };
         *count += 1;
-        let queue = self.queues.get(queue);
-        let exchange = queue.and_then(|one| one.arguments.dead_letter_exchange.as_ref());
-        let (Some(queue), Some(exchange)) = (queue, exchange) else {
+        self.note(&entry.message, |vhost| What::Died {
+            queue: vhost.queue_name(queue),
+            why: reason.into(),
+        });
+        let found = self.queues.get_mut(queue);
+        let Some((found, exchange)) = found.and_then(|found| {
+            let exchange = found.arguments.dead_letter_exchange.clone()?;
+            Some((found, exchange))
+        }) else {
+            self.memory -= entry.message.size();
             self.tally.gone += 1;
             return;
         };
+        let keeps = found.arguments.dead_letters_at_least_once();
+        if keeps {
+            found.kept.add(&entry.message, &found.ready);
+        } else {
+            self.memory -= entry.message.size();
+        }
         self.dying.push_back(Dying {
             message: entry.message,
-            queue: Arc::clone(&queue.name),
-            exchange: exchange.clone(),
-            routing_key: queue.arguments.dead_letter_routing_key.clone(),
+            queue: Arc::clone(&found.name),
+            exchange,
+            routing_key: found.arguments.dead_letter_routing_key.clone(),
             reason,
             failures: entry.failures,
+            time: self.clock.unix_seconds(self.now),
+            keeper: keeps.then(|| Keeper { queue, reached: Vec::new() }),
         });
     }
 
@@ -81,10 +122,7 @@ impl Vhost {
             && let Some(dying) = self.dying.pop_front()
         {
             self.burials.left -= 1;
-            match self.dead_letter(&dying) {
-                0 => self.tally.gone += 1,
-                _ => self.tally.dead_lettered += 1,
-            }
+            self.send_on(dying);
         }
         if !self.dying.is_empty() && !std::mem::replace(&mut self.burials.go_on, true) {
             self.set_deadline(self.now.after_millis(TICK), Deadline::Burial);
@@ -97,10 +135,77 @@ impl Vhost {
         self.bury();
     }
 
-    /// Says how many queues it reached.
-    fn dead_letter(&mut self, dying: &Dying) -> usize {
+    fn send_on(&mut self, mut dying: Dying) {
+        let mut keeper = dying.keeper.take();
+        let mut none = Vec::new();
+        let before = keeper.as_mut().map_or(&mut none, |keeper| &mut keeper.reached);
+        let Reached { took, refused } = self.dead_letter(&dying, before);
+        let unfinished = took == 0 || (keeper.is_some() && refused > 0);
+        if unfinished {
+            let (queue, kept) = (dying.queue.to_string(), keeper.is_some());
+            self.note(&dying.message, |_| match kept {
+                true => What::Kept { queue },
+                false => What::Gone { queue },
+            });
+        }
+        match keeper {
+            Some(keeper) if unfinished => {
+                dying.keeper = Some(keeper);
+                self.keep(dying);
+            }
+            Some(keeper) => {
+                self.tally.dead_lettered += 1;
+                self.let_go(keeper.queue, &dying.message);
+            }
+            None if unfinished => self.tally.gone += 1,
+            None => self.tally.dead_lettered += 1,
+        }
+    }
+
+    /// Keeps a message that did not get everywhere, and tries again later.
+    fn keep(&mut self, dying: Dying) {
+        self.kept.push(dying);
+        if !std::mem::replace(&mut self.burials.retry, true) {
+            self.set_deadline(self.now.after_millis(RETRY), Deadline::Retry);
+        }
+    }
+
+    /// A queue keeps a message no longer.
+    fn let_go(&mut self, queue: QueueId, message: &Message) {
+        self.memory -= message.size();
+        if let Some(queue) = self.queues.get_mut(queue) {
+            queue.kept.remove(message, &queue.ready);
+        }
+    }
+
+    /// It is time to try again with all that is kept.
+    pub(super) fn retry_burials(&mut self) {
+        self.burials.retry = false;
+        self.dying.extend(self.kept.drain(..));
+        self.bury();
+    }
+
+    /// A queue is gone, and with it what it keeps.
+    pub(super) fn forget_kept(&mut self, queue: QueueId) {
+        let (memory, discarded) = (&mut self.memory, &mut self.tally.discarded);
+        let mut stays = |dying: &Dying| {
+            let is_its = dying.keeper.as_ref().is_some_and(|keeper| keeper.queue == queue);
+            if is_its {
+                *memory -= dying.message.size();
+                *discarded += 1;
+            }
+            !is_its
+        };
+        self.kept.retain(&mut stays);
+        self.dying.retain(&mut stays);
+    }
+
+    /// Sends a message to its dead-letter exchange, but not again to queues that it has reached before. Those that it reaches
+    /// now are added to them.
+    fn dead_letter(&mut self, dying: &Dying, before: &mut Vec<QueueId>) -> Reached {
+        let mut reached = Reached::default();
         let Some(exchange) = self.exchange_names.get(dying.exchange.as_bytes()).copied() else {
-            return 0;
+            return reached;
         };
         let message = &dying.message;
         let none = Aside::default();
@@ -114,7 +219,7 @@ impl Vhost {
         let death = Death {
             queue: dying.queue.borrowed(),
             reason: dying.reason,
-            time: self.clock.unix_seconds(self.now),
+            time: dying.time,
             routing_key: routing_key.as_ref(),
         };
         let end = death::Dying {
@@ -129,8 +234,7 @@ impl Vhost {
         let headers = letter.routing_headers();
         let mut routes = std::mem::take(&mut self.routes);
         self.route(&mut routes, exchange, letter.routing_keys, Some(&headers));
-        let Some((key, copies)) = letter.routing_keys.split_first() else { return 0 };
-        let mut reached = 0;
+        let Some((key, copies)) = letter.routing_keys.split_first() else { return reached };
         let dead = Message::new(
             &mut self.scratch,
             Parts {
@@ -148,10 +252,25 @@ impl Vhost {
                 body: message.body_bytes(),
             },
         );
-        for queue in &routes.queues {
+        routes.queues.retain(|queue| {
             let name = self.queues.get(*queue).map(|found| Arc::clone(&found.name));
-            if name.is_some_and(|name| !letter.is_cycle(&name)) {
-                reached += usize::from(self.enqueue(*queue, &dead, letter.failures));
+            name.is_some_and(|name| !letter.is_cycle(&name))
+        });
+        reached.took = routes.queues.extract_if(.., |queue| before.contains(queue)).count();
+        if !routes.queues.is_empty() {
+            self.note(&dead, |vhost| What::DeadLettered {
+                from: dying.queue.to_string(),
+                to: vhost.queue_names_of(&routes.queues),
+            });
+        }
+        for queue in &routes.queues {
+            if self.enqueue(*queue, &dead, letter.failures) {
+                reached.took += 1;
+                before.push(*queue);
+            } else {
+                reached.refused += 1;
+                let full = |vhost: &Vhost| What::Refused { queue: Some(vhost.queue_name(*queue)) };
+                self.note(&dead, full);
             }
         }
         self.routes = routes;

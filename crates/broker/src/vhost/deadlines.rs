@@ -17,6 +17,10 @@ pub(crate) enum Deadline {
     Reply(u64),
     /// There were more dead letters than one call sends on.
     Burial,
+    /// There are dead letters that did not get everywhere.
+    Retry,
+    /// Somebody has kept a delivery for too long.
+    Deliveries,
 }
 
 impl Vhost {
@@ -45,6 +49,8 @@ impl Vhost {
                 }
                 Deadline::Unused(queue) => self.delete_if_unused(queue),
                 Deadline::Burial => self.go_on_burying(),
+                Deadline::Retry => self.retry_burials(),
+                Deadline::Deliveries => self.time_out_deliveries(),
                 Deadline::Reply(number) => {
                     if let Some((channel, method)) = self.late.remove(&number) {
                         self.reply(channel, &method);

@@ -5,9 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use tokio::time::sleep_until;
 
-use super::Vhost;
+use super::{Settings, Vhost};
 use crate::alarm::Alarm;
-use crate::profile::Profile;
 use crate::time::Clock;
 
 /// A virtual host and its lock, the clock it is told the time by, and what wakes its timekeeper.
@@ -21,8 +20,8 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    pub(crate) fn new(name: &str, profile: Profile, clock: Clock, alarm: Arc<Alarm>) -> Self {
-        let vhost = Mutex::new(Vhost::new(name, profile, clock));
+    pub(crate) fn new(name: &str, settings: Settings, clock: Clock, alarm: Arc<Alarm>) -> Self {
+        let vhost = Mutex::new(Vhost::new(name, settings, clock));
         Host { vhost, clock, earlier: Notify::new(), alarm }
     }
 

@@ -33,7 +33,10 @@ impl Vhost {
                 Ok(())
             }
             // The client's answer to a cancel of ours.
-            Method::BasicCancelOk(_) => Ok(()),
+            Method::BasicCancelOk(heard) => {
+                self.cancel_heard(channel, heard);
+                Ok(())
+            }
             Method::BasicGet(get) => self.get(channel, get),
 
             Method::BasicAck(basic::Ack { delivery_tag, multiple }) => {

@@ -11,6 +11,7 @@ use super::watching::take_one;
 use super::{ChannelId, ExchangeId, QueueId, Vhost};
 use crate::arguments::{Overflow, words};
 use crate::death::Reason;
+use crate::events::What;
 use crate::message::{Aside, Message, Parts};
 use crate::profile::Profile;
 use crate::queue::Queue;
@@ -139,6 +140,10 @@ impl Vhost {
         if take_one(&mut self.planned.return_publishes) {
             routes.queues.clear();
         }
+        self.note(&message, |vhost| What::Published {
+            to: vhost.queue_names_of(&routes.queues),
+            returned: mandatory && routes.queues.is_empty(),
+        });
         if routes.queues.is_empty() {
             self.tally.unroutable += 1;
             if mandatory {
@@ -150,9 +155,15 @@ impl Vhost {
         if take_one(&mut self.planned.nack_publishes) {
             taken = false;
             routes.queues.clear();
+            self.note(&message, |_| What::Refused { queue: None });
         }
         for queue in &routes.queues {
-            taken &= self.enqueue(*queue, &message, 0);
+            let took = self.enqueue(*queue, &message, 0);
+            if !took {
+                let full = |vhost: &Vhost| What::Refused { queue: Some(vhost.queue_name(*queue)) };
+                self.note(&message, full);
+            }
+            taken &= took;
         }
         self.routes = routes;
         self.bury();

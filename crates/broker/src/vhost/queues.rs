@@ -8,6 +8,7 @@ use leveret_wire::{Method, ShortStr};
 use super::exchanges::check_not_default;
 use super::{ChannelId, Destination, QueueId, Vhost};
 use crate::arguments::{self, QueueArguments, QueueDeclared, words};
+use crate::events::Discarded;
 use crate::queue::Queue;
 use crate::refusal::Refusal;
 use crate::users::Right;
@@ -242,11 +243,15 @@ impl Vhost {
         let id = self.usable_queue(channel, &name)?;
         self.expire(id);
         self.bury();
-        let purged = self.queues[id].ready.drain();
+        let queue = &mut self.queues[id];
+        let purged = queue.ready.drain();
+        // 4.3 counts what is dead and kept, which stays.
+        let kept = if self.profile.is_at_least_4() { queue.kept.count } else { 0 };
         self.tally.discarded += purged.len() as u64;
+        self.note_discarded(&name.to_str_lossy(), &purged, Discarded::Purged);
         self.memory -= purged.iter().map(|entry| entry.message.size()).sum::<usize>();
         if !purge.nowait {
-            self.reply(channel, &queue::PurgeOk { message_count: purged.len() as u32 });
+            self.reply(channel, &queue::PurgeOk { message_count: (purged.len() + kept) as u32 });
         }
         Ok(())
     }
@@ -282,8 +287,10 @@ impl Vhost {
     pub(super) fn remove_queue(&mut self, id: QueueId) {
         let Some(mut queue) = self.queues.remove(id) else { return };
         self.queue_names.remove(&*queue.name);
+        self.forget_kept(id);
         let messages = queue.ready.drain();
         self.tally.discarded += messages.len() as u64;
+        self.note_discarded(&queue.name.to_str_lossy(), &messages, Discarded::QueueDeleted);
         self.memory -= messages.iter().map(|entry| entry.message.size()).sum::<usize>();
         for consumer in queue.turns.iter() {
             self.cancel_by_broker(consumer);

@@ -6,17 +6,20 @@ use super::channel::{Confirms, Mode, Settlement, Transaction, Unsettled};
 use super::{ChannelId, QueueId, Vhost};
 use crate::arguments::QueueArguments;
 use crate::death::Reason;
+use crate::events::Settled;
 use crate::profile::Profile;
 use crate::refusal::Refusal;
 
 /// How a delivery comes back to its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Return {
+pub(super) enum Return {
     Nacked,
     Rejected,
     Recovered,
     /// Its channel is gone.
     Abandoned,
+    /// It was kept for too long.
+    TimedOut,
 }
 
 impl Return {
@@ -48,7 +51,8 @@ impl Vhost {
         settlement: Settlement,
     ) -> Result<(), Refusal> {
         let Some(found) = self.channels.get_mut(channel) else { return Ok(()) };
-        let Some(deliveries) = found.take_unsettled(tag, multiple) else {
+        let (overdue, others) = found.take_overdue(tag, multiple);
+        let Some(deliveries) = others.or_else(|| found.take_unsettled(tag, multiple)) else {
             return Err(Refusal::precondition_failed(format!("unknown delivery tag {tag}")));
         };
         if let Mode::Transaction(transaction) = &mut found.mode {
@@ -56,6 +60,7 @@ impl Vhost {
         } else {
             self.carry_out(deliveries, settlement);
         }
+        self.settle_late(overdue, settlement);
         Ok(())
     }
 
@@ -81,6 +86,7 @@ impl Vhost {
         for delivery in deliveries {
             self.memory -= delivery.entry.message.size();
             let (queue, consumer) = (delivery.queue, delivery.consumer);
+            self.note_settled(queue, &delivery.entry.message, Settled::Acked);
             self.out_of_hands(&delivery);
             if previous.is_some_and(|previous| previous != (queue, consumer)) {
                 self.resume_after(previous);
@@ -124,6 +130,7 @@ impl Vhost {
         for mut delivery in deliveries {
             self.out_of_hands(&delivery);
             delivery.entry.failures += u32::from(by_reject);
+            self.note_settled(delivery.queue, &delivery.entry.message, Settled::Discarded);
             self.die(delivery.queue, delivery.entry, Reason::Rejected);
         }
         for consumer in consumers.into_iter().flatten() {
@@ -137,13 +144,14 @@ impl Vhost {
         self.requeue(deliveries, Return::Abandoned);
     }
 
-    fn requeue(&mut self, deliveries: Vec<Unsettled>, how: Return) {
+    pub(super) fn requeue(&mut self, deliveries: Vec<Unsettled>, how: Return) {
         let profile = self.profile;
         let mut queues: Vec<QueueId> = Vec::new();
         let consumers: Vec<_> = deliveries.iter().map(|one| one.consumer).collect();
         for delivery in deliveries {
             self.out_of_hands(&delivery);
             let Unsettled { queue: id, mut entry, .. } = delivery;
+            self.note_settled(id, &entry.message, how.into());
             let Some(queue) = self.queues.get_mut(id) else {
                 self.memory -= entry.message.size();
                 continue;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Destination, Vhost};
+use super::{Channel, Destination, Vhost};
 use crate::message::Message;
 use crate::queue::Queue;
 use crate::refusal::Refusal;
@@ -76,9 +76,20 @@ impl Vhost {
             exchanges,
             queues,
             bindings: self.bindings(),
-            connections: self.connections.len(),
-            channels: self.channels.len(),
+            connections: self.connections.values().map(|found| self.connection(found)).collect(),
             tally: self.tally,
+        }
+    }
+
+    fn connection(&self, connection: &super::Connection) -> snapshot::Connection {
+        let channels = connection.channels.iter().filter_map(|id| self.channels.get(*id));
+        let mut channels: Vec<_> = channels.map(channel).collect();
+        channels.sort_by_key(|one| one.number);
+        snapshot::Connection {
+            name: connection.name.clone(),
+            user: connection.user.clone(),
+            peer: connection.peer,
+            channels,
         }
     }
 
@@ -135,6 +146,17 @@ impl Vhost {
         let queue = self.queues.get(*self.queue_names.get(queue.as_bytes())?)?;
         let messages = queue.ready.iter().take(count);
         Some(messages.map(|entry| message(&entry.message, entry.is_redelivered())).collect())
+    }
+}
+
+fn channel(channel: &Channel) -> snapshot::Channel {
+    let mut consumers: Vec<_> = channel.consumers.keys().map(ToString::to_string).collect();
+    consumers.sort();
+    snapshot::Channel {
+        number: channel.number,
+        consumers,
+        unsettled: channel.unsettled_count(),
+        prefetch: channel.prefetch,
     }
 }
 

@@ -2,11 +2,14 @@
 //! through.
 
 mod alarm;
+mod at_least_once;
 mod expiring;
 mod faults;
 mod hostile;
+mod keeping;
 mod permissions;
 mod protocol;
+mod recording;
 mod restarting;
 mod stopping;
 mod support;

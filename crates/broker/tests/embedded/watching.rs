@@ -1,6 +1,8 @@
 //! Looking into a broker without changing anything.
 
-use leveret::amqp::{ConsumeOptions, ExchangeOptions, GetOptions, Refused, Table};
+use leveret::amqp::{
+    Connection, ConsumeOptions, ExchangeOptions, GetOptions, Options, Refused, Table,
+};
 use leveret_broker::snapshot::BindingDestination;
 
 use crate::support::{broker, connect, put, with_queue};
@@ -24,7 +26,11 @@ async fn a_snapshot_shows_all_there_is() {
     let snapshot = broker.snapshot();
     assert_eq!(snapshot.virtual_hosts.len(), 1);
     let vhost = snapshot.virtual_host("/").unwrap();
-    assert_eq!((vhost.connections, vhost.channels), (1, 1));
+    let [client] = vhost.connections.as_slice() else { panic!("{:?}", vhost.connections) };
+    assert_eq!((client.user.as_str(), client.peer), ("guest", None));
+    let [on] = client.channels.as_slice() else { panic!("{client:?}") };
+    assert_eq!((on.number, on.unsettled, on.prefetch), (1, 2, 1));
+    assert_eq!(on.consumers, ["reader"]);
     let queue = vhost.queue("q").unwrap();
     assert_eq!((queue.ready, queue.unsettled, queue.kind), (1, 2, "classic"));
     assert_eq!(queue.consumers, ["reader"]);
@@ -88,4 +94,21 @@ async fn statistics_count_what_happened() {
     assert_eq!((tally.published, tally.enqueued, tally.unroutable, tally.returned), (5, 4, 1, 1));
     assert_eq!((tally.delivered, tally.acked, tally.requeued), (4, 2, 1));
     assert_eq!((tally.rejected, tally.gone, tally.discarded), (1, 1, 1));
+}
+
+#[tokio::test]
+async fn a_connection_is_told_by_its_name_and_where_it_comes_from() {
+    let broker = broker();
+    let address = broker.listen("127.0.0.1:0").await.unwrap();
+    let url = format!("amqp://guest:guest@{address}/%2f?connection_name=billing");
+    let options = Options::from_uri(&url).unwrap();
+    let connection = Connection::open(&options).await.unwrap();
+    let snapshot = broker.snapshot();
+    let [client] = snapshot.virtual_host("/").unwrap().connections.as_slice() else {
+        panic!("{snapshot:?}");
+    };
+    assert_eq!((client.name.as_deref(), client.user.as_str()), (Some("billing"), "guest"));
+    assert!(client.peer.is_some_and(|peer| peer.ip() == address.ip()), "{client:?}");
+    assert!(client.channels.is_empty());
+    connection.close().await.unwrap();
 }

@@ -6,6 +6,7 @@ pub(crate) mod limits;
 pub(crate) mod properties;
 pub(crate) mod returning;
 mod stage;
+pub(crate) mod timeouts;
 
 /// Makes a test of every scenario, given the function that runs one on a broker of its choice.
 macro_rules! message_tests {
@@ -33,6 +34,8 @@ macro_rules! message_tests {
             returning::what_comes_back_to_a_quorum_queue_goes_first_or_last,
             returning::a_recover_is_answered_before_what_it_delivers_anew,
             returning::a_quorum_queue_has_priorities_in_4_3,
+            timeouts::a_consumer_of_a_quorum_queue_that_keeps_a_message_is_cancelled,
+            timeouts::a_message_that_was_got_from_a_quorum_queue_and_kept_costs_the_channel,
         }
     };
     ($run:ident: $($topic:ident::$scenario:ident,)*) => {$(

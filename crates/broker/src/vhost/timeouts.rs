@@ -1,0 +1,157 @@
+//! Deliveries that a client keeps for too long.
+//!
+//! | | 3.10 | 4.3 |
+//! |---|---|---|
+//! | which | from every queue | from quorum queues |
+//! | how long | what the broker is set to | what the consumer asked for, else its queue, else the broker |
+//! | what becomes of them | go back with all others of their channel, which is closed | go back, those alone |
+//! | what the client is told | that its channel is closed | that its consumer is cancelled; or, if it cannot be told that or has no consumer, that its channel is closed |
+//!
+//! In 4.3 the consumer is still there: it gets nothing until all that was taken away from it is acked, which settles nothing
+//! any more, and it ends when the client says that it has heard. RabbitMQ 3.10 looks once a minute; here it happens in time.
+
+use leveret_wire::method::{basic, channel};
+
+use super::channel::{Overdue, Settlement, Unsettled};
+use super::deadlines::Deadline;
+use super::settling::Return;
+use super::{ChannelId, ConsumerId, Vhost};
+use crate::arguments::QueueArguments;
+use crate::profile::Profile;
+use crate::refusal::Refusal;
+use crate::time::Moment;
+
+/// How long a delivery may be kept, in milliseconds, where there is no limit.
+const FOR_EVER: u64 = u64::MAX;
+
+/// RabbitMQ's words. In 4.3 it does not know which timeout it was.
+fn timed_out(number: u16, timeout: &str) -> Refusal {
+    Refusal::precondition_failed(format!(
+        "delivery acknowledgement on channel {number} timed out. Timeout value used: {timeout} ms. \
+         This timeout value can be configured, see consumers doc guide to learn more"
+    ))
+}
+
+impl Vhost {
+    /// How long a delivery from such a queue may be kept, in milliseconds, by a consumer that asked for as much.
+    pub(super) fn patience(&self, queue: &QueueArguments, asked: Option<u64>) -> u64 {
+        match self.profile {
+            Profile::RabbitMq3_10 => self.consumer_timeout,
+            Profile::RabbitMq4_3 if queue.is_quorum() => {
+                asked.or(queue.consumer_timeout).unwrap_or(self.consumer_timeout)
+            }
+            Profile::RabbitMq4_3 => FOR_EVER,
+        }
+    }
+
+    /// Sees to it that what is due then is looked at in time. As a rule it is later than what was delivered before.
+    #[inline]
+    pub(super) fn await_settling(&mut self, due: Moment) {
+        if due < self.next_timeout {
+            self.next_timeout = due;
+            self.set_deadline(due, Deadline::Deliveries);
+        }
+    }
+
+    /// Takes deliveries away from those who have kept them for too long.
+    pub(super) fn time_out_deliveries(&mut self) {
+        self.next_timeout = Moment::NEVER;
+        let late = self.channels.iter().filter(|(_, channel)| channel.next_due() <= self.now);
+        for channel in late.map(|(id, _)| id).collect::<Vec<_>>() {
+            match self.profile {
+                Profile::RabbitMq3_10 => {
+                    let timeout = self.consumer_timeout.to_string();
+                    self.close_timed_out(channel, &timeout);
+                }
+                Profile::RabbitMq4_3 => self.take_away(channel),
+            }
+        }
+        let next = self.channels.values().map(|channel| channel.next_due()).min();
+        self.await_settling(next.unwrap_or(Moment::NEVER));
+    }
+
+    fn take_away(&mut self, id: ChannelId) {
+        let Some(channel) = self.channels.get_mut(id) else { return };
+        let overdue = channel.take_due(self.now);
+        let connection = self.connections.get(channel.connection);
+        let mut can_be_told = connection.is_some_and(|one| one.hears_of_cancels);
+        let mut consumers: Vec<ConsumerId> = Vec::new();
+        for Unsettled { tag, consumer, .. } in &overdue {
+            let Some(consumer) = *consumer else {
+                can_be_told = false;
+                continue;
+            };
+            channel.remember_overdue(Overdue { tag: *tag, consumer });
+            if let Some(found) = self.consumers.get_mut(consumer) {
+                found.overdue += 1;
+                if !consumers.contains(&consumer) {
+                    consumers.push(consumer);
+                }
+            }
+        }
+        self.requeue(overdue, Return::TimedOut);
+        if !can_be_told {
+            return self.close_timed_out(id, "-1");
+        }
+        for consumer in consumers {
+            let tag = self.consumers.get(consumer).map(|found| found.tag.clone());
+            let cancel = basic::Cancel { consumer_tag: tag.unwrap_or_default(), nowait: true };
+            self.reply(id, &cancel);
+        }
+    }
+
+    /// Closes a channel without having been asked to. Its session finds out by [`Vhost::closed_channels`].
+    fn close_timed_out(&mut self, id: ChannelId, timeout: &str) {
+        let Some((number, connection)) =
+            self.channels.get(id).map(|found| (found.number, found.connection))
+        else {
+            return;
+        };
+        let refusal = timed_out(number, timeout);
+        self.close_channel(id);
+        let Some(connection) = self.connections.get_mut(connection) else { return };
+        connection.closed.push(number);
+        let close = channel::Close {
+            reply_code: refusal.code,
+            reply_text: refusal.reply_text(),
+            class_id: 0,
+            method_id: 0,
+        };
+        if connection.outlet.put(|outbound, max| outbound.method(number, &close, max)) {
+            self.wakes.push(std::sync::Arc::clone(&connection.outlet));
+        }
+    }
+
+    /// The numbers of the channels of a connection that were closed from here since this was asked last.
+    pub(crate) fn closed_channels(&mut self, connection: super::ConnectionId) -> Vec<u16> {
+        let connection = self.connections.get_mut(connection);
+        connection.map(|found| std::mem::take(&mut found.closed)).unwrap_or_default()
+    }
+
+    /// A client settles what was taken away from it. Once all of it is acked, its consumer gets messages again.
+    pub(super) fn settle_late(&mut self, late: Vec<Overdue>, settlement: Settlement) {
+        if settlement != Settlement::Ack {
+            return;
+        }
+        for Overdue { consumer, .. } in late {
+            let Some(found) = self.consumers.get_mut(consumer) else { continue };
+            found.overdue -= 1;
+            if found.overdue == 0 {
+                self.resume(consumer);
+            }
+        }
+    }
+
+    /// A client has heard that a consumer is cancelled. One that was not gone already goes now.
+    pub(super) fn cancel_heard(&mut self, channel: ChannelId, heard: &basic::CancelOk<'_>) {
+        let Some(found) = self.channels.get_mut(channel) else { return };
+        let tag = heard.consumer_tag.as_bytes();
+        let Some(consumer) = found.consumers.get(tag).copied() else { return };
+        if self.consumers.get(consumer).is_some_and(|one| one.overdue > 0) {
+            found.consumers.remove(tag);
+            if let Some(queue) = self.end_consumer(consumer) {
+                self.delete_if_left(queue);
+            }
+        }
+    }
+}
