@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::amqp::{self, DeleteExchange, DeleteQueue, Options};
+use crate::amqp::{self, DeleteExchange, DeleteQueue, GetOptions, Options};
 use crate::consumer::ConsumerBuilder;
+use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 use crate::pool::ChannelPoolBuilder;
 use crate::publisher::PublisherBuilder;
@@ -280,6 +281,14 @@ impl Client {
         .await
     }
 
+    /// Takes one message from a queue, if it has one. For more than a few, [consume](Client::consumer).
+    pub async fn get(&self, queue: &str, options: GetOptions) -> Result<Option<Delivery>, Error> {
+        let name = self.queue_name(queue);
+        let what = format!("cannot get from queue {queue:?}");
+        let got = self.on_channel(&what, async |channel| channel.get(&name, options).await).await?;
+        Ok(got.map(|delivery| Delivery::new(delivery, &queue.into())))
+    }
+
     /// Does something on a channel that is thrown away, again if the connection went meanwhile.
     async fn on_channel<T>(
         &self,
@@ -296,9 +305,8 @@ impl Client {
             let up = timeout_at(deadline, home.up()).await.map_err(late)??;
             let attempt = async {
                 let channel = up.connection.open_channel().await?;
-                let result = call(&channel).await;
-                let _ = channel.close().await;
-                result
+                // Dropped, it closes by itself once what came out of it is dropped, too.
+                call(&channel).await
             };
             match timeout_at(deadline, attempt).await.map_err(late)? {
                 Ok(value) => return Ok(value),

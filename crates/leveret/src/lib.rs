@@ -12,7 +12,9 @@ mod payload;
 mod pool;
 mod publisher;
 mod random;
+mod telemetry;
 mod topology;
+mod trace;
 
 pub use client::{
     Backoff, Client, ClientBuilder, ConnectLimits, ConnectionHealth, ConsumerHealth, Event, Events,
@@ -35,3 +37,4 @@ pub use topology::{
     Applied, Binding, Conflict, Destination, Exchange, ExchangeKind, Overflow, Queue, QueueType,
     Topology,
 };
+pub use trace::{InvalidTraceContext, TraceContext};

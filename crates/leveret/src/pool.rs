@@ -22,6 +22,7 @@ use crate::amqp::{Channel, Confirm, Tally, lock};
 use crate::client::Client;
 use crate::client::line::Line;
 use crate::error::Error;
+use crate::telemetry::waited_for_channel;
 
 /// How to make a [`ChannelPool`].
 #[derive(Clone, Debug)]
@@ -132,7 +133,8 @@ impl ChannelPool {
     /// A channel for the borrower alone, as soon as one is free.
     pub async fn borrow(&self) -> Result<BorrowedChannel, Error> {
         let pool = &self.pool;
-        let deadline = Instant::now() + pool.timeout;
+        let began = Instant::now();
+        let deadline = began + pool.timeout;
         let permit = match &pool.permits {
             None => None,
             Some(permits) => {
@@ -154,6 +156,7 @@ impl ChannelPool {
         };
         pool.open(&mut borrowed.slot, deadline).await?;
         borrowed.before = borrowed.tally();
+        waited_for_channel(began.elapsed());
         Ok(borrowed)
     }
 

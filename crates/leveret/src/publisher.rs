@@ -17,11 +17,13 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
-use crate::amqp::{self, Channel, Confirm, Properties, Publish, lock};
+use crate::amqp::{self, Channel, Confirm, Properties, Publish, Table, lock};
 use crate::client::Client;
 use crate::client::line::Line;
 use crate::error::{Error, ErrorKind};
 use crate::message::{IntoMessage, Message};
+use crate::telemetry::Published;
+use crate::trace::TraceContext;
 
 mod batch;
 mod book;
@@ -131,7 +133,7 @@ impl PublisherBuilder {
         let channel = opened(&line, &settings).await?;
         let shared = Arc::new(Shared {
             phase: watch::Sender::new(Phase::Open { channel: Arc::new(channel), epoch: 0 }),
-            book: Mutex::new(Book::new(settings.on_loss)),
+            book: Mutex::new(Book::new(settings.on_loss, Published::new(&settings.exchange))),
             kick: Notify::new(),
             ids: Ids::new(),
             settings,
@@ -290,6 +292,10 @@ impl Shared {
             properties: self.settings.complete(properties.unwrap_or_default()),
             body,
         };
+        if let Some(context) = TraceContext::current() {
+            let headers = publish.properties.headers.get_or_insert_with(Table::new);
+            context.child().put_into(headers);
+        }
         if publish.properties.message_id.is_none() {
             publish.properties.message_id = Some(self.ids.next(&mut id));
         }

@@ -162,6 +162,13 @@ impl RawProperties {
         }
     }
 
+    /// Whether there are headers at all, which is known without decoding.
+    #[inline]
+    pub fn has_headers(&self) -> bool {
+        const HEADERS: u8 = 1 << (13 - 8);
+        self.fault.is_none() && self.bytes.first().is_some_and(|flags| flags & HEADERS != 0)
+    }
+
     /// The value of one header.
     ///
     /// ```
@@ -336,6 +343,7 @@ mod tests {
         }
         assert_eq!(header(&raw, "b"), Some("two".into()));
         assert_eq!(header(&raw, "c"), None);
+        assert!(raw.has_headers() && !RawProperties::default().has_headers());
         assert_eq!(RawProperties::default().header("b"), None);
     }
 }

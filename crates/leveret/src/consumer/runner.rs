@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{Instrument as _, Span};
 
 use super::handler::BoxError;
 use super::incoming::{Incoming, States};
@@ -13,6 +14,8 @@ use super::stream::Deliveries;
 use super::{ConsumerBuilder, Mode};
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
+use crate::telemetry::Consumed;
+use crate::trace::TraceContext;
 
 /// What becomes of a message whose handler failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +92,7 @@ impl Runner {
             states: Arc::new(running.states.clone()),
             on_failure: running.on_failure,
             mode: running.mode,
+            counts: Consumed::new(&builder.settings.queue),
         });
         let (stopper, stopped) = tokio::sync::watch::channel(false);
         let mut loops = JoinSet::new();
@@ -137,6 +141,7 @@ struct Shared {
     states: Arc<States>,
     on_failure: OnFailure,
     mode: Mode,
+    counts: Consumed,
 }
 
 /// Reads one stream and has its messages handled, so many at a time.
@@ -233,6 +238,23 @@ impl Loop {
 }
 
 impl Shared {
+    /// Calls the handler, within the trace of the message if it has one.
+    async fn call(&self, incoming: Incoming) -> Result<(), BoxError> {
+        self.counts.begin();
+        let began = Instant::now();
+        let context = TraceContext::of(incoming.raw_properties());
+        let span = span_of(&incoming, context.as_ref());
+        let outcome = match context {
+            None => self.call.call(incoming).instrument(span).await,
+            Some(context) => {
+                let handling = self.call.call(incoming).instrument(span);
+                context.child().scope(handling).await
+            }
+        };
+        self.counts.end(began.elapsed(), outcome.is_ok());
+        outcome
+    }
+
     /// Has a message handled, and settles it.
     async fn handle(&self, delivery: Delivery) -> Summary {
         if self.mode == Mode::AtMostOnce && delivery.redelivered() {
@@ -241,7 +263,7 @@ impl Shared {
         }
         let incoming = Incoming::new(&delivery, &self.states);
         match self.mode {
-            Mode::AtLeastOnce => match self.call.call(incoming).await {
+            Mode::AtLeastOnce => match self.call(incoming).await {
                 Ok(()) => {
                     report(delivery.ack());
                     Summary { handled: 1, ..Summary::default() }
@@ -254,7 +276,7 @@ impl Shared {
             Mode::AtMostOnce => {
                 // Settled before it is begun: it cannot come again.
                 report(delivery.ack());
-                match self.call.call(incoming).await {
+                match self.call(incoming).await {
                     Ok(()) => Summary { handled: 1, ..Summary::default() },
                     Err(error) => {
                         tracing::error!("a message that is not tried again failed: {error}");
@@ -264,6 +286,46 @@ impl Shared {
             }
         }
     }
+}
+
+/// By the conventions of OpenTelemetry for messaging.
+fn span_of(incoming: &Incoming, context: Option<&TraceContext>) -> Span {
+    let span = tracing::info_span!(
+        target: "leveret",
+        "process",
+        otel.name = tracing::field::Empty,
+        otel.kind = "consumer",
+        messaging.system = "rabbitmq",
+        messaging.operation.name = "process",
+        messaging.operation.type = "process",
+        messaging.destination.name = tracing::field::Empty,
+        messaging.rabbitmq.destination.routing_key = tracing::field::Empty,
+        messaging.rabbitmq.message.delivery_tag = incoming.delivery_tag(),
+        messaging.message.id = tracing::field::Empty,
+        messaging.message.conversation_id = tracing::field::Empty,
+        trace_id = tracing::field::Empty,
+        parent_id = tracing::field::Empty,
+    );
+    if span.is_disabled() {
+        return span;
+    }
+    let (exchange, key) = (incoming.exchange(), incoming.routing_key());
+    let destination = format!("{exchange}:{key}:{}", incoming.queue());
+    span.record("otel.name", format!("process {}", incoming.queue()));
+    span.record("messaging.destination.name", destination);
+    span.record("messaging.rabbitmq.destination.routing_key", key.to_string());
+    let properties = incoming.properties();
+    if let Some(id) = properties.message_id {
+        span.record("messaging.message.id", id.to_string());
+    }
+    if let Some(id) = properties.correlation_id {
+        span.record("messaging.message.conversation_id", id.to_string());
+    }
+    if let Some(context) = context {
+        span.record("trace_id", context.trace_id());
+        span.record("parent_id", context.span_id());
+    }
+    span
 }
 
 /// Settles messages whose handler failed.

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use super::OnLoss;
 use crate::amqp::{self, Confirmation, EncodeProperties as _, Outcome, Properties, Publish};
 use crate::error::{Error, ErrorKind};
+use crate::telemetry::Published;
 
 /// A message that may have to be sent again.
 #[derive(Debug)]
@@ -68,15 +69,16 @@ impl Held {
     }
 
     /// Resolves what the broker has answered.
-    fn look(&mut self, on_loss: OnLoss) {
+    fn look(&mut self, on_loss: OnLoss, counts: &Published) {
         if let State::Sent(confirmation) = &self.state
             && let Some(outcome) = confirmation.outcome()
         {
-            self.resolve(outcome, on_loss);
+            self.resolve(outcome, on_loss, counts);
         }
     }
 
-    fn resolve(&mut self, outcome: Outcome, on_loss: OnLoss) {
+    fn resolve(&mut self, outcome: Outcome, on_loss: OnLoss, counts: &Published) {
+        counts.outcome(&outcome);
         self.state = match outcome {
             Outcome::Acked => State::Done,
             Outcome::Lost(_) if on_loss == OnLoss::Replay => State::Lost,
@@ -137,6 +139,7 @@ pub(super) struct Book {
     held: VecDeque<Held>,
     failed: BTreeMap<u64, Error>,
     on_loss: OnLoss,
+    counts: Published,
     /// The channel that messages go over, by its number.
     epoch: u64,
     tick: u32,
@@ -145,8 +148,9 @@ pub(super) struct Book {
 }
 
 impl Book {
-    pub(super) fn new(on_loss: OnLoss) -> Self {
+    pub(super) fn new(on_loss: OnLoss, counts: Published) -> Self {
         Book {
+            counts,
             base: 0,
             held: VecDeque::new(),
             failed: BTreeMap::new(),
@@ -162,6 +166,7 @@ impl Book {
     #[inline]
     pub(super) fn enter(&mut self, mut held: Held, epoch: u64) -> (u64, bool) {
         self.drop_answered();
+        self.counts.published();
         let number = self.next();
         (held.first_sent, held.last_sent) = (self.tick, self.tick);
         self.held.push_back(held);
@@ -180,7 +185,7 @@ impl Book {
     #[inline]
     fn drop_answered(&mut self) {
         while let Some(front) = self.held.front_mut() {
-            front.look(self.on_loss);
+            front.look(self.on_loss, &self.counts);
             match &mut front.state {
                 State::Sent(_) | State::Lost => return,
                 State::Done => {}
@@ -205,7 +210,7 @@ impl Book {
         let count = number.saturating_sub(self.base) as usize;
         let mut before = self.held.iter_mut().take(count);
         before.all(|held| {
-            held.look(self.on_loss);
+            held.look(self.on_loss, &self.counts);
             !matches!(held.state, State::Sent(_) | State::Lost)
         })
     }
@@ -227,7 +232,7 @@ impl Book {
         if let State::Sent(confirmation) = &mut held.state
             && let Poll::Ready(outcome) = Pin::new(confirmation).poll(context)
         {
-            held.resolve(outcome, self.on_loss);
+            held.resolve(outcome, self.on_loss, &self.counts);
         }
         let outcome = match std::mem::replace(&mut held.state, State::Done) {
             State::Done => Ok(()),
@@ -273,11 +278,11 @@ impl Book {
     /// The first message from this number on that has to be sent again.
     pub(super) fn lost_from(&mut self, number: u64) -> Option<Again> {
         let skip = number.saturating_sub(self.base) as usize;
-        let on_loss = self.on_loss;
+        let (on_loss, counts) = (self.on_loss, &self.counts);
         let base = self.base;
         let mut held = self.held.iter_mut().enumerate().skip(skip);
         held.find_map(|(index, held)| {
-            held.look(on_loss);
+            held.look(on_loss, counts);
             if !matches!(held.state, State::Lost) {
                 // Whoever awaits it learns the outcome.
                 held.wake_if_answered();
@@ -299,6 +304,7 @@ impl Book {
             held.state = State::Sent(confirmation);
             held.last_sent = tick;
             held.wake();
+            self.counts.replayed();
         }
     }
 
@@ -313,16 +319,15 @@ impl Book {
 
     /// A message that has no outcome yet.
     fn lost(&mut self, number: u64) -> Option<&mut Held> {
-        let on_loss = self.on_loss;
         let held = self.held.get_mut(number.checked_sub(self.base)? as usize)?;
-        held.look(on_loss);
+        held.look(self.on_loss, &self.counts);
         matches!(held.state, State::Lost).then_some(held)
     }
 
     /// What was lost is not to be sent again.
     pub(super) fn fail_lost(&mut self, error: &Error) {
         for held in &mut self.held {
-            held.look(self.on_loss);
+            held.look(self.on_loss, &self.counts);
             if matches!(held.state, State::Lost) {
                 held.state = State::Failed(error.clone());
                 held.wake();
@@ -334,7 +339,7 @@ impl Book {
     /// There will be no channel any more.
     pub(super) fn fail_all(&mut self, error: &Error) {
         for held in &mut self.held {
-            held.look(self.on_loss);
+            held.look(self.on_loss, &self.counts);
             if matches!(held.state, State::Sent(_) | State::Lost) {
                 held.state = State::Failed(error.clone());
             }
@@ -356,7 +361,7 @@ impl Book {
         self.drop_answered();
         let mut overdue = Overdue::Nothing;
         for held in &mut self.held {
-            held.look(self.on_loss);
+            held.look(self.on_loss, &self.counts);
             let is_sent = match held.state {
                 State::Sent(_) => true,
                 State::Lost => false,

@@ -10,7 +10,7 @@ use crate::{broker, client_with, soon};
 
 /// How many channels the broker has, but for that of consumers.
 fn channels(broker: &Broker) -> usize {
-    broker.snapshot().virtual_host("/").unwrap().channels
+    broker.statistics().channels
 }
 
 fn letter(body: &str) -> Publish<'static> {
