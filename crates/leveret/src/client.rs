@@ -346,6 +346,21 @@ impl Client {
         }
     }
 
+    /// The same, and asks the broker whether it agrees: a consumer that it has silently forgotten is found, reported as
+    /// not live, and begun anew. It takes a round trip for each queue that is consumed.
+    ///
+    /// The broker's count of consumers is that of all clients, so one that was forgotten beside others is not found.
+    pub async fn check_health(&self) -> Health {
+        for queue in self.core().health.consumed() {
+            if let Ok(info) = self.inspect_queue(&queue).await
+                && info.consumers == 0
+            {
+                self.core().health.stop_consumers(&queue);
+            }
+        }
+        self.health()
+    }
+
     /// Closes all connections: what was published is confirmed first, up to a deadline; consumers end. Closing twice is
     /// no error, and it never hangs.
     pub async fn close(&self) {

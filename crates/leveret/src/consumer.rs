@@ -13,6 +13,7 @@ mod batch;
 mod handler;
 mod incoming;
 mod runner;
+mod seen;
 mod service;
 mod source;
 mod stream;
@@ -25,6 +26,7 @@ pub use service::HandlerService;
 pub use stream::{Deliveries, Next};
 
 use incoming::States;
+use seen::Seen;
 use service::{BoxLayer, Call};
 use source::Source;
 
@@ -78,6 +80,7 @@ struct Running {
     drain: Duration,
     on_failure: OnFailure,
     mode: Mode,
+    seen: Option<Seen>,
     states: States,
     layers: Vec<BoxLayer>,
 }
@@ -132,6 +135,7 @@ impl ConsumerBuilder {
             drain: Duration::from_secs(30),
             on_failure: OnFailure::default(),
             mode: Mode::AtLeastOnce,
+            seen: None,
             states: States::default(),
             layers: Vec::new(),
         };
@@ -204,6 +208,28 @@ impl ConsumerBuilder {
     /// and some may not be handled at all.
     pub fn at_most_once(mut self) -> Self {
         self.running.mode = Mode::AtMostOnce;
+        self
+    }
+
+    /// Messages of one key are handled once within this time; further ones are acked and passed over. Without a key
+    /// of its own, see [`deduplicate_by`](Self::deduplicate_by), a message is known by its message id; one without any is
+    /// always handled.
+    ///
+    /// The keys are in the memory of this consumer: it suppresses what is sent twice in a short time, and is no promise to
+    /// handle a message only once.
+    pub fn deduplicate(self, within: Duration) -> Self {
+        self.deduplicate_by(within, |incoming| {
+            incoming.properties().message_id.map(|id| id.as_bytes().to_vec())
+        })
+    }
+
+    /// The same, by a key that is made of the message.
+    pub fn deduplicate_by(
+        mut self,
+        within: Duration,
+        key: impl Fn(&Incoming) -> Option<Vec<u8>> + Send + Sync + 'static,
+    ) -> Self {
+        self.running.seen = Some(Seen::new(within, std::sync::Arc::new(key)));
         self
     }
 

@@ -1,4 +1,54 @@
 //! Messaging on AMQP 0-9-1 (RabbitMQ) that does not lose work.
+//!
+//! An application holds a [`Client`]. It declares what it needs as a [`Topology`], publishes with a [`Publisher`] and
+//! consumes with a [`ConsumerBuilder`]; brokers may come and go underneath.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), leveret::Error> {
+//! use leveret::{Client, Exchange, Json, Queue, Topology};
+//!
+//! let client = Client::embedded().await?; // no server needed; or Client::connect("amqp://localhost")
+//! let topology = Topology::new()
+//!     .exchange(Exchange::topic("orders"))
+//!     .queue(Queue::quorum("billing").bind("orders", "order.*"));
+//! client.apply(&topology).await?;
+//!
+//! let orders = client.publisher("orders").build().await?;
+//! orders.publish("order.created", Json(42)).await?; // Ok: routed, confirmed, safe
+//!
+//! let (done, until_done) = tokio::sync::oneshot::channel();
+//! let done = std::sync::Mutex::new(Some(done));
+//! let bill = move |Json(order): Json<u32>| {
+//!     println!("billing order {order}");
+//!     let done = done.lock().unwrap().take();
+//!     async move { drop(done) }
+//! };
+//! client.consumer("billing").workers(16).handle(bill).run_until(until_done).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What is counted
+//!
+//! With the feature `metrics`, for any collector of the facade `metrics` that was installed before:
+//!
+//! | name | of each | what |
+//! |---|---|---|
+//! | `leveret_published_total` | exchange | messages that were sent to the broker, each once |
+//! | `leveret_confirmed_total`, `leveret_nacked_total`, `leveret_returned_total` | exchange | the broker's answers |
+//! | `leveret_lost_total`, `leveret_replayed_total` | exchange | no answer before the channel went; sent again |
+//! | `leveret_consumed_total`, `leveret_acked_total`, `leveret_failed_total` | queue | messages given to handlers, and how that ended |
+//! | `leveret_in_flight` | queue | messages that handlers are at work on |
+//! | `leveret_handler_seconds` | queue | how long handlers take |
+//! | `leveret_pool_wait_seconds` | | how long borrowers wait for a channel |
+//!
+//! Spans and events go to `tracing`, by OpenTelemetry's conventions for messaging; [`TraceContext`] travels in headers.
+//!
+//! # Features
+//!
+//! All of them are on by default: `embedded` (a broker in the process), `files` (topologies from TOML and YAML), `metrics`,
+//! `tls`.
 
 pub mod amqp;
 mod client;

@@ -178,6 +178,13 @@ impl Pulse {
     pub(crate) fn is_alive(&self) -> bool {
         self.0.upgrade().is_some_and(|queue| queue.is_alive())
     }
+
+    /// Somebody knows that the broker no longer delivers to it.
+    pub(crate) fn stop(&self, error: Error) {
+        if let Some(queue) = self.0.upgrade() {
+            queue.end(End::Failed(error));
+        }
+    }
 }
 
 /// A stream of deliveries from one queue.

@@ -75,6 +75,11 @@ impl Error {
         Error(Arc::new(Inner { kind, text: text.into(), source: Some(source.into()) }))
     }
 
+    /// The broker does not know a consumer that is consuming as far as this side knows.
+    pub(crate) fn unknown_consumer() -> Self {
+        Error::new(ErrorKind::ConsumerCancelled, "the broker does not know the consumer any more")
+    }
+
     pub(crate) fn timeout(what: impl fmt::Display, after: Duration) -> Self {
         Error::new(ErrorKind::Timeout, format!("{what} took longer than {after:?}"))
     }

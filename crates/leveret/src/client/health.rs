@@ -1,13 +1,13 @@
 //! How a client is: the truth of the moment about its connections and consumers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::time::Instant;
 
 use super::line::{Line, State};
-use crate::amqp::{Pulse, lock};
+use crate::amqp::{self, Pulse, lock};
 use crate::error::Error;
 
 /// What [`Client::health`](super::Client::health) found.
@@ -99,6 +99,22 @@ impl Known {
 }
 
 impl Registry {
+    /// The queues that are consumed, as far as this side knows.
+    pub(crate) fn consumed(&self) -> BTreeSet<String> {
+        let consumers = lock(&self.consumers);
+        let live = consumers.values().filter(|known| known.health().is_live);
+        live.map(|known| known.health.queue.clone()).collect()
+    }
+
+    /// The broker has no consumers on this queue: those that believe to be are to begin anew.
+    pub(crate) fn stop_consumers(&self, queue: &str) {
+        for known in lock(&self.consumers).values().filter(|known| known.health.queue == queue) {
+            if let Some(pulse) = &known.pulse {
+                pulse.stop(amqp::Error::unknown_consumer());
+            }
+        }
+    }
+
     pub(crate) fn consumers(&self) -> Vec<ConsumerHealth> {
         lock(&self.consumers).values().map(Known::health).collect()
     }

@@ -9,6 +9,7 @@ use tracing::{Instrument as _, Span};
 
 use super::handler::BoxError;
 use super::incoming::{Incoming, States};
+use super::seen::Seen;
 use super::service::Call;
 use super::stream::Deliveries;
 use super::{ConsumerBuilder, Mode};
@@ -45,6 +46,9 @@ pub struct Summary {
     pub failed: u64,
     /// Messages that were not handled because they had been delivered before, in the mode at most once.
     pub skipped: u64,
+    /// Messages that were not handled because another of the same key was, see
+    /// [`deduplicate`](ConsumerBuilder::deduplicate).
+    pub duplicates: u64,
     /// Messages whose handler did not end in time when the consumer was stopped. They went back to the queue.
     pub abandoned: u64,
 }
@@ -54,6 +58,7 @@ impl Summary {
         self.handled += other.handled;
         self.failed += other.failed;
         self.skipped += other.skipped;
+        self.duplicates += other.duplicates;
         self.abandoned += other.abandoned;
     }
 }
@@ -92,6 +97,7 @@ impl Runner {
             states: Arc::new(running.states.clone()),
             on_failure: running.on_failure,
             mode: running.mode,
+            seen: running.seen.clone(),
             counts: Consumed::new(&builder.settings.queue),
         });
         let (stopper, stopped) = tokio::sync::watch::channel(false);
@@ -135,12 +141,12 @@ impl Runner {
 }
 
 /// What all loops of a runner share.
-#[derive(Debug)]
 struct Shared {
     call: Call,
     states: Arc<States>,
     on_failure: OnFailure,
     mode: Mode,
+    seen: Option<Seen>,
     counts: Consumed,
 }
 
@@ -262,9 +268,19 @@ impl Shared {
             return Summary { skipped: 1, ..Summary::default() };
         }
         let incoming = Incoming::new(&delivery, &self.states);
+        let key = self.seen.as_ref().and_then(|seen| Some((seen, seen.key_of(&incoming)?)));
+        if let Some((seen, key)) = &key
+            && seen.contains(key)
+        {
+            report(delivery.ack());
+            return Summary { duplicates: 1, ..Summary::default() };
+        }
         match self.mode {
             Mode::AtLeastOnce => match self.call(incoming).await {
                 Ok(()) => {
+                    if let Some((seen, key)) = key {
+                        seen.add(key);
+                    }
                     report(delivery.ack());
                     Summary { handled: 1, ..Summary::default() }
                 }

@@ -243,3 +243,36 @@ async fn at_most_once_skips_what_was_delivered_before() {
     assert_eq!((summary.skipped, summary.failed, summary.handled), (1, 1, 0));
     assert_eq!(depth(&broker, "q"), Some(0));
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_was_handled_a_while_ago_is_not_handled_again() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    for (id, body) in [("a", "1"), ("a", "2"), ("b", "3")] {
+        publisher.publish("q", Message::new(body).message_id(id)).await.unwrap();
+    }
+    let runner = client.consumer("q").deduplicate(Duration::from_secs(10)).handle(async || {});
+    let stop = async {
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        publisher.publish("q", Message::new("4").message_id("a")).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    };
+    let summary = soon("the end", runner.run_until(stop)).await.unwrap();
+    assert_eq!((summary.handled, summary.duplicates), (3, 1));
+    assert_eq!(depth(&broker, "q"), Some(0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_failed_is_no_duplicate() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    client.publisher("").build().await.unwrap().publish("q", "1").await.unwrap();
+    let handler = |incoming: Incoming| async move {
+        if incoming.redelivered() { Ok(()) } else { Err("not yet") }
+    };
+    let runner = client.consumer("q").deduplicate(Duration::from_secs(60)).handle(handler);
+    let stop = tokio::time::sleep(Duration::from_secs(10));
+    let summary = soon("the end", runner.run_until(stop)).await.unwrap();
+    assert_eq!((summary.handled, summary.failed, summary.duplicates), (1, 1, 0));
+}

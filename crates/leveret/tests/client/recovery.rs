@@ -141,3 +141,12 @@ async fn an_object_that_cannot_be_restored_is_reported_and_tried_again() {
     assert_eq!(not_restored, 1, "{seen:?}");
     assert!(seen.iter().any(|event| matches!(event, Event::Connected { .. })));
 }
+
+#[tokio::test(start_paused = true)]
+async fn checking_asks_the_broker_and_finds_all_consumers_there() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let _deliveries = client.consumer("q").stream().await.unwrap();
+    let health = soon("the health", client.check_health()).await;
+    assert!(health.is_healthy(), "{health:?}");
+}
