@@ -50,6 +50,12 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         let mut space = self.inbound.space();
         Ok(self.stream.read_buf(&mut space).await? > 0)
     }
+
+    /// The same where bodies may be large: their bytes are read to where they stay.
+    async fn read_for(&mut self, channels: &mut Channels) -> io::Result<bool> {
+        let mut space = self.inbound.space_for(|channel, size| channels.large_body(channel, size));
+        Ok(self.stream.read_buf(&mut space.room()).await? > 0)
+    }
 }
 
 /// Class and method of a publish.
@@ -255,7 +261,7 @@ async fn read<R: AsyncRead + Unpin>(
         if timeout(UNREAD, channels.until_room()).await.is_err() {
             return End::Gone;
         }
-        let read = reader.read();
+        let read = reader.read_for(channels);
         let read = if agreed.heartbeat.is_zero() {
             read.await
         } else {

@@ -21,6 +21,14 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! Every method of the protocol has its call, but for these, which are left out on purpose:
+//!
+//! - `immediate` of `basic.publish`: RabbitMQ closes the connection on it (540, not implemented).
+//! - `nowait`: the broker answers such a call only by closing the channel if it fails, and then some other call gets the
+//!   blame. To spare the wait, let several calls be under way at once: `tokio::join!(...)`.
+//! - `basic.recover-async`: nothing answers it, so nobody knows which of the deliveries that follow are old ones, on
+//!   which an ack costs the channel. [`Channel::recover`] does the same and is answered.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -45,7 +53,7 @@ mod tls;
 mod uri;
 
 pub use channel::{
-    Channel, Confirm, ConsumeOptions, DeleteExchange, DeleteQueue, ExchangeOptions, Flow,
+    Access, Channel, Confirm, ConsumeOptions, DeleteExchange, DeleteQueue, ExchangeOptions, Flow,
     GetOptions, Plain, QueueInfo, QueueOptions, Tx,
 };
 pub use confirm::{Confirmation, Outcome, Returned, Tally};

@@ -355,6 +355,71 @@ async fn frames_split_at_every_byte_are_understood() {
     assert_eq!(broker.expect::<basic::Ack>(1).await.delivery_tag, 1);
 }
 
+/// The frames of a delivery, one after another.
+fn frames_of_delivery(id: u16, body: &Bytes) -> Vec<Bytes> {
+    let mut frames = leveret_wire::Outbound::new();
+    let max = leveret_wire::FrameMax::DEFAULT;
+    frames.content(id, &deliver(1), &Properties::default(), body, max).unwrap();
+    let mut bytes = frames.copy_to_bytes(frames.remaining());
+    std::iter::from_fn(|| {
+        let size = u32::from_be_bytes(bytes.get(3..7)?.try_into().ok()?) as usize;
+        Some(bytes.split_to(size + 8))
+    })
+    .collect()
+}
+
+#[tokio::test]
+async fn large_bodies_of_two_channels_come_whole_however_their_frames_are_mixed_and_cut() {
+    let (connection, mut broker) = connected().await;
+    let first = open_channel(&connection, &mut broker).await;
+    let second = open_channel(&connection, &mut broker).await;
+    let mut consumers = [
+        consuming(&first, ConsumeOptions::default(), &mut broker).await,
+        consuming(&second, ConsumeOptions::default(), &mut broker).await,
+    ];
+    let bodies = [1_000_003, 700_001].map(|size: u32| -> Bytes {
+        (0..size).map(|place| (place.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+    });
+    let (one, other) = (frames_of_delivery(1, &bodies[0]), frames_of_delivery(2, &bodies[1]));
+    let heartbeat = Bytes::from_static(b"\x08\x00\x00\x00\x00\x00\x00\xce");
+    let mut mixed = Vec::new();
+    for place in 0..one.len() {
+        mixed.extend(one.get(place).cloned());
+        mixed.extend(other.get(place).cloned());
+        mixed.push(heartbeat.clone());
+    }
+    for piece in mixed.concat().chunks(50_021) {
+        broker.send_bytes(piece).await;
+    }
+    for (consumer, body) in consumers.iter_mut().zip(&bodies) {
+        let delivery = timeout(SOON, consumer.next()).await.unwrap().unwrap().unwrap();
+        assert!(delivery.body() == body);
+        delivery.ack().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_channel_that_is_closed_amid_a_large_body_costs_the_others_nothing() {
+    let (connection, mut broker) = connected().await;
+    let channel = open_channel(&connection, &mut broker).await;
+    let other = open_channel(&connection, &mut broker).await;
+    let consumer = consuming(&channel, ConsumeOptions::default(), &mut broker).await;
+    let bytes = frames_of_delivery(1, &vec![7; 1_000_000].into()).concat();
+    let (begin, rest) = bytes.split_at(400_000);
+    broker.send_bytes(begin).await;
+    tokio::task::yield_now().await;
+    drop(consumer);
+    let (closed, ()) = tokio::join!(channel.close(), async {
+        broker.expect::<basic::Cancel<'_>>(1).await;
+        broker.expect::<channel::Close<'_>>(1).await;
+        broker.send_bytes(rest).await;
+        broker.send(1, &channel::CloseOk {}).await;
+    });
+    closed.unwrap();
+    other.check_open().unwrap();
+    barrier(&connection, &mut broker).await;
+}
+
 // ---- calls
 
 #[tokio::test(start_paused = true)]

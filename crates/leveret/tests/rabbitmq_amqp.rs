@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use leveret::amqp::{
-    Channel, Confirm, Connection, ConsumeOptions, Consumer, DeleteQueue, Delivery, ErrorKind,
-    ExchangeOptions, GetOptions, Options, Outcome, Properties, Publish, QueueOptions, Refused,
-    ReplyCode, Table, Tally,
+    Access, Channel, Confirm, Connection, ConsumeOptions, Consumer, DeleteQueue, Delivery,
+    ErrorKind, ExchangeOptions, GetOptions, Options, Outcome, Properties, Publish, QueueOptions,
+    Refused, ReplyCode, Table, Tally,
 };
 use leveret_testkit::eventually;
 use leveret_testkit::rabbitmq::{self, Vhost};
@@ -64,6 +64,17 @@ async fn a_message_goes_through_a_queue() {
         connection.open_channel().await.unwrap_err().kind(),
         ErrorKind::ConnectionClosedHere
     );
+}
+
+#[tokio::test]
+async fn access_is_granted_to_whoever_asks() {
+    let vhost = rabbitmq::vhost().await;
+    let connection = connect(&vhost).await;
+    let channel = connection.open_channel().await.unwrap();
+    for realm in ["/data", "no such realm"] {
+        let access = Access { active: true, write: true, read: true, ..Access::default() };
+        assert_eq!(channel.request_access(realm, access).await.unwrap(), 1);
+    }
 }
 
 #[tokio::test]

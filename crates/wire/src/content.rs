@@ -3,7 +3,7 @@
 use bytes::{Bytes, BytesMut};
 
 use crate::error::{DecodeError, Fault};
-use crate::frame::FrameKind;
+use crate::frame::{FRAME_OVERHEAD, FrameKind, FrameMax};
 use crate::properties::{RawProperties, decode_header};
 
 /// A whole message with what the method before it said.
@@ -13,7 +13,7 @@ pub struct Content<M> {
     pub method: M,
     /// The properties.
     pub properties: RawProperties,
-    /// The body, in one piece. Not copied if it came in one frame.
+    /// The body, in one piece. Not copied if it came in one frame, or by way of [`Assembler::large_body`].
     pub body: Bytes,
 }
 
@@ -61,6 +61,27 @@ enum State<M> {
 struct Partial<M> {
     method: M,
     properties: RawProperties,
+    body: PartialBody,
+}
+
+impl<M> Partial<M> {
+    fn into_content(self) -> Content<M> {
+        let Partial { method, properties, body } = self;
+        Content { method, properties, body: body.into_bytes() }
+    }
+}
+
+/// A body of more than this is read into memory of its own: what does not fit into one frame of RabbitMQ's default size.
+/// Smaller ones share the memory of a read, which is cheaper.
+const LARGE: u64 = FrameMax::DEFAULT.payload() as u64;
+
+/// For how much of a large body room is made at first, so that most never have to grow. Memory that nothing was written
+/// to is not taken from the system.
+const FIRST_ROOM: usize = 1024 * 1024;
+
+/// A body that is under way.
+#[derive(Debug)]
+pub struct PartialBody {
     announced: u64,
     /// The first piece, as it came.
     first: Bytes,
@@ -68,9 +89,17 @@ struct Partial<M> {
     joined: BytesMut,
 }
 
-impl<M> Partial<M> {
+impl PartialBody {
+    fn new(announced: u64) -> Self {
+        PartialBody { announced, first: Bytes::new(), joined: BytesMut::new() }
+    }
+
     fn received(&self) -> u64 {
         (self.first.len() + self.joined.len()) as u64
+    }
+
+    fn missing(&self) -> u64 {
+        self.announced.saturating_sub(self.received())
     }
 
     fn add(&mut self, piece: Bytes) {
@@ -78,17 +107,29 @@ impl<M> Partial<M> {
             self.first = piece;
             return;
         }
-        if self.joined.is_empty() {
-            self.joined.reserve(self.first.len() + piece.len());
-            self.joined.extend_from_slice(&std::mem::take(&mut self.first));
-        }
+        self.join(piece.len());
         self.joined.extend_from_slice(&piece);
     }
 
-    fn into_content(self) -> Content<M> {
-        let Partial { method, properties, first, joined, .. } = self;
-        let body = if joined.is_empty() { first } else { joined.freeze() };
-        Content { method, properties, body }
+    /// One buffer for all pieces, with room for so many more bytes.
+    fn join(&mut self, more: usize) {
+        let first = std::mem::take(&mut self.first);
+        self.joined.reserve(first.len() + more);
+        self.joined.extend_from_slice(&first);
+    }
+
+    /// The buffer of all pieces, with room for so many more bytes and those between two frames. It grows by doubling.
+    pub(crate) fn room(&mut self, more: usize) -> &mut BytesMut {
+        let most = usize::try_from(self.missing()).unwrap_or(usize::MAX);
+        if self.joined.capacity() - self.joined.len() < more + FRAME_OVERHEAD {
+            let ahead = FIRST_ROOM.max(self.joined.len()).min(most).max(more);
+            self.join(ahead + FRAME_OVERHEAD);
+        }
+        &mut self.joined
+    }
+
+    fn into_bytes(self) -> Bytes {
+        if self.joined.is_empty() { self.first } else { self.joined.freeze() }
     }
 }
 
@@ -129,8 +170,8 @@ impl<M> Assembler<M> {
         if announced == 0 {
             return Ok(Some(Content { method, properties, body: Bytes::new() }));
         }
-        let (first, joined) = (Bytes::new(), BytesMut::new());
-        self.state = State::Body(Partial { method, properties, announced, first, joined });
+        let body = PartialBody::new(announced);
+        self.state = State::Body(Partial { method, properties, body });
         Ok(None)
     }
 
@@ -140,12 +181,13 @@ impl<M> Assembler<M> {
         let State::Body(partial) = &mut self.state else {
             return Err(self.refuse(FrameKind::Body));
         };
-        let (announced, received) = (partial.announced, partial.received() + payload.len() as u64);
+        let body = &mut partial.body;
+        let (announced, received) = (body.announced, body.received() + payload.len() as u64);
         if received > announced {
             let fault = Fault::BodyOverrun { announced, received };
             return Err(self.fail(DecodeError::new(fault, "content body", 0)));
         }
-        partial.add(payload);
+        body.add(payload);
         if received < announced {
             return Ok(None);
         }
@@ -153,6 +195,13 @@ impl<M> Assembler<M> {
             State::Body(partial) => Ok(Some(partial.into_content())),
             _ => Ok(None),
         }
+    }
+
+    /// The body that is under way, if it is a large one and a frame with so much of it is in order: for
+    /// [`Inbound::space_for`](crate::Inbound::space_for).
+    pub fn large_body(&mut self, size: usize) -> Option<&mut PartialBody> {
+        let State::Body(Partial { body, .. }) = &mut self.state else { return None };
+        (body.announced > LARGE && size as u64 <= body.missing()).then_some(body)
     }
 
     #[cold]
@@ -307,6 +356,33 @@ mod tests {
             assembler.body("cd".into()).unwrap_err().fault(),
             &Fault::BodyOverrun { announced: 3, received: 4 }
         );
+    }
+
+    #[test]
+    fn room_for_a_large_body_grows_with_what_came_and_not_with_what_is_announced() {
+        const FRAME: usize = 100_000;
+        let mut assembler = Assembler::new(u64::MAX);
+        assembler.begin("deliver").unwrap();
+        assembler.header(header(usize::MAX)).unwrap();
+        for received in 0..300 {
+            let body = assembler.large_body(FRAME).unwrap();
+            let room = body.room(FRAME);
+            assert!(room.capacity() - room.len() >= FRAME + FRAME_OVERHEAD);
+            assert!(room.capacity() <= 2 * (received * FRAME + FIRST_ROOM + FRAME_OVERHEAD));
+            room.extend_from_slice(&[0; FRAME]);
+        }
+        assert!(assembler.large_body(usize::MAX).is_none(), "a frame with more than is announced");
+    }
+
+    #[test]
+    fn a_small_body_is_not_read_in_place() {
+        for (size, large) in [(131_064, false), (131_065, true)] {
+            let mut assembler = Assembler::new(u64::MAX);
+            assembler.begin("deliver").unwrap();
+            assert!(assembler.large_body(0).is_none());
+            assembler.header(header(size)).unwrap();
+            assert_eq!(assembler.large_body(10_000).is_some(), large);
+        }
     }
 
     #[test]

@@ -93,7 +93,7 @@ impl FrameMax {
 
     /// How much of a body fits into one frame.
     #[inline]
-    pub fn payload(self) -> usize {
+    pub const fn payload(self) -> usize {
         self.0 as usize - FRAME_OVERHEAD
     }
 }

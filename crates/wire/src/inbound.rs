@@ -3,10 +3,14 @@
 use std::collections::VecDeque;
 use std::fmt;
 
+use bytes::buf::Limit;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
+use crate::content::PartialBody;
 use crate::error::DecodeError;
-use crate::frame::{Frame, FrameMax, PROTOCOL_HEADER, ProtocolVersion};
+use crate::frame::{
+    FRAME_HEADER, FRAME_OVERHEAD, Frame, FrameKind, FrameMax, PROTOCOL_HEADER, ProtocolVersion,
+};
 
 /// How much memory is made for reads. One read then takes hundreds of small messages.
 const READ_SIZE: usize = 64 * 1024;
@@ -20,9 +24,16 @@ const BUSY_READ_SIZE: usize = 256 * 1024;
 const LEAST_ROOM: usize = 8 * 1024;
 
 /// How many pieces of memory are kept to be used again once nobody holds a part of them: new memory costs a page fault
-/// every 4 KiB. About what is on its way through an application with several consumers that keep up, and less than 2 MiB
-/// with the piece in use.
-const KEEP_USED: usize = 6;
+/// every 4 KiB. About what is on its way through an application with several consumers that keep up: with half of it, large
+/// deliveries cost a tenth more. 3 MiB for a connection that was ever that busy.
+const KEEP_USED: usize = 12;
+
+/// How much is read behind a piece of a large body. What follows is most likely the beginning of another one, and all of
+/// that which is read here has to be moved there.
+const LITTLE: usize = 4 * 1024;
+
+/// With less than this to come of a body frame, it is read like any other: a read of its own costs more than a copy.
+const LEAST_IN_PLACE: usize = 8 * 1024;
 
 /// Collects bytes from a peer and gives them back as batches of whole frames.
 ///
@@ -34,6 +45,8 @@ pub struct Inbound {
     used: VecDeque<BytesMut>,
     /// The buffer was made larger for one frame.
     unusual: bool,
+    /// The last read was into a large body, and left so much of the frame to come.
+    in_place: Option<usize>,
     max: FrameMax,
     /// What was wrong with the bytes behind the last whole frame.
     error: Option<DecodeError>,
@@ -46,6 +59,7 @@ impl Inbound {
             buffer: BytesMut::with_capacity(READ_SIZE),
             used: VecDeque::new(),
             unusual: false,
+            in_place: None,
             max,
             error: None,
         }
@@ -58,10 +72,58 @@ impl Inbound {
 
     /// Where to read the next bytes into. There is always room.
     pub fn space(&mut self) -> impl BufMut + '_ {
+        self.ordinary_space()
+    }
+
+    fn ordinary_space(&mut self) -> Limit<&mut BytesMut> {
         if self.buffer.capacity() - self.buffer.len() < LEAST_ROOM {
             self.make_room();
         }
-        &mut self.buffer
+        let most = if self.in_place.take().is_some() { LITTLE } else { usize::MAX };
+        (&mut self.buffer).limit(most)
+    }
+
+    /// Where to read the next bytes into, where bodies may be large: the payload of a frame that is under way goes to the
+    /// body it belongs to. `body` gives that for a channel and the size of the payload; see
+    /// [`Assembler::large_body`](crate::Assembler::large_body).
+    pub fn space_for<'b>(
+        &'b mut self,
+        body: impl FnOnce(u16, usize) -> Option<&'b mut PartialBody>,
+    ) -> Space<'b> {
+        let frame = self.long_body_frame();
+        let found = frame.and_then(|(channel, size)| Some((size, body(channel, size)?)));
+        let place = found.map(|(size, body)| self.take_out(size, body));
+        Space { inbound: self, place }
+    }
+
+    /// Channel and size of the body frame that is under way, if there is one and it is worth to be read in place.
+    #[inline]
+    fn long_body_frame(&self) -> Option<(u16, usize)> {
+        let (&[kind, c0, c1, s0, s1, s2, s3], came) =
+            self.buffer.split_first_chunk::<FRAME_HEADER>()?;
+        let size = u32::from_be_bytes([s0, s1, s2, s3]) as usize;
+        let begun = came.is_empty() && self.in_place.is_some_and(|left| left > 0);
+        let long = begun || size >= came.len() + LEAST_IN_PLACE;
+        (kind == FrameKind::Body as u8 && long).then_some((u16::from_be_bytes([c0, c1]), size))
+    }
+
+    /// Moves what came of the first frame's payload into its body, and makes room there for the rest.
+    fn take_out<'b>(&mut self, size: usize, body: &'b mut PartialBody) -> Place<'b> {
+        let bytes = body.room(size);
+        let came = &self.buffer[FRAME_HEADER..];
+        bytes.extend_from_slice(came);
+        let left = size - came.len();
+        self.buffer.truncate(FRAME_HEADER);
+        self.shorten(left);
+        if self.buffer.capacity() < FRAME_HEADER + FRAME_OVERHEAD {
+            self.make_room();
+        }
+        Place { end: bytes.len() + left, bytes }
+    }
+
+    /// The rest of the first frame's payload is elsewhere but for so many bytes, and its header says so.
+    fn shorten(&mut self, left: usize) {
+        self.buffer[FRAME_HEADER - 4..FRAME_HEADER].copy_from_slice(&(left as u32).to_be_bytes());
     }
 
     /// Goes on in other memory: such as is free again, or new.
@@ -157,6 +219,60 @@ impl fmt::Debug for Inbound {
             .field("max", max)
             .field("error", error)
             .finish()
+    }
+}
+
+/// Room for the next bytes: see [`Inbound::space_for`].
+pub struct Space<'b> {
+    inbound: &'b mut Inbound,
+    place: Option<Place<'b>>,
+}
+
+/// A large body, and where in it the payload of the frame that is under way will end.
+///
+/// ```text
+///                     the body's buffer             the ordinary buffer: the frame, so much shorter
+///  before a read      ....payload|                  3 channel size
+///  a read brings      ....payload|payload|X 3 ...
+///  after it           ....payload|payload|          3 channel 0 X 3 ...
+/// ```
+struct Place<'b> {
+    bytes: &'b mut BytesMut,
+    end: usize,
+}
+
+impl Space<'_> {
+    /// Where to read into. What was read is looked at when the space is dropped.
+    pub fn room(&mut self) -> impl BufMut + '_ {
+        match &mut self.place {
+            None => self.inbound.ordinary_space(),
+            // With the octets behind the payload, the frame's last and the header of the next, the next payload can be
+            // read in place, too.
+            Some(Place { bytes, end }) => {
+                let most = *end + FRAME_OVERHEAD - bytes.len();
+                (&mut **bytes).limit(most)
+            }
+        }
+    }
+}
+
+/// Without the bytes, as for [`Inbound`].
+impl fmt::Debug for Space<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Space").field("in_place", &self.place.is_some()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Space<'_> {
+    fn drop(&mut self) {
+        let Some(Place { bytes, end }) = &mut self.place else { return };
+        let inbound = &mut *self.inbound;
+        let payload_end = bytes.len().min(*end);
+        let left = *end - payload_end;
+        inbound.shorten(left);
+        inbound.buffer.extend_from_slice(&bytes[payload_end..]);
+        bytes.truncate(payload_end);
+        inbound.in_place = Some(left);
     }
 }
 

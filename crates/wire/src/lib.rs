@@ -66,12 +66,12 @@ mod table;
 mod text;
 mod value;
 
-pub use content::{Assembler, Content};
+pub use content::{Assembler, Content, PartialBody};
 pub use error::{DecodeError, EncodeError, Fault, InvalidValue};
 pub use frame::{
     FRAME_END, FRAME_OVERHEAD, Frame, FrameKind, FrameMax, PROTOCOL_HEADER, ProtocolVersion,
 };
-pub use inbound::{FrameBatch, Frames, Inbound};
+pub use inbound::{FrameBatch, Frames, Inbound, Space};
 pub use method::Method;
 pub use outbound::{Body, Outbound};
 pub use properties::{EncodeProperties, EncodedProperties, Properties, RawProperties};

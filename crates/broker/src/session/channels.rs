@@ -5,8 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use leveret_wire::method::{Encode, basic, channel, connection};
 use leveret_wire::{
-    Assembler, Content, DecodeError, Fault, Frame, FrameBatch, FrameKind, Method, ReplyCode,
-    ShortStr,
+    Assembler, Content, DecodeError, Fault, Frame, FrameBatch, FrameKind, Method, PartialBody,
+    ReplyCode, ShortStr,
 };
 
 use super::{Agreed, End, PUBLISH, Refused, is_fatal, texts, unexpected_frame};
@@ -118,6 +118,14 @@ impl Channels {
     /// Waits until the client has read enough of what it asked for to ask for more.
     pub(super) async fn until_room(&self) {
         self.outlet.until_room().await;
+    }
+
+    /// The body that a body frame of this size belongs to, if it is large.
+    pub(super) fn large_body(&mut self, channel: u16, size: usize) -> Option<&mut PartialBody> {
+        match self.slots.get_mut(usize::from(channel).checked_sub(1)?)? {
+            Slot::Open(lane) => lane.assembler.large_body(size),
+            Slot::Free | Slot::Closing => None,
+        }
     }
 
     /// Tells the client something about its connection.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use leveret_wire::method::{basic, channel, confirm, exchange, queue, tx};
+use leveret_wire::method::{access, basic, channel, confirm, exchange, queue, tx};
 use leveret_wire::{Content, ShortStr, Table};
 use tokio::time::timeout;
 
@@ -484,6 +484,20 @@ impl<M> Channel<M> {
         self.link.connection.core.close_channel(&self.link.channel, &super::link::closed_here());
     }
 
+    /// Asks for access to a realm, and gives the ticket for it. Obsolete: no method has needed a ticket since AMQP 0-8,
+    /// and RabbitMQ says yes to everybody. What a user may do is told by its permissions.
+    pub async fn request_access(&self, realm: &str, access: Access) -> Result<u16, Error> {
+        let request = access::Request {
+            realm: realm.try_into()?,
+            exclusive: access.exclusive,
+            passive: access.passive,
+            active: access.active,
+            write: access.write,
+            read: access.read,
+        };
+        Ok(self.link.call::<access::RequestOk>(&request).await?.ticket)
+    }
+
     /// Closes the channel: waits for outstanding confirms, then for the broker's agreement, each up to a deadline.
     ///
     /// Closing twice is no error. If the channel was closed before by the broker, or by a call without a reply, that
@@ -512,6 +526,21 @@ pub enum Flow {
     Resume,
     /// Not now.
     Pause,
+}
+
+/// What is asked for with [`Channel::request_access`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// Nobody else shall have it.
+    pub exclusive: bool,
+    /// To ask about what there is.
+    pub passive: bool,
+    /// To declare and delete.
+    pub active: bool,
+    /// To publish.
+    pub write: bool,
+    /// To consume.
+    pub read: bool,
 }
 
 /// How a message is taken by [`Channel::get`].

@@ -10,7 +10,9 @@ use std::task::Waker;
 use std::time::Duration;
 
 use leveret_wire::method::{basic, channel, connection};
-use leveret_wire::{Assembler, Content, Frame, FrameBatch, FrameKind, Method, ShortStr};
+use leveret_wire::{
+    Assembler, Content, Frame, FrameBatch, FrameKind, Method, PartialBody, ShortStr,
+};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -108,12 +110,14 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
     async fn read(&mut self) -> Result<(), Error> {
         let Reader { stream, inbound } = &mut self.reader;
         let heartbeat = self.core.agreed.heartbeat;
-        let mut space = inbound.space();
+        let mut space =
+            inbound.space_for(|channel, size| large_body(&mut self.channels, channel, size));
+        let mut room = space.room();
         let read = if heartbeat.is_zero() {
-            stream.read_buf(&mut space).await
+            stream.read_buf(&mut room).await
         } else {
             // Two intervals, as the specification has it: one for the broker's, one for the network's delay.
-            timeout(heartbeat * 2, stream.read_buf(&mut space)).await.map_err(|_| {
+            timeout(heartbeat * 2, stream.read_buf(&mut room)).await.map_err(|_| {
                 let text = format!("nothing was heard from the broker for {:?}", heartbeat * 2);
                 Error::new(ErrorKind::HeartbeatLost, text)
             })?
@@ -478,6 +482,14 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
                 lane.state.fail(error);
             }
         }
+    }
+}
+
+/// The body that a body frame of this size belongs to, if it is large.
+fn large_body(channels: &mut [Slot], channel: u16, size: usize) -> Option<&mut PartialBody> {
+    match channels.get_mut(usize::from(channel).checked_sub(1)?)? {
+        Slot::Open(lane) => lane.assembler.large_body(size),
+        Slot::Unused | Slot::Drained => None,
     }
 }
 

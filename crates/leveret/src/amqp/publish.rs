@@ -32,7 +32,8 @@ pub struct Publish<'a> {
     pub exchange: &'a str,
     /// The routing key.
     pub routing_key: &'a str,
-    /// Send it back if it reaches no queue.
+    /// Send it back if it reaches no queue. (AMQP's other flag, `immediate`, is not offered: RabbitMQ closes the
+    /// connection on it with 540.)
     pub mandatory: bool,
     /// The properties.
     pub properties: Properties<'a>,
