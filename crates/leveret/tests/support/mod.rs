@@ -3,6 +3,9 @@
 // Each test file uses a part of this.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod books;
+pub mod client;
+
 use leveret::amqp::{Connection, Error, Options};
 use leveret_testkit::peer::Peer;
 use leveret_wire::Table;

@@ -241,6 +241,17 @@ impl RabbitNode {
         }
     }
 
+    /// Deletes the data of a node that is down: what starts again knows nothing of what was before.
+    ///
+    /// # Panics
+    /// If it is running, or the data cannot be deleted.
+    pub fn forget_data(&self) {
+        assert!(self.server.is_none(), "{} is running", self.name);
+        let data = settings::data(self.folder.path());
+        fs::remove_dir_all(&data)
+            .unwrap_or_else(|error| panic!("could not delete {}: {error}", data.display()));
+    }
+
     /// Stops the node in good order and starts it again.
     pub async fn restart(&mut self) {
         self.stop().await;

@@ -161,6 +161,11 @@ pub(super) fn environment(
     ]
 }
 
+/// Where the node keeps what it knows.
+pub(super) fn data(folder: &Path) -> PathBuf {
+    folder.join("data")
+}
+
 /// Where the node writes the process id of its Erlang VM.
 pub(super) fn pid_file(folder: &Path) -> PathBuf {
     folder.join("pid")

@@ -61,8 +61,14 @@ impl Vhost {
     }
 
     /// Has the broker close every connection that [`connections`](Self::connections) lists; how
-    /// many there were.
+    /// many there were. The embedded broker, which needs no list, cuts them.
     pub async fn close_connections(&self) -> Result<usize, ManagementError> {
+        if self.broker.is_embedded() {
+            let embedded = leveret_broker::Broker::named(&self.name);
+            let connections = embedded.statistics().connections;
+            embedded.faults().cut_all_connections();
+            return Ok(connections);
+        }
         let connections = self.connections().await?;
         for connection in &connections {
             let name = connection["name"].as_str().unwrap_or_default();

@@ -1,0 +1,12 @@
+//! The client's behaviour, the same on every broker.
+
+mod support;
+
+mod rabbitmq_client {
+    mod consuming;
+    mod events;
+    mod handling;
+    mod pool;
+    mod publishing;
+    mod topology;
+}

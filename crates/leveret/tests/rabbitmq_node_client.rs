@@ -1,0 +1,10 @@
+//! The client on RabbitMQ nodes that fail: it comes back by itself, and says how it is meanwhile.
+
+mod support;
+
+mod rabbitmq_node_client {
+    mod accounts;
+    mod channels;
+    mod nodes;
+    mod scene;
+}

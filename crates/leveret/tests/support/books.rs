@@ -1,0 +1,260 @@
+//! Loss accounting: publishers and consumers at work while everything fails, and the books at the end.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use leveret::{
+    Backoff, Client, ErrorKind, Incoming, Message, Publisher, Queue, State, Summary, Topology,
+};
+use leveret_testkit::eventually;
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{Instant, timeout};
+
+use super::rabbit::Dice;
+
+/// Each has two publishers and two consumers.
+const CLIENTS: usize = 4;
+const EACH: usize = 2;
+
+/// How many messages of a publisher are under way at once.
+const WINDOW: usize = 500;
+
+/// How long a publish may take as a whole: longer than any fault.
+const PUBLISH: Duration = Duration::from_secs(120);
+
+/// How long anything may take before it counts as hanging: a publish is given up before.
+const HANGS: Duration = Duration::from_secs(180);
+
+/// What a run of the accounts is about.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    pub messages: usize,
+    pub faults: usize,
+}
+
+impl Size {
+    /// `LEVERET_CHAOS_MESSAGES` messages and 24 faults, or a few.
+    pub fn from_environment(few: Size) -> Size {
+        match std::env::var("LEVERET_CHAOS_MESSAGES") {
+            Ok(text) => Size {
+                messages: text.parse().expect("LEVERET_CHAOS_MESSAGES is a number"),
+                faults: 24,
+            },
+            Err(_) => few,
+        }
+    }
+}
+
+/// What became of each message.
+#[derive(Debug)]
+pub struct Books {
+    size: Size,
+    queue: Queue,
+    confirmed: Vec<AtomicBool>,
+    /// How often it was delivered.
+    seen: Vec<AtomicU32>,
+    /// Publishes that have their outcome.
+    answered: AtomicUsize,
+    failed: Mutex<BTreeMap<String, usize>>,
+}
+
+/// Publishers and consumers at work.
+pub struct Business {
+    pub books: Arc<Books>,
+    pub clients: Vec<Client>,
+    pub publishers: Vec<Publisher>,
+    publishing: JoinSet<()>,
+    consuming: Vec<JoinHandle<Result<Summary, leveret::Error>>>,
+    stop: watch::Sender<bool>,
+    began: Instant,
+}
+
+impl Books {
+    fn id(incoming: &Incoming) -> usize {
+        let properties = incoming.properties();
+        let id = properties.message_id.as_ref().and_then(|id| id.to_str().ok());
+        id.and_then(|id| id.parse().ok()).expect("a message with a number as its id")
+    }
+
+    async fn publish(&self, publisher: &Publisher, first: usize, step: usize) {
+        let mut window = VecDeque::new();
+        let mut ids = (first..self.size.messages).step_by(step);
+        loop {
+            let id = ids.next();
+            if let Some(id) = id {
+                let message = Message::new(vec![b'x'; 100]).message_id(id.to_string());
+                let sent = timeout(HANGS, publisher.send(self.queue.name(), message)).await;
+                match sent.expect("a publish that hangs") {
+                    Ok(ticket) => window.push_back((id, ticket)),
+                    Err(error) => self.fail(error.kind()),
+                }
+            }
+            while window.len() > WINDOW || (id.is_none() && !window.is_empty()) {
+                let Some((id, ticket)) = window.pop_front() else { break };
+                match timeout(HANGS, ticket).await.expect("a ticket that hangs") {
+                    Ok(()) => {
+                        self.confirmed[id].store(true, Ordering::SeqCst);
+                        self.answered.fetch_add(1, Ordering::SeqCst);
+                    }
+                    Err(error) => self.fail(error.kind()),
+                }
+            }
+            if id.is_none() {
+                return;
+            }
+        }
+    }
+
+    fn fail(&self, kind: ErrorKind) {
+        *self.failed.lock().unwrap().entry(format!("{kind:?}")).or_default() += 1;
+        self.answered.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// How many messages are confirmed and were never delivered.
+    fn missing(&self) -> usize {
+        let both = self.confirmed.iter().zip(&self.seen);
+        both.filter(|(confirmed, seen)| {
+            confirmed.load(Ordering::SeqCst) && seen.load(Ordering::SeqCst) == 0
+        })
+        .count()
+    }
+
+    /// Consumes until it is told to stop.
+    pub async fn consume(
+        self: Arc<Books>,
+        client: Client,
+        mut stop: watch::Receiver<bool>,
+    ) -> Result<Summary, leveret::Error> {
+        let handler = |incoming: Incoming, State(books): State<Arc<Books>>| async move {
+            books.seen[Books::id(&incoming)].fetch_add(1, Ordering::SeqCst);
+        };
+        let runner = client.consumer(self.queue.name()).subscribers(EACH).workers(4);
+        let stopped = async move { stop.wait_for(|stop| *stop).await.map(drop) };
+        runner.state(self).handle(handler).run_until(stopped).await
+    }
+}
+
+impl Business {
+    /// Opens, each client with its own list of endpoints.
+    pub async fn open(size: Size, queue: Queue, urls: impl Fn(usize) -> Vec<String>) -> Business {
+        let books = Arc::new(Books {
+            size,
+            queue: queue.clone(),
+            confirmed: (0..size.messages).map(|_| AtomicBool::new(false)).collect(),
+            seen: (0..size.messages).map(|_| AtomicU32::new(0)).collect(),
+            answered: AtomicUsize::new(0),
+            failed: Mutex::default(),
+        });
+        let mut business = Business {
+            books,
+            clients: Vec::new(),
+            publishers: Vec::new(),
+            publishing: JoinSet::new(),
+            consuming: Vec::new(),
+            stop: watch::Sender::new(false),
+            began: Instant::now(),
+        };
+        for number in 0..CLIENTS {
+            let client = connect(urls(number)).await;
+            client.apply(&Topology::new().queue(queue.clone())).await.unwrap();
+            business.hire(client).await;
+        }
+        business
+    }
+
+    async fn hire(&mut self, client: Client) {
+        for _ in 0..EACH {
+            let publisher = client.publisher("").timeout(PUBLISH).build().await.unwrap();
+            let (books, first) = (Arc::clone(&self.books), self.publishers.len());
+            self.publishers.push(publisher.clone());
+            let publishing = async move { books.publish(&publisher, first, CLIENTS * EACH).await };
+            self.publishing.spawn(publishing);
+        }
+        let consuming = Arc::clone(&self.books).consume(client.clone(), self.stop.subscribe());
+        self.consuming.push(tokio::spawn(consuming));
+        self.clients.push(client);
+    }
+
+    /// Waits until it is time for this fault: they are spread over the messages.
+    pub async fn time_for_fault(&self, number: usize) {
+        let Size { messages, faults } = self.books.size;
+        let due = messages * (number + 1) / (faults + 2);
+        eventually(HANGS, format!("{due} outcomes"), async || {
+            let answered = self.books.answered.load(Ordering::SeqCst);
+            if answered >= due { Ok(()) } else { Err(format!("there are {answered}")) }
+        })
+        .await;
+    }
+
+    /// Waits until every publish has its outcome.
+    pub async fn all_published(&mut self) {
+        while let Some(done) = self.publishing.join_next().await {
+            done.unwrap();
+        }
+        assert_eq!(self.books.answered.load(Ordering::SeqCst), self.books.size.messages);
+    }
+
+    /// Waits until everything that was confirmed was consumed, and for health; closes, and prints the books.
+    pub async fn close(mut self, what: &str, faults: &str) {
+        self.all_published().await;
+        eventually(HANGS, "all that was confirmed to be consumed", async || {
+            match self.books.missing() {
+                0 => Ok(()),
+                missing => Err(format!("{missing} are missing")),
+            }
+        })
+        .await;
+        for client in &self.clients {
+            super::client::until_healthy(client).await;
+        }
+        self.stop.send_replace(true);
+        for consumer in self.consuming {
+            let summary = timeout(HANGS, consumer).await.expect("a consumer that hangs");
+            summary.unwrap().unwrap();
+        }
+        for client in &self.clients {
+            timeout(HANGS, client.close()).await.expect("a client that hangs");
+        }
+        let count = |list: &[AtomicU32], more_than: u32| {
+            list.iter().filter(|seen| seen.load(Ordering::SeqCst) > more_than).count()
+        };
+        let deliveries: u32 = self.books.seen.iter().map(|seen| seen.load(Ordering::SeqCst)).sum();
+        let consumed = count(&self.books.seen, 0);
+        let confirmed =
+            self.books.confirmed.iter().filter(|one| one.load(Ordering::SeqCst)).count();
+        println!(
+            "{what}: {} published, {confirmed} confirmed, failed {:?}, {consumed} consumed, {} duplicates (of {} \
+             messages), {} lost, in {:.0?}; {faults}",
+            self.books.size.messages,
+            self.books.failed.lock().unwrap(),
+            deliveries as usize - consumed,
+            count(&self.books.seen, 1),
+            self.books.missing(),
+            self.began.elapsed(),
+        );
+        assert!(confirmed > 0);
+    }
+}
+
+async fn connect(urls: Vec<String>) -> Client {
+    let backoff = Backoff { max: Duration::from_secs(1), ..Backoff::default() };
+    let builder = Client::builder().endpoint(urls).unwrap().backoff(backoff);
+    builder.connect().await.unwrap()
+}
+
+/// The kinds of faults that there are, each once and then at random.
+pub fn dealt<F: Copy>(kinds: &[F], count: usize, dice: &mut Dice) -> Vec<F> {
+    let mut dealt: Vec<F> = (0..count)
+        .map(|number| match kinds.get(number) {
+            Some(kind) => *kind,
+            None => kinds[dice.below(kinds.len())],
+        })
+        .collect();
+    for last in (1..dealt.len()).rev() {
+        dealt.swap(last, dice.below(last + 1));
+    }
+    dealt
+}
