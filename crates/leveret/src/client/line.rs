@@ -149,6 +149,13 @@ impl Driver {
             let _in_use = InUse::new(&self.core, index);
             let began = Instant::now();
             let failed = self.restore(&up.connection).await;
+            if let Some(error) = silence(&failed) {
+                // The next one may answer.
+                short_lived += 1;
+                let (connection, error) = (self.name.clone(), error.clone());
+                self.core.announce(Event::ConnectFailed { connection, error });
+                continue;
+            }
             if !up.connection.is_closed() {
                 self.announce_not_restored(&failed);
                 self.state.send_replace(State::Up(up.clone()));
@@ -306,6 +313,11 @@ impl Drop for InUse<'_> {
     fn drop(&mut self) {
         self.core.endpoints.disconnected(self.index);
     }
+}
+
+/// A broker that lets one in and then does not answer is as good as none.
+fn silence(failed: &[Failed]) -> Option<&Error> {
+    failed.iter().map(|(_, error)| error).find(|error| error.kind() == ErrorKind::TimedOut)
 }
 
 /// Whether trying again cannot help before somebody changes something.

@@ -93,6 +93,8 @@ impl Keeper {
 
     /// Watches over a channel, until it is over.
     async fn serve(&self, channel: &Channel<Confirm>) -> Why {
+        // Something may have gone over the channel before, after all that was on it had been sent again.
+        self.shared.kick.notify_one();
         loop {
             let wake = tokio::select! {
                 error = channel.ended() => return Why::of(&error),
@@ -104,7 +106,6 @@ impl Keeper {
                     channel.close_now();
                     return Why::Lost;
                 }
-                // Something may have been sent over the channel before, which is gone.
                 Wake::Kick => {
                     if let Err(error) = self.replay(channel, Why::Lost).await {
                         return Why::of(&error);

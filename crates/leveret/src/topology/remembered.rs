@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use super::declare::{Applied, Declaring, Naming, Object};
 use super::{Destination, Topology};
 use crate::amqp::{Connection, lock};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 
 /// The topology of a client, with the names that the broker gave.
 #[derive(Debug, Default)]
@@ -170,7 +170,10 @@ impl Remembered {
                 Ok(None) => {}
                 Err(error) => failed.push((object.to_string(), error)),
             }
-            if !declaring.is_connected() {
+            // One that does not answer will not answer to the next one either.
+            let is_silent =
+                failed.last().is_some_and(|(_, error)| error.kind() == ErrorKind::TimedOut);
+            if is_silent || !declaring.is_connected() {
                 break;
             }
         }
