@@ -65,9 +65,11 @@ struct Partial<M> {
 }
 
 impl<M> Partial<M> {
+    #[inline]
     fn into_content(self) -> Content<M> {
-        let Partial { method, properties, body } = self;
-        Content { method, properties, body: body.into_bytes() }
+        let Partial { method, properties, body: PartialBody { first, joined, .. } } = self;
+        let body = if joined.is_empty() { first } else { joined.freeze() };
+        Content { method, properties, body }
     }
 }
 
@@ -90,10 +92,7 @@ pub struct PartialBody {
 }
 
 impl PartialBody {
-    fn new(announced: u64) -> Self {
-        PartialBody { announced, first: Bytes::new(), joined: BytesMut::new() }
-    }
-
+    #[inline]
     fn received(&self) -> u64 {
         (self.first.len() + self.joined.len()) as u64
     }
@@ -102,6 +101,7 @@ impl PartialBody {
         self.announced.saturating_sub(self.received())
     }
 
+    #[inline]
     fn add(&mut self, piece: Bytes) {
         if self.received() == 0 {
             self.first = piece;
@@ -112,6 +112,7 @@ impl PartialBody {
     }
 
     /// One buffer for all pieces, with room for so many more bytes.
+    #[cold]
     fn join(&mut self, more: usize) {
         let first = std::mem::take(&mut self.first);
         self.joined.reserve(first.len() + more);
@@ -126,10 +127,6 @@ impl PartialBody {
             self.join(ahead + FRAME_OVERHEAD);
         }
         &mut self.joined
-    }
-
-    fn into_bytes(self) -> Bytes {
-        if self.joined.is_empty() { self.first } else { self.joined.freeze() }
     }
 }
 
@@ -170,7 +167,7 @@ impl<M> Assembler<M> {
         if announced == 0 {
             return Ok(Some(Content { method, properties, body: Bytes::new() }));
         }
-        let body = PartialBody::new(announced);
+        let body = PartialBody { announced, first: Bytes::new(), joined: BytesMut::new() };
         self.state = State::Body(Partial { method, properties, body });
         Ok(None)
     }

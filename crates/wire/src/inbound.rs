@@ -141,7 +141,8 @@ impl Inbound {
         if !self.unusual && self.buffer.try_reclaim(size) {
             return;
         }
-        let free = self.used.iter_mut().position(|used| used.try_reclaim(size));
+        // The latest that is free: it is the most likely to be in the processor's cache.
+        let free = self.used.iter_mut().rposition(|used| used.try_reclaim(size));
         let free = free.and_then(|place| self.used.remove(place));
         let mut next = free.unwrap_or_else(|| BytesMut::with_capacity(size));
         next.extend_from_slice(&self.buffer);
