@@ -221,9 +221,11 @@ impl RabbitNode {
     }
 
     async fn end(&mut self, how: Signal, deadline: Duration) {
-        self.signal(how);
+        // Asked once: a node that is quick to stop takes the file with its process id along.
+        let pid = self.pid();
+        self.signal_to(pid, how);
         // A suspended VM does not see a SIGTERM before it runs again.
-        self.signal(Signal::CONT);
+        self.signal_to(pid, Signal::CONT);
         if let Some(mut server) = self.server.take() {
             server.ended(deadline).await;
         }
@@ -267,11 +269,10 @@ impl RabbitNode {
 
     /// Lets a suspended node go on (SIGCONT).
     pub fn resume(&self) {
-        self.signal(Signal::CONT);
+        self.signal_to(self.pid(), Signal::CONT);
     }
 
-    fn signal(&self, which: Signal) {
-        let pid = self.pid();
+    fn signal_to(&self, pid: u32, which: Signal) {
         signal(pid, which).unwrap_or_else(|error| {
             panic!("could not send {which:?} to {} ({pid}): {error}", self.name)
         });
