@@ -13,6 +13,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
@@ -21,7 +22,7 @@ use crate::amqp::{self, Channel, Confirm, Properties, Publish, Table, lock};
 use crate::client::Client;
 use crate::client::line::Line;
 use crate::error::{Error, ErrorKind};
-use crate::message::{IntoMessage, Message};
+use crate::message::IntoMessage;
 use crate::telemetry::Published;
 use crate::trace::TraceContext;
 
@@ -255,7 +256,14 @@ impl Publisher {
         routing_key: &str,
         message: impl IntoMessage,
     ) -> Result<Ticket, Error> {
-        let number = self.shared().send(routing_key, message.into_message()?).await?;
+        let (body, properties) = message.into_message()?.into_parts()?;
+        let shared = self.shared();
+        let mut id = [0; ids::ROOM];
+        let publish = shared.prepare(routing_key, body, properties, &mut id);
+        let number = match shared.send_now(&publish) {
+            Some(number) => number,
+            None => shared.send(&publish).await?,
+        };
         Ok(Ticket::new(Arc::clone(&self.handle), number))
     }
 
@@ -281,33 +289,52 @@ impl fmt::Debug for Publisher {
 }
 
 impl Shared {
-    /// Publishes, and gives the message's number in the book.
-    async fn send(&self, routing_key: &str, message: Message) -> Result<u64, Error> {
-        let (body, properties) = message.into_parts()?;
-        let mut id = [0; ids::ROOM];
-        let mut publish = Publish {
-            exchange: &self.settings.exchange,
-            routing_key,
-            mandatory: self.settings.mandatory,
-            properties: self.settings.complete(properties.unwrap_or_default()),
-            body,
-        };
+    /// With what every message of this publisher has, unless it says otherwise.
+    #[inline]
+    fn prepare<'p>(
+        &'p self,
+        routing_key: &'p str,
+        body: Bytes,
+        given: Option<Properties<'static>>,
+        id: &'p mut [u8; ids::ROOM],
+    ) -> Publish<'p> {
+        let settings = &self.settings;
+        let (exchange, mandatory) = (settings.exchange.as_str(), settings.mandatory);
+        let properties = Properties::default();
+        let mut publish = Publish { exchange, routing_key, mandatory, properties, body };
+        if let Some(given) = given {
+            publish.properties = given;
+        }
+        settings.complete(&mut publish.properties);
+        if publish.properties.message_id.is_none() {
+            publish.properties.message_id = Some(self.ids.next(id));
+        }
         if let Some(context) = TraceContext::current() {
             let headers = publish.properties.headers.get_or_insert_with(Table::new);
             context.child().put_into(headers);
         }
-        if publish.properties.message_id.is_none() {
-            publish.properties.message_id = Some(self.ids.next(&mut id));
-        }
+        publish
+    }
+
+    /// Publishes if it need not wait, and gives the message's number in the book.
+    #[inline]
+    fn send_now(&self, publish: &Publish<'_>) -> Option<u64> {
+        let (channel, epoch) = self.open_now()?;
+        let confirmation = channel.publish_now(publish)?.ok()?;
+        Some(self.enter(Held::new(publish, confirmation), epoch))
+    }
+
+    /// Publishes once there is a channel and room on it, and gives the message's number in the book.
+    async fn send(&self, publish: &Publish<'_>) -> Result<u64, Error> {
         let mut deadline = None;
         loop {
             let (channel, epoch) = match self.open_now() {
                 Some(open) => open,
                 None => self.until_open(&mut deadline).await?,
             };
-            match channel.publish_within(&publish, self.settings.timeout).await {
+            match channel.publish_within(publish, self.settings.timeout).await {
                 Ok(confirmation) => {
-                    let held = Held::new(&publish, confirmation);
+                    let held = Held::new(publish, confirmation);
                     return Ok(self.enter(held, epoch));
                 }
                 // Nothing was sent: the next channel may take it.
@@ -395,10 +422,9 @@ impl Shared {
 impl Settings {
     /// With what every message of this publisher has, unless it says otherwise.
     #[inline]
-    fn complete<'p>(&self, mut properties: Properties<'p>) -> Properties<'p> {
+    fn complete(&self, properties: &mut Properties<'_>) {
         if self.persistent && properties.delivery_mode.is_none() {
             properties.delivery_mode = Some(2);
         }
-        properties
     }
 }

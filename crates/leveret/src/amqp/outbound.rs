@@ -76,6 +76,20 @@ impl Sender {
         self.encode(state, encode)
     }
 
+    /// Encodes the frames of a publish, if there is room and the broker lets us. `None` if one would have to wait.
+    #[inline]
+    pub(super) fn publish_now<T>(
+        &self,
+        paused: &AtomicU8,
+        encode: impl FnOnce(&mut Outbound, FrameMax) -> Result<T, Error>,
+    ) -> Option<Result<T, Error>> {
+        let state = lock(&self.state);
+        if let Err(error) = state.check_open() {
+            return Some(Err(error));
+        }
+        state.has_room(paused).then(|| self.encode(state, encode))
+    }
+
     /// Encodes the frames of a publish, once there is room and the broker lets us. `paused` says that it does not
     /// let us on this channel.
     ///
@@ -87,13 +101,6 @@ impl Sender {
         paused: &AtomicU8,
         encode: impl FnOnce(&mut Outbound, FrameMax) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        {
-            let state = lock(&self.state);
-            state.check_open()?;
-            if state.has_room(paused) {
-                return self.encode(state, encode);
-            }
-        }
         let wait = async {
             loop {
                 let mut room = pin!(self.room.notified());

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use leveret_wire::Properties;
 use leveret_wire::method::basic;
+use leveret_wire::{FrameMax, Outbound, Properties};
 use tokio::time::{Instant, timeout};
 
 use super::channel::{Channel, Confirm, Plain, Tx};
@@ -48,25 +48,45 @@ impl<M> Channel<M> {
 
     /// Encodes a message, and runs `register` with the buffer still locked, so that both happen in the same order.
     #[inline]
-    async fn put<T>(
+    fn encode<T>(
+        &self,
+        publish: &Publish<'_>,
+        register: impl FnOnce() -> T,
+    ) -> impl FnOnce(&mut Outbound, FrameMax) -> Result<T, Error> {
+        move |outbound, max| {
+            let method = basic::Publish {
+                exchange: publish.exchange.try_into()?,
+                routing_key: publish.routing_key.try_into()?,
+                mandatory: publish.mandatory,
+                immediate: false,
+            };
+            let channel = &self.link.channel;
+            channel.check_open()?;
+            outbound.content(channel.id, &method, &publish.properties, &publish.body, max)?;
+            Ok(register())
+        }
+    }
+
+    /// Puts a message into the outbound buffer, if it need not wait for room.
+    #[inline]
+    fn put_now<T>(
+        &self,
+        publish: &Publish<'_>,
+        register: impl FnOnce() -> T,
+    ) -> Option<Result<T, Error>> {
+        let sender = &self.link.connection.core.sender;
+        sender.publish_now(&self.link.channel.paused, self.encode(publish, register))
+    }
+
+    /// Puts a message into the outbound buffer once there is room.
+    async fn put_later<T>(
         &self,
         publish: &Publish<'_>,
         patience: Duration,
         register: impl FnOnce() -> T,
     ) -> Result<T, Error> {
-        let method = basic::Publish {
-            exchange: publish.exchange.try_into()?,
-            routing_key: publish.routing_key.try_into()?,
-            mandatory: publish.mandatory,
-            immediate: false,
-        };
-        let (link, core) = (&self.link, &self.link.connection.core);
-        let encode = |outbound: &mut leveret_wire::Outbound, max| {
-            link.channel.check_open()?;
-            outbound.content(link.channel.id, &method, &publish.properties, &publish.body, max)?;
-            Ok(register())
-        };
-        core.sender.publish(patience, &link.channel.paused, encode).await
+        let sender = &self.link.connection.core.sender;
+        sender.publish(patience, &self.link.channel.paused, self.encode(publish, register)).await
     }
 }
 
@@ -77,7 +97,10 @@ impl Channel<Plain> {
     /// nothing.
     #[inline]
     pub async fn publish(&self, publish: &Publish<'_>) -> Result<(), Error> {
-        self.put(publish, self.patience(), || ()).await
+        match self.put_now(publish, || ()) {
+            Some(put) => put,
+            None => self.put_later(publish, self.patience(), || ()).await,
+        }
     }
 }
 
@@ -85,7 +108,10 @@ impl Channel<Tx> {
     /// Publishes with the next commit.
     #[inline]
     pub async fn publish(&self, publish: &Publish<'_>) -> Result<(), Error> {
-        self.put(publish, self.patience(), || ()).await
+        match self.put_now(publish, || ()) {
+            Some(put) => put,
+            None => self.put_later(publish, self.patience(), || ()).await,
+        }
     }
 }
 
@@ -104,22 +130,44 @@ impl Channel<Confirm> {
     pub async fn publish_within(
         &self,
         publish: &Publish<'_>,
-        mut patience: Duration,
+        patience: Duration,
     ) -> Result<Confirmation, Error> {
+        match self.publish_now(publish) {
+            Some(published) => published,
+            None => self.publish_later(publish, patience).await,
+        }
+    }
+
+    /// The same, if it need not wait.
+    #[inline]
+    pub(crate) fn publish_now(&self, publish: &Publish<'_>) -> Option<Result<Confirmation, Error>> {
         let confirms = &self.link.channel.confirms;
         let max_unconfirmed = self.link.channel.max_unconfirmed.load(Ordering::Relaxed);
         if lock(&confirms.ledger).span() >= max_unconfirmed {
-            let room = confirms.until(|ledger| ledger.span() < max_unconfirmed);
-            let began = Instant::now();
-            timeout(patience, room).await.map_err(|_| {
-                let what = format!("confirming the oldest of {max_unconfirmed} publishes");
-                Error::timeout(what, patience)
-            })?;
-            patience = patience.saturating_sub(began.elapsed());
+            return None;
         }
         let look = publish.mandatory.then(|| confirms.looks.of(publish));
+        let put = self.put_now(publish, || lock(&confirms.ledger).publish(look))?;
+        Some(put.map(|entry| Confirmation::new(entry, &self.link)))
+    }
+
+    async fn publish_later(
+        &self,
+        publish: &Publish<'_>,
+        patience: Duration,
+    ) -> Result<Confirmation, Error> {
+        let confirms = &self.link.channel.confirms;
+        let max_unconfirmed = self.link.channel.max_unconfirmed.load(Ordering::Relaxed);
+        let began = Instant::now();
+        let room = confirms.until(|ledger| ledger.span() < max_unconfirmed);
+        timeout(patience, room).await.map_err(|_| {
+            let what = format!("confirming the oldest of {max_unconfirmed} publishes");
+            Error::timeout(what, patience)
+        })?;
+        let left = patience.saturating_sub(began.elapsed());
+        let look = publish.mandatory.then(|| confirms.looks.of(publish));
         let register = || lock(&confirms.ledger).publish(look);
-        let entry = self.put(publish, patience, register).await?;
+        let entry = self.put_later(publish, left, register).await?;
         Ok(Confirmation::new(entry, &self.link))
     }
 }

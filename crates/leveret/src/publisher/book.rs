@@ -18,7 +18,7 @@ use crate::telemetry::Published;
 #[derive(Debug)]
 pub(super) struct Held {
     /// The properties as they go on the wire, and then the routing key: one piece of memory for both.
-    head: Bytes,
+    head: Vec<u8>,
     properties: usize,
     body: Bytes,
     state: State,
@@ -52,7 +52,7 @@ impl Held {
         let properties = head.len();
         head.extend_from_slice(publish.routing_key.as_bytes());
         Held {
-            head: head.into(),
+            head,
             properties,
             body: publish.body.clone(),
             state: State::Sent(confirmation),
@@ -97,7 +97,7 @@ impl Held {
 #[derive(Debug)]
 pub(super) struct Again {
     pub(super) number: u64,
-    head: Bytes,
+    head: Vec<u8>,
     properties: usize,
     pub(super) body: Bytes,
 }

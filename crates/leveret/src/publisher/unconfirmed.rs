@@ -54,7 +54,8 @@ impl UnconfirmedPublisher {
     pub async fn publish(&self, routing_key: &str, message: impl IntoMessage) -> Result<(), Error> {
         let (body, properties) = message.into_message()?.into_parts()?;
         let settings = &self.shared.settings;
-        let properties = settings.complete(properties.unwrap_or_default());
+        let mut properties = properties.unwrap_or_default();
+        settings.complete(&mut properties);
         let exchange = &settings.exchange;
         let publish = Publish { exchange, routing_key, mandatory: false, properties, body };
         let mut deadline = None;
