@@ -65,31 +65,50 @@ pub(crate) struct Endpoints {
     in_use: Mutex<InUse>,
 }
 
-/// How many of the client's connections each endpoint has.
+/// Which endpoints the client's connections are with.
 #[derive(Debug)]
-struct InUse(Vec<usize>);
+struct InUse {
+    /// How many each has.
+    counts: Vec<usize>,
+    /// Which one home is with.
+    home: Option<usize>,
+}
 
 impl Endpoints {
     pub(crate) fn new(list: Vec<Endpoint>) -> Self {
-        let in_use = InUse(vec![0; list.len()]);
+        let in_use = InUse { counts: vec![0; list.len()], home: None };
         Endpoints { list, in_use: Mutex::new(in_use) }
     }
 
-    /// All of them, in the order in which to try. Those come first that the client is connected to already: a
-    /// publisher on one broker and a consumer on its standby would not find each other.
+    /// All of them, in the order in which to try. Those come first that the client is connected to already, home's
+    /// before the others: a publisher on one broker and a consumer on its standby would not find each other.
     pub(crate) fn in_order(&self) -> Vec<(usize, &Endpoint)> {
         let mut order: Vec<_> = self.list.iter().enumerate().collect();
         let in_use = lock(&self.in_use);
-        order.sort_by_key(|(index, _)| in_use.0[*index] == 0);
+        order.sort_by_key(|(index, _)| (in_use.home != Some(*index), in_use.counts[*index] == 0));
         order
     }
 
-    pub(crate) fn connected(&self, index: usize) {
-        lock(&self.in_use).0[index] += 1;
+    /// The endpoint that home is with, if it is another one than this.
+    pub(crate) fn home_elsewhere(&self, index: usize) -> Option<(usize, &Endpoint)> {
+        let home = lock(&self.in_use).home.filter(|home| *home != index)?;
+        Some((home, &self.list[home]))
     }
 
-    pub(crate) fn disconnected(&self, index: usize) {
-        lock(&self.in_use).0[index] -= 1;
+    pub(crate) fn connected(&self, index: usize, is_home: bool) {
+        let mut in_use = lock(&self.in_use);
+        in_use.counts[index] += 1;
+        if is_home {
+            in_use.home = Some(index);
+        }
+    }
+
+    pub(crate) fn disconnected(&self, index: usize, is_home: bool) {
+        let mut in_use = lock(&self.in_use);
+        in_use.counts[index] -= 1;
+        if is_home {
+            in_use.home = None;
+        }
     }
 }
 
@@ -163,9 +182,14 @@ mod tests {
     #[test]
     fn connections_of_one_client_stay_together() {
         let endpoints = endpoints();
-        endpoints.connected(1);
+        endpoints.connected(1, false);
         assert_eq!(order(&endpoints), [1, 0, 2]);
-        endpoints.disconnected(1);
+        endpoints.connected(2, true);
+        assert_eq!(order(&endpoints), [2, 1, 0]);
+        assert_eq!(endpoints.home_elsewhere(1).map(|(index, _)| index), Some(2));
+        assert!(endpoints.home_elsewhere(2).is_none());
+        endpoints.disconnected(2, true);
+        endpoints.disconnected(1, false);
         assert_eq!(order(&endpoints), [0, 1, 2]);
     }
 

@@ -61,6 +61,17 @@ pub(crate) struct Up {
     pub(crate) endpoint: Arc<str>,
 }
 
+impl Up {
+    /// Why another connection is left for this one.
+    fn left(&self, other: &Up) -> Error {
+        let text = format!(
+            "the connection to {} is left for one to {}, where the client's other connections are",
+            other.endpoint, self.endpoint
+        );
+        Error::new(ErrorKind::Lost, text)
+    }
+}
+
 /// The handle to a line.
 #[derive(Debug)]
 pub(crate) struct Line {
@@ -141,12 +152,16 @@ impl Driver {
     /// Connects again and again. Returns why it gave up.
     async fn keep_connected(&self) -> Error {
         let (mut again, mut short_lived) = (false, 0);
+        let mut at_home = None;
         loop {
-            let (index, up) = match self.connect(again, short_lived).await {
-                Ok(connected) => connected,
-                Err(error) => return error,
+            let (index, up) = match at_home.take() {
+                Some(connected) => connected,
+                None => match self.connect(again, short_lived).await {
+                    Ok(connected) => connected,
+                    Err(error) => return error,
+                },
             };
-            let _in_use = InUse::new(&self.core, index);
+            let _in_use = InUse::new(&self.core, index, self.role == Role::Home);
             let began = Instant::now();
             let failed = self.restore(&up.connection).await;
             if let Some(error) = silence(&failed) {
@@ -164,13 +179,43 @@ impl Driver {
                 self.core.announce(Event::Connected { connection, endpoint, again });
                 again = true;
             }
-            let error = self.stay(&up.connection, failed).await;
-            let error = Error::from_amqp(format!("the connection to {}", up.endpoint), error);
+            let error = tokio::select! {
+                error = self.stay(&up.connection, failed) => {
+                    Error::from_amqp(format!("the connection to {}", up.endpoint), error)
+                }
+                connected = self.connected_at_home(index) => at_home.insert(connected).1.left(&up),
+            };
             self.state.send_replace(State::Down(Some(error.clone())));
             self.core.announce(Event::Lost { connection: self.name.clone(), error });
+            if at_home.is_some() {
+                // It has its own deadlines. What was not confirmed by then is published again.
+                let _ = up.connection.close().await;
+            }
             // One that is lost as soon as it is made must not be made again without a pause.
             let is_short = began.elapsed() < 2 * self.core.options.backoff.initial;
             short_lived = if is_short { short_lived + 1 } else { 0 };
+        }
+    }
+
+    /// Waits for home to be with another endpoint than this line, and for a connection to that: what is published to one
+    /// broker is not found by those who consume from another. Until there is one, the line is of more use where it is.
+    async fn connected_at_home(&self, index: usize) -> (usize, Up) {
+        if self.role == Role::Home {
+            return std::future::pending().await;
+        }
+        let mut home_state = self.core.home().state.clone();
+        loop {
+            let mut attempt = 0;
+            while let Some((home, endpoint)) = self.core.endpoints.home_elsewhere(index) {
+                sleep(self.core.options.backoff.pause(attempt)).await;
+                if let Ok(connection) = endpoint.connect(&self.name).await {
+                    return (home, Up { connection, endpoint: endpoint.to_string().into() });
+                }
+                attempt += 1;
+            }
+            if home_state.changed().await.is_err() {
+                return std::future::pending().await;
+            }
         }
     }
 
@@ -300,18 +345,19 @@ impl Driver {
 struct InUse<'a> {
     core: &'a Core,
     index: usize,
+    is_home: bool,
 }
 
 impl<'a> InUse<'a> {
-    fn new(core: &'a Core, index: usize) -> Self {
-        core.endpoints.connected(index);
-        InUse { core, index }
+    fn new(core: &'a Core, index: usize, is_home: bool) -> Self {
+        core.endpoints.connected(index, is_home);
+        InUse { core, index, is_home }
     }
 }
 
 impl Drop for InUse<'_> {
     fn drop(&mut self) {
-        self.core.endpoints.disconnected(self.index);
+        self.core.endpoints.disconnected(self.index, self.is_home);
     }
 }
 

@@ -1,9 +1,10 @@
 use std::time::Duration;
 
 use leveret::{Client, ConnectLimits, ErrorKind, Event, Queue, Topology};
+use leveret_testkit::{FaultProxy, eventually};
 use tokio::time::Instant;
 
-use crate::{broker, builder_of, client_with, soon};
+use crate::{PATIENCE, broker, builder_of, client_with, soon};
 
 #[tokio::test(start_paused = true)]
 async fn the_first_connect_gives_up_after_its_tries() {
@@ -56,6 +57,40 @@ async fn a_standby_takes_over_with_the_topology() {
     soon("a publish", publisher.publish("q", "2")).await.unwrap();
     let delivery = soon("a delivery", deliveries.next()).await.unwrap().unwrap();
     assert_eq!(delivery.body(), "2");
+}
+
+/// The broker takes no new connections for a while, which only the connection that is lost then finds out.
+#[tokio::test]
+async fn connections_that_came_to_different_brokers_find_together_again() {
+    let (first, standby) = (broker(), broker());
+    let door = FaultProxy::to(first.listen("127.0.0.1:0").await.unwrap()).await;
+    let standby_address = standby.listen("127.0.0.1:0").await.unwrap();
+    for lost in ["test (publishing)", "test (consuming)"] {
+        let urls = [format!("amqp://{}", door.addr()), format!("amqp://{standby_address}")];
+        let client =
+            Client::builder().endpoint(urls).unwrap().name("test").connect().await.unwrap();
+        client.apply(&Topology::new().queue(Queue::classic("q"))).await.unwrap();
+        let publisher = client.publisher("").build().await.unwrap();
+        let mut deliveries = client.consumer("q").stream().await.unwrap();
+        let mut events = client.events();
+        door.refuse().await;
+        assert_eq!(first.faults().cut_connections_named(lost), 1);
+        soon("another broker", async {
+            while !matches!(events.next().await, Some(Event::Connected { .. })) {}
+        })
+        .await;
+        door.accept().await;
+        eventually(PATIENCE, "one broker for all", async || {
+            let connections = client.health().connections;
+            let home = &connections[0];
+            let together = connections.iter().all(|one| one.is_up && one.endpoint == home.endpoint);
+            if together { Ok(()) } else { Err(format!("{connections:?}")) }
+        })
+        .await;
+        soon("a publish", publisher.publish("q", "hello")).await.unwrap();
+        soon("a delivery", deliveries.next()).await.unwrap().unwrap().ack().unwrap();
+        client.close().await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
