@@ -94,7 +94,7 @@ pub const CONSUMING: &str = "(consuming)";
 pub const PUBLISHING: &str = "(publishing)";
 
 /// Has the broker close the connections of a virtual host, until the client has lost this one of its own. RabbitMQ lists
-/// a connection half a second after it was made.
+/// a connection a second after it was made.
 pub async fn cut(vhost: &Vhost, client: &Client, which: &str) {
     let mut events = client.events();
     let is_it = |event: &Event| matches!(event, Event::Lost { connection, .. } if connection.contains(which));

@@ -98,14 +98,18 @@ fn enabled_plugins(extra: &[String]) -> String {
 /// `inside` is the node's folder as the node sees it.
 fn configuration(inside: &Path, ports: Ports, extras: &Extras) -> String {
     let Ports { amqp, management, tls, .. } = ports;
-    // Counts in the management API are this old at most; the default of 5 s would be felt in tests.
+    // Counts in the management API are half a second old at most, and its lists of connections a second; the default of
+    // 5 s for both would be felt in tests.
     let mut text = format!(
         "listeners.tcp.1 = 127.0.0.1:{amqp}\n\
          management.tcp.ip = 127.0.0.1\n\
          management.tcp.port = {management}\n\
          loopback_users = none\n\
          disk_free_limit.absolute = 50MB\n\
-         collect_statistics_interval = 500\n"
+         collect_statistics_interval = 500\n\
+         management.sample_retention_policies.global.minute = 1\n\
+         management.sample_retention_policies.basic.minute = 1\n\
+         management.sample_retention_policies.detailed.minute = 1\n"
     );
     if let Some(certificates) = &extras.certificates {
         text.push_str(&format!("listeners.ssl.1 = 127.0.0.1:{tls}\n"));

@@ -55,7 +55,7 @@ impl Vhost {
         Ok(list(self.broker.management().get(&["queues", &self.name]).await?))
     }
 
-    /// Its connections as the management API describes them. The list may be half a second old.
+    /// Its connections as the management API describes them. The list may be a second old.
     pub async fn connections(&self) -> Result<Vec<Value>, ManagementError> {
         Ok(list(self.broker.management().get(&["vhosts", &self.name, "connections"]).await?))
     }
