@@ -326,13 +326,11 @@ impl Shared {
 
     /// Publishes once there is a channel and room on it, and gives the message's number in the book.
     async fn send(&self, publish: &Publish<'_>) -> Result<u64, Error> {
-        let mut deadline = None;
+        let deadline = Instant::now() + self.settings.timeout;
         loop {
-            let (channel, epoch) = match self.open_now() {
-                Some(open) => open,
-                None => self.until_open(&mut deadline).await?,
-            };
-            match channel.publish_within(publish, self.settings.timeout).await {
+            let (channel, epoch) = self.until_open(deadline).await?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            match channel.publish_within(publish, left).await {
                 Ok(confirmation) => {
                     let held = Held::new(publish, confirmation);
                     return Ok(self.enter(held, epoch));
@@ -357,13 +355,9 @@ impl Shared {
         }
     }
 
-    /// Waits for a channel, up to a deadline that begins with the first wait.
-    async fn until_open(
-        &self,
-        deadline: &mut Option<Instant>,
-    ) -> Result<(Arc<Channel<Confirm>>, u64), Error> {
+    /// Waits for a channel.
+    async fn until_open(&self, deadline: Instant) -> Result<(Arc<Channel<Confirm>>, u64), Error> {
         let patience = self.settings.timeout;
-        let deadline = *deadline.get_or_insert_with(|| Instant::now() + patience);
         let mut phase = self.phase.subscribe();
         let settled = phase.wait_for(|phase| !matches!(phase, Phase::Interrupted));
         match timeout_at(deadline, settled).await {
@@ -400,12 +394,11 @@ impl Shared {
         let patience = self.settings.timeout;
         let deadline = Instant::now() + patience;
         let until = lock(&self.book).next();
-        let mut waited = Some(deadline);
         loop {
             if lock(&self.book).is_answered_before(until) {
                 return Ok(());
             }
-            let (channel, _) = self.until_open(&mut waited).await?;
+            let (channel, _) = self.until_open(deadline).await?;
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(Error::timed_out(self.settings.what(), patience));

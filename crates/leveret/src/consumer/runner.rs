@@ -176,8 +176,8 @@ impl Loop {
         loop {
             let next = tokio::select! {
                 biased;
-                next = deliveries.next() => next,
                 () = &mut stopped => return (summary, Ok(())),
+                next = deliveries.next() => next,
             };
             let delivery = match next {
                 Some(Ok(delivery)) => delivery,

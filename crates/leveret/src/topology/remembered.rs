@@ -80,10 +80,12 @@ impl Remembered {
         topology: &Topology,
     ) -> (Applied, Vec<Failed>) {
         let _alone = self.declaring.lock().await;
-        let (applied, failed) = self.declare(connection, Naming::Keep, topology.objects()).await;
+        let Declared { applied, failed, reached } =
+            self.declare(connection, Naming::Keep, topology.objects()).await;
         let failed_names: BTreeSet<&str> = failed.iter().map(|(name, _)| name.as_str()).collect();
         let mut state = lock(&self.state);
-        let taken = topology.objects().filter(|o| !failed_names.contains(o.to_string().as_str()));
+        let reached = topology.objects().take(reached);
+        let taken = reached.filter(|o| !failed_names.contains(o.to_string().as_str()));
         let known = std::mem::take(&mut state.topology);
         state.topology = taken.fold(known, |known, object| match object {
             Object::Exchange(exchange) => known.exchange(exchange.clone()),
@@ -112,7 +114,7 @@ impl Remembered {
             (who == Declarer::Home || !concerns_exclusive(&topology, *object))
                 && wanted(&object.to_string())
         });
-        self.declare(connection, Naming::Anew, objects).await.1
+        self.declare(connection, Naming::Anew, objects).await.failed
     }
 
     /// Declares a queue that was deleted again, with the exchanges that its bindings need and the bindings.
@@ -128,7 +130,7 @@ impl Remembered {
         };
         let _alone = self.declaring.lock().await;
         let objects = topology.objects().filter(|object| needed(*object));
-        self.declare(connection, Naming::Anew, objects).await.1
+        self.declare(connection, Naming::Anew, objects).await.failed
     }
 
     /// Declares an exchange that was deleted again, with the bindings from it and to it.
@@ -148,7 +150,7 @@ impl Remembered {
         };
         let _alone = self.declaring.lock().await;
         let objects = topology.objects().filter(|object| needed(*object));
-        self.declare(connection, Naming::Keep, objects).await.1
+        self.declare(connection, Naming::Keep, objects).await.failed
     }
 
     async fn declare<'t>(
@@ -156,11 +158,12 @@ impl Remembered {
         connection: &Connection,
         naming: Naming,
         objects: impl Iterator<Item = Object<'t>>,
-    ) -> (Applied, Vec<Failed>) {
+    ) -> Declared {
         let names = lock(&self.state).names.clone();
         let mut declaring = Declaring::new(connection, names, naming);
-        let (mut applied, mut failed) = (Applied::default(), Vec::new());
+        let (mut applied, mut failed, mut reached) = (Applied::default(), Vec::new(), 0);
         for object in objects {
+            reached += 1;
             match declaring.declare(object).await {
                 Ok(Some(info)) => {
                     if let Object::Queue(queue) = object {
@@ -179,8 +182,16 @@ impl Remembered {
         }
         let names = declaring.finish().await;
         lock(&self.state).names = names;
-        (applied, failed)
+        Declared { applied, failed, reached }
     }
+}
+
+/// What came of declaring objects.
+struct Declared {
+    applied: Applied,
+    failed: Vec<Failed>,
+    /// How many were tried before the connection went, or all.
+    reached: usize,
 }
 
 /// Whether an object is an exclusive queue, or bound to one.
