@@ -6,7 +6,7 @@ mod turns;
 
 pub(crate) use counts::{Way, counted};
 pub(crate) use ready::{Entry, Order, Ready};
-pub(crate) use turns::Turns;
+pub(crate) use turns::{Sharing, Turn, Turns};
 
 use leveret_wire::Table;
 
@@ -15,6 +15,17 @@ use crate::message::{Message, Name};
 use crate::profile::Profile;
 use crate::time::Moment;
 use crate::vhost::{ConnectionId, ConsumerId, ExchangeId};
+
+fn sharing(profile: Profile, arguments: &QueueArguments) -> Sharing {
+    if !arguments.single_active_consumer {
+        return Sharing::Competing;
+    }
+    match (arguments.is_quorum(), profile) {
+        (false, _) => Sharing::OneByPriority,
+        (true, Profile::RabbitMq3_10) => Sharing::OneAsTheyCame,
+        (true, Profile::RabbitMq4_3) => Sharing::OneOfHighestPriority,
+    }
+}
 
 /// A queue.
 #[derive(Debug)]
@@ -32,6 +43,8 @@ pub(crate) struct Queue {
     pub(crate) unsettled: usize,
     /// Of these, how many were got and not consumed.
     pub(crate) got: usize,
+    /// How many consumers are gone and have not settled all they had.
+    pub(crate) lingering: usize,
     pub(crate) turns: Turns,
     /// The consumer beside which there may be no other.
     pub(crate) exclusive_consumer: Option<ConsumerId>,
@@ -64,7 +77,8 @@ impl Queue {
             ready: Ready::new(order),
             unsettled: 0,
             got: 0,
-            turns: Turns::new(arguments.single_active_consumer),
+            lingering: 0,
+            turns: Turns::new(sharing(profile, &arguments)),
             arguments,
             table,
             exclusive_consumer: None,
@@ -76,9 +90,13 @@ impl Queue {
         }
     }
 
-    /// How many consumers clients are told that there are. To a quorum queue, who gets a message is one until it is settled.
+    /// How many consumers clients are told that there are. To a quorum queue, who has a message is one until it is settled, and
+    /// who waits until another is gone is none.
     pub(crate) fn consumer_count(&self) -> usize {
-        self.turns.len() + if self.arguments.is_quorum() { self.got } else { 0 }
+        match self.arguments.is_quorum() {
+            true => self.turns.active_len() + self.lingering + self.got,
+            false => self.turns.len(),
+        }
     }
 
     /// A message as it is kept here: its place, and when it dies. It may have failed elsewhere before.

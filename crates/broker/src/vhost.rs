@@ -114,6 +114,7 @@ pub(crate) struct Vhost {
     /// Who gets the direct replies for an address.
     askers: Names<ChannelId>,
     names_made: u64,
+    consumers_made: u64,
     /// Answers that a fault holds back.
     late: HashMap<u64, (ChannelId, Method<'static>)>,
     planned: Planned,
@@ -145,6 +146,7 @@ impl Vhost {
             memory: 0,
             askers: HashMap::default(),
             names_made: 0,
+            consumers_made: 0,
             late: HashMap::new(),
             planned: Planned::default(),
             tally: Tally::default(),
@@ -168,9 +170,7 @@ impl Vhost {
     /// A connection is gone: its channels, consumers and exclusive queues go with it.
     pub(crate) fn disconnect(&mut self, connection: ConnectionId) {
         let channels = self.connections.get(connection).map(|one| one.channels.clone());
-        for channel in channels.unwrap_or_default() {
-            self.close_channel(channel);
-        }
+        self.close_channels(&channels.unwrap_or_default());
         let owned = |queue: &Queue| queue.owner == Some(connection);
         let exclusive: Vec<_> =
             self.queues.iter().filter(|(_, queue)| owned(queue)).map(|(id, _)| id).collect();
@@ -194,30 +194,47 @@ impl Vhost {
 
     /// A channel is gone: what it had goes back to the queues, and its consumers end.
     pub(crate) fn close_channel(&mut self, id: ChannelId) {
-        let Some(channel) = self.channels.get_mut(id) else { return };
-        let consumers: Vec<_> = channel.consumers.drain().map(|(_, consumer)| consumer).collect();
-        let connection = channel.connection;
+        self.close_channels(&[id]);
+    }
+
+    fn close_channels(&mut self, ids: &[ChannelId]) {
+        let unsettled: Vec<_> = ids.iter().map(|id| self.abandoned(*id)).collect();
         // First the consumers: what goes back is not for them.
         let mut left = Vec::new();
-        for consumer in consumers {
-            left.extend(self.end_consumer(consumer));
+        for id in ids {
+            let channel = self.channels.get_mut(*id);
+            let consumers: Vec<_> =
+                channel.into_iter().flat_map(|one| one.consumers.drain()).collect();
+            left.extend(consumers.into_iter().filter_map(|(_, one)| self.remove_consumer(one)));
         }
-        let unsettled = self.channels.get_mut(id).map(Channel::take_all_unsettled);
-        self.put_back(unsettled.unwrap_or_default());
-        self.flush_confirms(id);
-        if let Some(channel) = self.channels.remove(id) {
-            if let Some(replies) = channel.replies {
-                self.askers.remove(&replies.address);
-            }
-            if let channel::Mode::Transaction(transaction) = channel.mode {
-                self.memory -= transaction.size();
-            }
+        left.sort_unstable();
+        left.dedup();
+        for queue in &left {
+            self.delete_if_left(*queue);
         }
-        if let Some(found) = self.connections.get_mut(connection) {
-            found.channels.retain(|one| *one != id);
+        for deliveries in unsettled {
+            self.put_back(deliveries);
         }
         for queue in left {
-            self.delete_if_left(queue);
+            self.hand_over(queue);
+            self.deliver_ready(queue);
+        }
+        for id in ids {
+            self.remove_channel(*id);
+        }
+    }
+
+    fn remove_channel(&mut self, id: ChannelId) {
+        self.flush_confirms(id);
+        let Some(channel) = self.channels.remove(id) else { return };
+        if let Some(replies) = channel.replies {
+            self.askers.remove(&replies.address);
+        }
+        if let channel::Mode::Transaction(transaction) = channel.mode {
+            self.memory -= transaction.size();
+        }
+        if let Some(found) = self.connections.get_mut(channel.connection) {
+            found.channels.retain(|one| *one != id);
         }
     }
 

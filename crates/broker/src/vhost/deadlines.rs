@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 
 use super::{QueueId, Vhost};
 use crate::death::Reason;
+use crate::queue::Queue;
 use crate::time::Moment;
 
 /// What a deadline is for.
@@ -61,6 +62,16 @@ impl Vhost {
             self.die(id, dead, Reason::Expired);
         }
         self.look_after(id);
+    }
+
+    /// The same, as far as a queue would look by itself by now. A classic queue does not unless it asked to be looked after:
+    /// what it then finds due is still alive.
+    pub(super) fn expire_in_time(&mut self, id: QueueId) {
+        let now = self.now;
+        let looks = |one: &Queue| one.arguments.is_quorum() || one.next_look <= now;
+        if self.queues.get(id).is_some_and(looks) {
+            self.expire(id);
+        }
     }
 
     /// Sees to it that the next message to die in a queue does so in time.

@@ -11,7 +11,7 @@ use super::watching::take_one;
 use super::{ChannelId, ExchangeId, QueueId, Vhost};
 use crate::arguments::{Overflow, words};
 use crate::death::Reason;
-use crate::message::{Aside, Message, Parts};
+use crate::message::{Aside, Message, Name, Parts};
 use crate::profile::Profile;
 use crate::queue::Queue;
 use crate::refusal::Refusal;
@@ -34,6 +34,8 @@ pub(super) struct Published {
     exchange: ExchangeId,
     pub(super) message: Message,
     mandatory: bool,
+    /// Where it was to go when it was published in a transaction, whatever has become of bindings since.
+    routed: Option<Vec<(QueueId, Name)>>,
 }
 
 /// Flags of properties that ask for a closer look.
@@ -94,17 +96,47 @@ impl Vhost {
             body,
         };
         let message = Message::new(&mut self.scratch, parts);
-        let published = Published { exchange, message, mandatory };
-        match self.channels.get_mut(channel).map(|found| &mut found.mode) {
-            Some(Mode::Transaction(transaction)) => {
-                self.memory += published.message.size();
-                transaction.published.push(published);
-            }
-            _ => {
-                self.accept(channel, published);
-            }
+        let mut published = Published { exchange, message, mandatory, routed: None };
+        if self.is_transactional(channel) {
+            published.routed = Some(self.routed(exchange, &published.message));
+            self.put_to_transaction(channel, published);
+        } else {
+            self.accept(channel, published);
         }
         Ok(())
+    }
+
+    fn is_transactional(&self, channel: ChannelId) -> bool {
+        let found = self.channels.get(channel);
+        found.is_some_and(|found| matches!(found.mode, Mode::Transaction(_)))
+    }
+
+    fn put_to_transaction(&mut self, channel: ChannelId, published: Published) {
+        if let Some(Mode::Transaction(transaction)) =
+            self.channels.get_mut(channel).map(|found| &mut found.mode)
+        {
+            self.memory += published.message.size();
+            transaction.published.push(published);
+        }
+    }
+
+    /// The queues that a message reaches now.
+    fn routed(&mut self, exchange: ExchangeId, message: &Message) -> Vec<(QueueId, Name)> {
+        let mut routes = std::mem::take(&mut self.routes);
+        self.route_message(&mut routes, exchange, message);
+        let named = |id: &QueueId| Some((*id, Name::clone(&self.queues.get(*id)?.name)));
+        let routed = routes.queues.iter().filter_map(named).collect();
+        self.routes = routes;
+        routed
+    }
+
+    /// Those of the queues of before that are there. 3.10 goes by their names, 4.3 sends it to those that are gone as well.
+    fn still_there(&self, routed: &[(QueueId, Name)]) -> Vec<QueueId> {
+        let there = |(id, name): &(QueueId, Name)| match self.profile {
+            Profile::RabbitMq3_10 => self.queue_names.get(name.as_bytes()).copied(),
+            Profile::RabbitMq4_3 => Some(*id),
+        };
+        routed.iter().filter_map(there).collect()
     }
 
     /// The exchange of this name, if the client may publish to it.
@@ -133,9 +165,12 @@ impl Vhost {
 
     /// Routes a message, puts it into its queues, and answers for it. Says whether all of them took it.
     pub(super) fn accept(&mut self, channel: ChannelId, published: Published) -> bool {
-        let Published { exchange, message, mandatory } = published;
+        let Published { exchange, message, mandatory, routed } = published;
         let mut routes = std::mem::take(&mut self.routes);
-        self.route_message(&mut routes, exchange, &message);
+        match routed {
+            Some(routed) => routes.queues = self.still_there(&routed),
+            None => self.route_message(&mut routes, exchange, &message),
+        }
         if take_one(&mut self.planned.return_publishes) {
             routes.queues.clear();
         }
@@ -196,20 +231,23 @@ impl Vhost {
             }
             return false;
         }
+        let quorum = queue.arguments.is_quorum();
         let entry = queue.admit(message.clone(), failures, now);
         self.memory += message.size();
         self.tally.enqueued += 1;
         if queue.ready.is_empty()
             && let Some(consumer) = self.next_consumer(id)
         {
-            self.deliver(id, consumer, entry);
+            // A classic queue hands it on as new, even if it was in others before.
+            let redelivered = quorum && entry.is_redelivered();
+            self.deliver(id, consumer, entry, redelivered);
             return true;
         }
         let Some(queue) = self.queues.get_mut(id) else { return true };
         queue.ready.push(entry);
         // A classic queue looks for what is due if its head has changed, as far as it can tell: not if a message of a higher
         // priority came.
-        let alone = queue.ready.len() == 1 || queue.arguments.is_quorum();
+        let alone = queue.ready.len() == 1 || quorum;
         if self.make_room(id) || alone {
             self.expire(id);
         }

@@ -240,7 +240,7 @@ impl Vhost {
         let name = self.named_queue(channel, &purge.queue)?;
         self.check_access(channel, Right::Read, "queue", &name)?;
         let id = self.usable_queue(channel, &name)?;
-        self.expire(id);
+        self.expire_in_time(id);
         self.bury();
         let purged = self.queues[id].ready.drain();
         self.tally.discarded += purged.len() as u64;
