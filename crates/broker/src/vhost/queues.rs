@@ -12,6 +12,9 @@ use crate::queue::Queue;
 use crate::refusal::Refusal;
 use crate::users::Right;
 
+/// What names are made of.
+const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+
 impl Vhost {
     /// A name that no one has.
     pub(super) fn make_name(&mut self, prefix: &str) -> ShortStr<'static> {
@@ -20,7 +23,13 @@ impl Vhost {
         self.names_made += 1;
         let random = std::hash::RandomState::new();
         let (high, low) = (random.hash_one(self.names_made), random.hash_one(prefix));
-        let name = format!("{prefix}{high:016x}{low:016x}");
+        let mut bits = u128::from(high) << 64 | u128::from(low);
+        let mut name = prefix.to_owned();
+        // As long as RabbitMQ's: where it cuts a text off depends on the names in it.
+        for _ in 0..22 {
+            name.push(char::from(LETTERS[(bits % 64) as usize]));
+            bits /= 64;
+        }
         ShortStr::try_from(name).unwrap_or_default()
     }
 
