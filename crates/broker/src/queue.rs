@@ -31,6 +31,8 @@ fn sharing(profile: Profile, arguments: &QueueArguments) -> Sharing {
 #[derive(Debug)]
 pub(crate) struct Queue {
     pub(crate) name: Name,
+    /// In which order queues were declared.
+    pub(crate) number: u64,
     pub(crate) durable: bool,
     pub(crate) auto_delete: bool,
     /// The connection that alone may use it, if it is exclusive.
@@ -71,6 +73,7 @@ impl Queue {
         };
         Queue {
             name,
+            number: 0,
             durable: false,
             auto_delete: false,
             owner: None,

@@ -1,6 +1,7 @@
 //! A virtual host: exchanges, queues, channels and consumers as one state machine, without I/O and without a clock.
 
 mod channel;
+mod closing;
 mod consuming;
 mod dead_letters;
 mod deadlines;
@@ -115,6 +116,7 @@ pub(crate) struct Vhost {
     askers: Names<ChannelId>,
     names_made: u64,
     consumers_made: u64,
+    queues_made: u64,
     /// Answers that a fault holds back.
     late: HashMap<u64, (ChannelId, Method<'static>)>,
     planned: Planned,
@@ -147,6 +149,7 @@ impl Vhost {
             askers: HashMap::default(),
             names_made: 0,
             consumers_made: 0,
+            queues_made: 0,
             late: HashMap::new(),
             planned: Planned::default(),
             tally: Tally::default(),
@@ -190,52 +193,6 @@ impl Vhost {
             found.channels.push(id);
         }
         id
-    }
-
-    /// A channel is gone: what it had goes back to the queues, and its consumers end.
-    pub(crate) fn close_channel(&mut self, id: ChannelId) {
-        self.close_channels(&[id]);
-    }
-
-    fn close_channels(&mut self, ids: &[ChannelId]) {
-        let unsettled: Vec<_> = ids.iter().map(|id| self.abandoned(*id)).collect();
-        // First the consumers: what goes back is not for them.
-        let mut left = Vec::new();
-        for id in ids {
-            let channel = self.channels.get_mut(*id);
-            let consumers: Vec<_> =
-                channel.into_iter().flat_map(|one| one.consumers.drain()).collect();
-            left.extend(consumers.into_iter().filter_map(|(_, one)| self.remove_consumer(one)));
-        }
-        left.sort_unstable();
-        left.dedup();
-        for queue in &left {
-            self.delete_if_left(*queue);
-        }
-        for deliveries in unsettled {
-            self.put_back(deliveries);
-        }
-        for queue in left {
-            self.hand_over(queue);
-            self.deliver_ready(queue);
-        }
-        for id in ids {
-            self.remove_channel(*id);
-        }
-    }
-
-    fn remove_channel(&mut self, id: ChannelId) {
-        self.flush_confirms(id);
-        let Some(channel) = self.channels.remove(id) else { return };
-        if let Some(replies) = channel.replies {
-            self.askers.remove(&replies.address);
-        }
-        if let channel::Mode::Transaction(transaction) = channel.mode {
-            self.memory -= transaction.size();
-        }
-        if let Some(found) = self.connections.get_mut(channel.connection) {
-            found.channels.retain(|one| *one != id);
-        }
     }
 
     /// There is room again in a connection's outlet.

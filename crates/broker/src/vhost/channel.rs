@@ -199,13 +199,20 @@ impl Channel {
         }
     }
 
-    /// Takes out all there are.
-    pub(super) fn take_all_unsettled(&mut self) -> Vec<Unsettled> {
+    /// Takes out all that came from such queues.
+    pub(super) fn take_unsettled_of(&mut self, is_of: impl Fn(QueueId) -> bool) -> Vec<Unsettled> {
+        let unsettled = std::mem::take(&mut self.unsettled).into_iter();
+        let (taken, kept): (Vec<_>, Vec<_>) = unsettled.partition(|one| is_of(one.queue));
+        self.unsettled = kept.into();
+        taken
+    }
+
+    /// What was settled in a transaction is not: it will not be committed.
+    pub(super) fn forget_settlements(&mut self) {
         if let Mode::Transaction(transaction) = &mut self.mode {
             let settled = std::mem::take(&mut transaction.settled);
             self.take_back(settled);
         }
-        self.take_unsettled(0, true).unwrap_or_default()
     }
 
     /// Deliveries whose settling was rolled back.

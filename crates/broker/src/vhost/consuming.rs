@@ -327,6 +327,7 @@ impl Vhost {
         if self.queues.get(queue).is_some_and(|one| one.arguments.is_quorum()) {
             self.look_after(queue);
         }
+        self.bury();
     }
 
     /// Hands a message to a consumer that can take it.

@@ -103,7 +103,7 @@ impl Vhost {
         let Some(queue) = self.queues.get_mut(id) else { return };
         let Some(expires) = queue.arguments.expires else { return };
         let end = queue.last_used.after_millis(expires);
-        if !queue.turns.is_empty() {
+        if queue.consumer_count() > 0 {
             // In use for as long as it has consumers; it is looked after again when the last has gone.
             queue.last_used = Moment::NEVER;
         } else if end <= now {

@@ -45,12 +45,6 @@ impl Vhost {
         if let Some(expiration) = &properties.expiration {
             inspected.ttl = Some(parse_expiration(expiration)?);
         }
-        if let Some(mode @ (0 | 3..)) = properties.delivery_mode
-            && !self.profile.is_at_least_4()
-        {
-            let text = format!("invalid message: {{delivery_mode_unknown,{mode}}}");
-            return Err(Refusal::precondition_failed(text));
-        }
         if let Some(headers) = &mut properties.headers {
             for name in ["CC", "BCC"] {
                 let copies = copies(headers.get(name), name)?;
@@ -61,6 +55,12 @@ impl Vhost {
             }
             // Nobody is to know of the blind copies.
             altered |= headers.remove("BCC").is_some();
+        }
+        if let Some(mode @ (0 | 3..)) = properties.delivery_mode
+            && !self.profile.is_at_least_4()
+        {
+            let text = format!("invalid message: {{delivery_mode_unknown,{mode}}}");
+            return Err(Refusal::precondition_failed(text));
         }
         if self.profile.is_at_least_4() {
             self.check_user_id(channel, &properties)?;

@@ -10,6 +10,7 @@ use super::{ChannelId, Destination, QueueId, Vhost};
 use crate::arguments::{self, QueueArguments, QueueDeclared, words};
 use crate::queue::Queue;
 use crate::refusal::Refusal;
+use crate::time::Moment;
 use crate::users::Right;
 
 /// What names are made of.
@@ -107,7 +108,11 @@ impl Vhost {
             true => self.declared_before(channel, &declare.queue)?,
             false => self.make_queue(channel, declare)?,
         };
-        self.used(id);
+        // To a quorum queue, to be declared again is no use.
+        let queue = &self.queues[id];
+        if !queue.arguments.is_quorum() || queue.last_used == Moment::NEVER {
+            self.used(id);
+        }
         let queue = &self.queues[id];
         Ok(queue::DeclareOk {
             queue: queue.name.borrowed().into_owned(),
@@ -162,6 +167,8 @@ impl Vhost {
         let name = Arc::new(name);
         let table = declare.arguments.borrowed().into_owned();
         let mut queue = Queue::new(self.profile, Arc::clone(&name), parsed, table);
+        queue.number = self.queues_made;
+        self.queues_made += 1;
         queue.durable = declare.durable;
         queue.auto_delete = declare.auto_delete;
         let connection = self.channels.get(channel).map(|found| found.connection);
@@ -272,11 +279,11 @@ impl Vhost {
             self.check_owner(channel, &self.queues[id])?;
             let queue = &self.queues[id];
             arguments::check_queue_deletion(&self.name, &name, &queue.arguments, delete)?;
-            if delete.if_unused && !queue.turns.is_empty() {
-                return Err(words::queue_in_use(&self.name, &name));
-            }
             if delete.if_empty && !queue.ready.is_empty() {
                 return Err(words::queue_not_empty(&self.name, &name));
+            }
+            if delete.if_unused && !queue.turns.is_empty() {
+                return Err(words::queue_in_use(&self.name, &name));
             }
             message_count = queue.ready.len() as u32;
             self.remove_queue(id);

@@ -2,8 +2,8 @@
 
 use leveret_wire::method::{basic, confirm, tx};
 
-use super::channel::{Channel, Confirms, Mode, Settlement, Transaction, Unsettled};
-use super::{ChannelId, ConsumerId, QueueId, Vhost};
+use super::channel::{Confirms, Mode, Settlement, Transaction, Unsettled};
+use super::{ChannelId, Consumer, ConsumerId, QueueId, Vhost};
 use crate::arguments::QueueArguments;
 use crate::death::Reason;
 use crate::profile::Profile;
@@ -125,7 +125,7 @@ impl Vhost {
     }
 
     /// The order in which RabbitMQ goes through a queue's deliveries.
-    fn by_tag(&self, delivery: &Unsettled) -> (Option<&[u8]>, u64) {
+    pub(super) fn by_tag(&self, delivery: &Unsettled) -> (Option<&[u8]>, u64) {
         match delivery.consumer {
             None => (None, delivery.tag),
             Some(id) => (self.consumers.get(id).map(|one| one.tag.as_bytes()), 0),
@@ -153,25 +153,39 @@ impl Vhost {
 
     /// A delivery is no longer with its consumer.
     fn out_of_hands(&mut self, delivery: &Unsettled) {
-        let mut queue = self.queues.get_mut(delivery.queue);
-        if let Some(queue) = &mut queue {
+        if let Some(queue) = self.queues.get_mut(delivery.queue) {
             queue.unsettled -= 1;
             queue.got -= usize::from(delivery.consumer.is_none());
         }
-        let Some(id) = delivery.consumer else { return };
+        let Some(id) = delivery.consumer else {
+            return self.used_by_quorum(delivery.queue);
+        };
         let Some(consumer) = self.consumers.get_mut(id) else { return };
         consumer.unsettled -= 1;
         consumer.counted -= 1;
         if consumer.cancelled && consumer.unsettled == 0 {
-            if let Some(queue) = queue {
-                queue.lingering -= 1;
-            }
-            if let Some(channel) = self.channels.get_mut(consumer.channel)
-                && channel.lingering.get(&consumer.tag) == Some(&id)
-            {
-                channel.lingering.remove(&consumer.tag);
-            }
-            self.consumers.remove(id);
+            self.forget_consumer(id);
+        }
+    }
+
+    /// A consumer that was cancelled has settled all it had.
+    fn forget_consumer(&mut self, id: ConsumerId) {
+        let Some(Consumer { queue, channel, tag, .. }) = self.consumers.remove(id) else { return };
+        if let Some(found) = self.queues.get_mut(queue) {
+            found.lingering -= 1;
+            self.used_by_quorum(queue);
+        }
+        if let Some(channel) = self.channels.get_mut(channel)
+            && channel.lingering.get(&tag) == Some(&id)
+        {
+            channel.lingering.remove(&tag);
+        }
+    }
+
+    /// A quorum queue is in use until what was got from it, or was delivered to a consumer that is gone, is settled.
+    fn used_by_quorum(&mut self, queue: QueueId) {
+        if self.queues.get(queue).is_some_and(|one| one.arguments.is_quorum()) {
+            self.used(queue);
         }
     }
 
@@ -185,23 +199,6 @@ impl Vhost {
         }
         self.go_on(queue, consumer);
         self.bury();
-    }
-
-    /// What a channel has not settled that is about to go, in the order in which quorum queues take it back. Classic ones have
-    /// an order of their own.
-    pub(super) fn abandoned(&mut self, channel: ChannelId) -> Vec<Unsettled> {
-        let channel = self.channels.get_mut(channel);
-        let mut deliveries = channel.map(Channel::take_all_unsettled).unwrap_or_default();
-        match self.profile {
-            Profile::RabbitMq3_10 => {
-                deliveries.sort_by(|a, b| self.by_tag(a).cmp(&self.by_tag(b)));
-            }
-            Profile::RabbitMq4_3 => {
-                let number = |id| self.consumers.get(id).map_or(0, |one| one.number);
-                deliveries.sort_by_key(|one| (one.consumer.is_none(), one.consumer.map(number)));
-            }
-        }
-        deliveries
     }
 
     /// Deliveries of a channel that is gone go back to their queues.
