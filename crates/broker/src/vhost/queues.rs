@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use leveret_wire::method::queue;
-use leveret_wire::{Method, ShortStr};
+use leveret_wire::{Method, ShortStr, Table, Value};
 
 use super::exchanges::check_not_default;
 use super::{ChannelId, Destination, QueueId, Vhost};
@@ -122,7 +122,9 @@ impl Vhost {
     }
 
     fn declared_before(&self, channel: ChannelId, name: &ShortStr<'_>) -> Result<QueueId, Refusal> {
-        self.usable_queue(channel, &arguments::declared_name(name))
+        let name = arguments::declared_name(name);
+        self.check_any_access(channel, "queue", &name)?;
+        self.usable_queue(channel, &name)
     }
 
     fn make_queue(
@@ -137,9 +139,17 @@ impl Vhost {
             auto_delete: declare.auto_delete,
             arguments: &declare.arguments,
         };
-        if !name.is_empty() {
-            self.check_access(channel, Right::Configure, "queue", &name)?;
-        }
+        let name = match name.is_empty() {
+            true => {
+                arguments::check_server_named(&declare.arguments)?;
+                self.make_name("amq.gen-")
+            }
+            false => {
+                arguments::check_queue_name(&name)?;
+                name.into_owned()
+            }
+        };
+        self.check_access(channel, Right::Configure, "queue", &name)?;
         if let Some(id) = self.queue_names.get(name.as_bytes()).copied() {
             let found = &self.queues[id];
             self.check_owner(channel, found)?;
@@ -152,18 +162,8 @@ impl Vhost {
             arguments::same_queue(self.profile, &self.name, &name, &current, &flags)?;
             return Ok(id);
         }
-        let name = match name.is_empty() {
-            true => {
-                arguments::check_server_named(&declare.arguments)?;
-                self.make_name("amq.gen-")
-            }
-            false => {
-                arguments::check_queue_name(&name)?;
-                name.into_owned()
-            }
-        };
+        self.check_dead_letter_access(channel, &name, &declare.arguments)?;
         let parsed = QueueArguments::parse(self.profile, &self.name, &name, &flags)?;
-        self.check_dead_letter_access(channel, &name, &parsed)?;
         let name = Arc::new(name);
         let table = declare.arguments.borrowed().into_owned();
         let mut queue = Queue::new(self.profile, Arc::clone(&name), parsed, table);
@@ -178,16 +178,19 @@ impl Vhost {
         Ok(id)
     }
 
-    /// Who lets a queue dead-letter must be allowed to move its messages there.
+    /// Who lets a queue dead-letter must be allowed to move its messages there. What else is wrong with its arguments is found
+    /// later.
     fn check_dead_letter_access(
         &self,
         channel: ChannelId,
         name: &ShortStr<'_>,
-        arguments: &QueueArguments,
+        arguments: &Table<'_>,
     ) -> Result<(), Refusal> {
-        if let Some(exchange) = &arguments.dead_letter_exchange {
+        let exchange = arguments.get("x-dead-letter-exchange");
+        let exchange = exchange.as_ref().and_then(Value::as_str);
+        if let Some(exchange) = exchange.and_then(|name| ShortStr::try_from(name).ok()) {
             self.check_access(channel, Right::Read, "queue", name)?;
-            self.check_access(channel, Right::Write, "exchange", exchange)?;
+            self.check_access(channel, Right::Write, "exchange", &exchange)?;
         }
         Ok(())
     }
@@ -204,8 +207,8 @@ impl Vhost {
             true => name.clone(),
             false => bind.routing_key.borrowed().into_owned(),
         };
-        check_not_default(source)?;
         self.check_access(channel, Right::Write, "queue", &name)?;
+        check_not_default(source)?;
         self.check_access(channel, Right::Read, "exchange", source)?;
         let exchange = self.exchange_named(source)?;
         let Some(queue) = self.queue_names.get(name.as_bytes()).copied() else {
@@ -232,8 +235,8 @@ impl Vhost {
             true => name.clone(),
             false => unbind.routing_key.borrowed().into_owned(),
         };
-        check_not_default(source)?;
         self.check_access(channel, Right::Write, "queue", &name)?;
+        check_not_default(source)?;
         self.check_access(channel, Right::Read, "exchange", source)?;
         let queue = self.queue_names.get(name.as_bytes()).copied();
         let exchange = self.exchange_names.get(source.as_bytes()).copied();
