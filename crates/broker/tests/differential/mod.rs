@@ -43,5 +43,5 @@ mod shrink;
 mod verdict;
 pub(crate) mod versions;
 
-pub(crate) use run::Target;
+pub(crate) use run::{LIMITED, LIMITED_TO, Target};
 pub(crate) use verdict::{Campaign, explore};
