@@ -4,15 +4,21 @@
 //!
 //! - A consumer may keep a delivery for as long as it likes: `x-consumer-timeout` is read and not acted on.
 //! - Dead-lettering at least once is done at most once.
-//! - In about one of two hundred random programs it still answers something otherwise than RabbitMQ: mostly `redelivered`
-//!   after dead-lettering, consumer counts of quorum queues, and who is next when a channel closes.
 //! - There are no streams, no plugins, and no management API ([`Broker::snapshot`] and [`Broker::peek`] look inside).
 //! - Things happen at once that RabbitMQ does a little later: a dead letter is in its queue when the ack that follows the
-//!   reject is read, and a full quorum queue refuses from the first publish on that it may refuse.
+//!   reject is read, a full quorum queue refuses from the first publish on that it may refuse, and one that nobody uses is
+//!   deleted on time.
+//! - Where RabbitMQ depends on chance, this does not: which queue goes on first when a channel has room again, and whether the
+//!   channels of one connection get each other's messages when it closes (they do not).
 //! - What 3.10 passes round among queues for ever goes round here, too, but slower than others are served.
 //! - After [`Broker::restart`] a message that was delivered before is `redelivered`. In 4.3 one that had come back to its
 //!   classic queue before the restart is not.
 //! - RabbitMQ 3.10 breaks down over a nonsensical `x-queue-master-locator` (541); here it is ignored.
+//! - RabbitMQ 3.10 loses the messages of a classic queue if its single active consumer is cancelled while others wait; here the
+//!   next one gets them.
+//! - RabbitMQ 3.10 forgets the `original-expiration` of dead letters of lazy queues; here it is there.
+//! - RabbitMQ 4.3 keeps what a single active consumer of a quorum queue had for ever, if it goes together with one of a higher
+//!   priority that waited for it; here it goes back.
 
 mod alarm;
 mod arguments;

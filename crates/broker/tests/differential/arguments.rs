@@ -76,6 +76,9 @@ pub(super) fn quorum(random: &mut Random, times: Times) -> Pairs {
     if times == Times::ShortTtl {
         pairs.push(("x-message-ttl", number(random, SHORT_TTL)));
     }
+    if random.percent(8) {
+        pairs.push(("x-expires", number(random, 600_000)));
+    }
     if random.percent(20) {
         let most = random.pick(&[1, 2, 3]);
         pairs.push(("x-max-length", number(random, most)));
