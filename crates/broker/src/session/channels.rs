@@ -276,7 +276,8 @@ impl Channels {
                 Ok(())
             }
             Method::ChannelOpen(_) => {
-                Err(refused(ReplyCode::CHANNEL_ERROR, "second 'channel.open' seen", id))
+                let refusal = Refusal::new(ReplyCode::CHANNEL_ERROR, "second 'channel.open' seen");
+                self.refuse(vhost, number, refusal, id)
             }
             method => match vhost.method(lane.id, method) {
                 Ok(()) => Ok(()),
@@ -294,14 +295,15 @@ impl Channels {
         method: Option<(u16, u16)>,
     ) -> Result<(), End> {
         let refused = Refused::new(refusal, method);
-        if is_fatal(&refused.refusal) {
-            return Err(refused.into());
-        }
+        // Even if the connection goes, its other channels go later, and may get something of this one.
         let index = usize::from(number) - 1;
         if let Some(slot) = self.slots.get_mut(index)
             && let Slot::Open(lane) = std::mem::replace(slot, Slot::Closing)
         {
             vhost.close_channel(lane.id);
+        }
+        if is_fatal(&refused.refusal) {
+            return Err(refused.into());
         }
         let close = channel::Close {
             reply_code: refused.refusal.code,
