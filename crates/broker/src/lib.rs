@@ -16,6 +16,8 @@
 //! - RabbitMQ 3.10 breaks down over a nonsensical `x-queue-master-locator` (541); here it is ignored.
 //! - RabbitMQ 3.10 loses the messages of a classic queue if its single active consumer is cancelled while others wait; here the
 //!   next one gets them.
+//! - RabbitMQ 3.10 breaks down (541) over a consumer of a quorum queue that is cancelled and comes back by the same tag before
+//!   it has settled what it had; here it goes on.
 //! - RabbitMQ 3.10 forgets the `original-expiration` of dead letters of lazy queues; here it is there.
 //! - RabbitMQ 4.3 keeps what a single active consumer of a quorum queue had for ever, if it goes together with one of a higher
 //!   priority that waited for it; here it goes back.

@@ -26,8 +26,9 @@
 //!   program has short TTLs or short-lived queues (`x-expires`), not both, since waiting for the one ages the other.
 //!   Quorum queues look for `x-expires` only every few seconds, so there are none with a short one.
 //! - **Accidents** that the crate's documentation lists are not asked for: lazy queues that dead-letter, classic queues whose
-//!   single active consumer is cancelled, priorities of consumers of quorum queues with a single active one. Nor are several
-//!   messages at once if a quorum queue refuses them, since publishers learn of that a little later.
+//!   single active consumer is cancelled, priorities of consumers of quorum queues with a single active one, consumers of
+//!   quorum queues that come back by the same tag. Nor are several messages at once if a quorum queue refuses them, since
+//!   publishers learn of that a little later.
 //! - **Times and names that the broker makes** are replaced, names by their number of appearance.
 //!
 //! A program that differs is run again. Only what differs every time is a difference; the others are counted and are
