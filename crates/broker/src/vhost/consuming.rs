@@ -310,21 +310,25 @@ impl Vhost {
 
     /// Hands out what a queue has to those who can take it.
     pub(super) fn deliver_ready(&mut self, queue: QueueId) {
-        let mut first = true;
+        let mut delivered = false;
         while self.queues.get(queue).is_some_and(|one| !one.ready.is_empty()) {
             let Some(consumer) = self.next_consumer(queue) else { break };
-            if std::mem::take(&mut first) {
+            if !delivered {
                 self.expire_in_time(queue);
             }
-            let Some(entry) = self.queues.get_mut(queue).and_then(|found| found.ready.pop()) else {
-                break;
-            };
+            let now = self.now;
+            let Some(found) = self.queues.get_mut(queue) else { break };
+            let Some(entry) = found.ready.pop() else { break };
+            let next_is_due = found.ready.next_expiry() <= now;
             let redelivered = entry.is_redelivered();
             self.deliver(queue, consumer, entry, redelivered);
-            // Another one is at the front now.
-            self.expire(queue);
+            delivered = true;
+            if next_is_due {
+                self.expire(queue);
+            }
         }
-        if self.queues.get(queue).is_some_and(|one| one.arguments.is_quorum()) {
+        // A classic queue does not look at who is at its front unless another was there before.
+        if delivered || self.queues.get(queue).is_some_and(|one| one.arguments.is_quorum()) {
             self.look_after(queue);
         }
         self.bury();
