@@ -104,6 +104,8 @@ pub(crate) struct Vhost {
     /// What died in a queue and is yet to be dead-lettered.
     dying: VecDeque<dead_letters::Dying>,
     burials: dead_letters::Burials,
+    /// Consumers of quorum queues with a limit, once for each delivery that needs no ack.
+    to_be_acked: VecDeque<ConsumerId>,
     /// Channels with confirms that were not sent yet.
     unconfirmed: Vec<ChannelId>,
     /// Whose writers are to be woken at the end of this call.
@@ -141,6 +143,7 @@ impl Vhost {
             deadlines: BinaryHeap::new(),
             dying: VecDeque::new(),
             burials: dead_letters::Burials::new(),
+            to_be_acked: VecDeque::new(),
             unconfirmed: Vec::new(),
             wakes: Vec::new(),
             scratch: Scratch::default(),

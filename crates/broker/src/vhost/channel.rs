@@ -248,9 +248,10 @@ pub(crate) struct Consumer {
 }
 
 impl Consumer {
-    /// Whether it may have one more, as far as its own limit goes.
+    /// Whether it may have one more, as far as its own limit goes. To a quorum queue, what needs no ack is acked a moment later.
     #[inline]
     pub(super) fn has_room(&self) -> bool {
-        self.auto_ack || self.prefetch == 0 || self.counted < i64::from(self.prefetch)
+        let limited = self.prefetch > 0 && (self.quorum || !self.auto_ack);
+        !limited || self.counted < i64::from(self.prefetch)
     }
 }

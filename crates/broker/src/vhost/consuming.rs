@@ -40,9 +40,9 @@ impl Vhost {
         if let Some(done) = self.consume_replies(channel, consume) {
             return done;
         }
+        let tag = self.new_consumer_tag(channel, &consume.consumer_tag)?;
         let name = self.named_queue(channel, &consume.queue)?;
         self.check_access(channel, Right::Read, "queue", &name)?;
-        let tag = self.new_consumer_tag(channel, &consume.consumer_tag)?;
         let queue = self.usable_queue(channel, &name)?;
         let found = &mut self.queues[queue];
         let (profile, vhost, of) = (self.profile, self.name.as_str(), &found.arguments);
@@ -310,6 +310,19 @@ impl Vhost {
 
     /// Hands out what a queue has to those who can take it.
     pub(super) fn deliver_ready(&mut self, queue: QueueId) {
+        let mut delivered = self.hand_out(queue);
+        while self.ack_for_consumers() {
+            delivered |= self.hand_out(queue);
+        }
+        // A classic queue does not look at who is at its front unless another was there before.
+        if delivered || self.queues.get(queue).is_some_and(|one| one.arguments.is_quorum()) {
+            self.look_after(queue);
+        }
+        self.bury();
+    }
+
+    /// Says whether there was anything to hand out.
+    fn hand_out(&mut self, queue: QueueId) -> bool {
         let mut delivered = false;
         while self.queues.get(queue).is_some_and(|one| !one.ready.is_empty()) {
             let Some(consumer) = self.next_consumer(queue) else { break };
@@ -327,11 +340,19 @@ impl Vhost {
                 self.expire(queue);
             }
         }
-        // A classic queue does not look at who is at its front unless another was there before.
-        if delivered || self.queues.get(queue).is_some_and(|one| one.arguments.is_quorum()) {
-            self.look_after(queue);
+        delivered
+    }
+
+    /// What quorum queues have just delivered and needs no ack is acked. Says whether anybody had to wait for that.
+    pub(super) fn ack_for_consumers(&mut self) -> bool {
+        let mut waited = false;
+        while let Some(id) = self.to_be_acked.pop_front() {
+            if let Some(consumer) = self.consumers.get_mut(id) {
+                consumer.counted -= 1;
+                waited |= self.resume(id);
+            }
         }
-        self.bury();
+        waited
     }
 
     /// Hands a message to a consumer that can take it.
@@ -372,19 +393,26 @@ impl Vhost {
             connection.full = true;
         }
         self.tally.delivered += 1;
+        let acked_later = quorum && consumer.auto_ack && consumer.prefetch > 0;
+        if acked_later || !consumer.auto_ack {
+            consumer.counted += 1;
+        }
+        if quorum && !consumer.has_room() {
+            // A quorum queue knows at once.
+            consumer.suspended = true;
+            found.turns.suspend(id);
+        }
         if consumer.auto_ack {
             self.tally.delivered_settled += 1;
             self.memory -= entry.message.size();
+            if acked_later {
+                self.to_be_acked.push_back(id);
+            }
         } else {
             found.unsettled += 1;
             consumer.unsettled += 1;
-            consumer.counted += 1;
             if !quorum {
                 channel.prefetch_for_all.delivered();
-            } else if !consumer.has_room() {
-                // A quorum queue knows at once.
-                consumer.suspended = true;
-                found.turns.suspend(id);
             }
             channel.keep(Unsettled { tag: deliver.delivery_tag, queue, consumer: Some(id), entry });
         }

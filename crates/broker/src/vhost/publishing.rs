@@ -241,6 +241,7 @@ impl Vhost {
             // A classic queue hands it on as new, even if it was in others before.
             let redelivered = quorum && entry.is_redelivered();
             self.deliver(id, consumer, entry, redelivered);
+            self.ack_for_consumers();
             return true;
         }
         let Some(queue) = self.queues.get_mut(id) else { return true };
