@@ -6,7 +6,7 @@
 //! - Dead-lettering at least once is done at most once.
 //! - There are no streams, no plugins, and no management API ([`Broker::snapshot`] and [`Broker::peek`] look inside).
 //! - Things happen at once that RabbitMQ does a little later: a dead letter is in its queue when the ack that follows the
-//!   reject is read, a full quorum queue refuses from the first publish on that it may refuse, and one that nobody uses is
+//!   reject is read, publishers of a full quorum queue are refused from the next publish on, and one that nobody uses is
 //!   deleted on time.
 //! - Where RabbitMQ depends on chance, this does not: which queue goes on first when a channel has room again, and whether the
 //!   channels of one connection get each other's messages when it closes (they do not).

@@ -1,6 +1,7 @@
 //! A queue: its messages, and whose turn it is to get one.
 
 mod counts;
+mod publishers;
 mod ready;
 mod turns;
 
@@ -14,7 +15,8 @@ use crate::arguments::{Overflow, QueueArguments};
 use crate::message::{Message, Name};
 use crate::profile::Profile;
 use crate::time::Moment;
-use crate::vhost::{ConnectionId, ConsumerId, ExchangeId};
+use crate::vhost::{ChannelId, ConnectionId, ConsumerId, ExchangeId};
+use publishers::{Level, Publishers};
 
 fn sharing(profile: Profile, arguments: &QueueArguments) -> Sharing {
     if !arguments.single_active_consumer {
@@ -58,6 +60,8 @@ pub(crate) struct Queue {
     /// For when it has asked to be looked after, because a message dies then.
     pub(crate) next_look: Moment,
     next_place: u64,
+    /// Of a quorum queue that refuses messages when it is full.
+    pub(crate) publishers: Option<Publishers>,
 }
 
 impl Queue {
@@ -71,6 +75,7 @@ impl Queue {
             true => Order::Quorum(profile),
             false => Order::Classic { max_priority: arguments.max_priority.unwrap_or(0) },
         };
+        let refuses_late = arguments.is_quorum() && arguments.overflow != Overflow::DropHead;
         Queue {
             name,
             number: 0,
@@ -90,6 +95,7 @@ impl Queue {
             bound_to: Vec::new(),
             next_look: Moment::NEVER,
             next_place: 0,
+            publishers: refuses_late.then(Publishers::new),
         }
     }
 
@@ -115,13 +121,38 @@ impl Queue {
     }
 
     /// Whether it does not take a message, because it is full and rather refuses new ones than to drop old ones. A quorum
-    /// queue finds out too late, and takes one too many.
-    pub(crate) fn refuses(&self, message: &Message) -> bool {
-        match self.arguments.overflow {
-            Overflow::DropHead => false,
-            _ if self.arguments.is_quorum() => self.is_over_limit(0, 0),
-            _ => self.is_over_limit(1, message.body_len()),
+    /// queue takes what does not come from a client.
+    pub(crate) fn refuses(&mut self, message: &Message, from: Option<ChannelId>) -> bool {
+        if let Some(publishers) = &mut self.publishers {
+            return from.is_some_and(|from| publishers.is_stopped(from));
         }
+        let drops = self.arguments.overflow == Overflow::DropHead || self.arguments.is_quorum();
+        !drops && self.is_over_limit(1, message.body_len())
+    }
+
+    /// Publishers stop or go on, if they are to.
+    #[inline]
+    pub(crate) fn tell_publishers(&mut self) {
+        if self.publishers.is_none() {
+            return;
+        }
+        let level = match (self.is_over_limit(0, 0), self.is_low()) {
+            (true, _) => Level::Full,
+            (false, true) => Level::Low,
+            (false, false) => Level::High,
+        };
+        if let Some(publishers) = &mut self.publishers {
+            publishers.tell(level);
+        }
+    }
+
+    /// Whether it has at most four fifths of what it may have.
+    fn is_low(&self) -> bool {
+        let low = |limit: Option<u64>, value: usize| {
+            limit.is_none_or(|limit| u128::from(limit) * 4 / 5 >= value as u128)
+        };
+        low(self.arguments.max_length, self.ready.len())
+            && low(self.arguments.max_length_bytes, self.ready.bytes())
     }
 
     /// Takes out a message that there is no room for.

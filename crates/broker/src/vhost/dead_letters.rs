@@ -151,7 +151,7 @@ impl Vhost {
         for queue in &routes.queues {
             let name = self.queues.get(*queue).map(|found| Arc::clone(&found.name));
             if name.is_some_and(|name| !letter.is_cycle(&name)) {
-                reached += usize::from(self.enqueue(*queue, &dead, letter.failures));
+                reached += usize::from(self.enqueue(*queue, &dead, letter.failures, None));
             }
         }
         self.routes = routes;

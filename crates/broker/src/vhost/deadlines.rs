@@ -74,10 +74,11 @@ impl Vhost {
         }
     }
 
-    /// Sees to it that the next message to die in a queue does so in time.
+    /// Messages have left a queue: sees to it that the next one to die does so in time, and that publishers know of the room.
     #[inline]
     pub(super) fn look_after(&mut self, id: QueueId) {
         let Some(queue) = self.queues.get_mut(id) else { return };
+        queue.tell_publishers();
         let next = queue.ready.next_expiry();
         if next < queue.next_look {
             queue.next_look = next;

@@ -187,7 +187,7 @@ impl Vhost {
             routes.queues.clear();
         }
         for queue in &routes.queues {
-            taken &= self.enqueue(*queue, &message, 0);
+            taken &= self.enqueue(*queue, &message, 0, Some(channel));
         }
         self.routes = routes;
         self.bury();
@@ -220,10 +220,21 @@ impl Vhost {
     }
 
     /// Puts a message into a queue, or hands it to a consumer at once. Says whether it was taken.
-    pub(super) fn enqueue(&mut self, id: QueueId, message: &Message, failures: u32) -> bool {
+    pub(super) fn enqueue(
+        &mut self,
+        id: QueueId,
+        message: &Message,
+        failures: u32,
+        from: Option<ChannelId>,
+    ) -> bool {
         let now = self.now;
         let Some(queue) = self.queues.get_mut(id) else { return true };
-        if queue.refuses(message) {
+        if let Some(publishers) = &mut queue.publishers
+            && from.is_some_and(|from| !publishers.knows(from))
+        {
+            publishers.retain(|publisher| self.channels.contains_key(publisher));
+        }
+        if queue.refuses(message, from) {
             if queue.arguments.overflow == Overflow::RejectPublishDlx {
                 let entry = queue.admit(message.clone(), failures, now);
                 self.memory += message.size();
@@ -261,6 +272,9 @@ impl Vhost {
         while let Some(head) = self.queues.get_mut(id).and_then(Queue::pop_over_limit) {
             self.die(id, head, Reason::MaxLen);
             dropped = true;
+        }
+        if let Some(queue) = self.queues.get_mut(id) {
+            queue.tell_publishers();
         }
         dropped
     }

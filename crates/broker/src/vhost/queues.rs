@@ -262,6 +262,7 @@ impl Vhost {
         self.expire_in_time(id);
         self.bury();
         let purged = self.queues[id].ready.drain();
+        self.look_after(id);
         self.tally.discarded += purged.len() as u64;
         self.memory -= purged.iter().map(|entry| entry.message.size()).sum::<usize>();
         if !purge.nowait {
