@@ -6,8 +6,8 @@
 //! - Dead-lettering at least once is done at most once.
 //! - There are no streams, no plugins, and no management API ([`Broker::snapshot`] and [`Broker::peek`] look inside).
 //! - Things happen at once that RabbitMQ does a little later: a dead letter is in its queue when the ack that follows the
-//!   reject is read, publishers of a full quorum queue are refused from the next publish on, and one that nobody uses is
-//!   deleted on time.
+//!   reject is read, publishers of a full quorum queue are refused from the next publish on, and a quorum queue that nobody
+//!   uses is deleted on time.
 //! - Where RabbitMQ depends on chance, this does not: which queue goes on first when a channel has room again, and whether the
 //!   channels of one connection get each other's messages when it closes (they do not).
 //! - What 3.10 passes round among queues for ever goes round here, too, but slower than others are served.
