@@ -176,7 +176,7 @@ impl Vhost {
     /// A connection is gone: its channels, consumers and exclusive queues go with it.
     pub(crate) fn disconnect(&mut self, connection: ConnectionId) {
         let channels = self.connections.get(connection).map(|one| one.channels.clone());
-        self.close_channels(&channels.unwrap_or_default());
+        self.end_channels(&channels.unwrap_or_default());
         let owned = |queue: &Queue| queue.owner == Some(connection);
         let exclusive: Vec<_> =
             self.queues.iter().filter(|(_, queue)| owned(queue)).map(|(id, _)| id).collect();

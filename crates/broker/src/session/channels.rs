@@ -300,7 +300,7 @@ impl Channels {
         if let Some(slot) = self.slots.get_mut(index)
             && let Slot::Open(lane) = std::mem::replace(slot, Slot::Closing)
         {
-            vhost.close_channel(lane.id);
+            vhost.end_channels(&[lane.id]);
         }
         if is_fatal(&refused.refusal) {
             return Err(refused.into());

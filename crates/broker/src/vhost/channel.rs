@@ -17,6 +17,8 @@ pub(crate) struct Channel {
     pub(super) connection: ConnectionId,
     pub(super) number: u16,
     pub(super) outlet: Arc<Outlet>,
+    /// It is about to go, and its client gets nothing more on it.
+    pub(super) silent: bool,
     pub(super) mode: Mode,
     pub(super) consumers: HashMap<ShortStr<'static>, ConsumerId, RandomState>,
     /// The delivery tag of the last delivery.
@@ -147,6 +149,7 @@ impl Channel {
             connection,
             number,
             outlet,
+            silent: false,
             mode: Mode::Plain,
             consumers: HashMap::default(),
             last_tag: 0,

@@ -7,14 +7,24 @@ use super::{ChannelId, ConsumerId, QueueId, Vhost};
 use crate::profile::Profile;
 
 impl Vhost {
-    /// A channel is gone: what it had goes back to the queues, and its consumers end.
+    /// A client closes a channel: what it had goes back to the queues, and its consumers end.
     pub(crate) fn close_channel(&mut self, id: ChannelId) {
         self.close_channels(&[id]);
     }
 
+    /// Channels end without their client's wish, or with their connection.
+    pub(crate) fn end_channels(&mut self, ids: &[ChannelId]) {
+        for id in ids {
+            if let Some(channel) = self.channels.get_mut(*id) {
+                channel.silent = true;
+            }
+        }
+        self.close_channels(ids);
+    }
+
     /// Channels are gone. Classic queues that they consumed from are told one after the other, the newest first, so that what
     /// dies in one of them may still reach a consumer of theirs in the next. All others find out later.
-    pub(super) fn close_channels(&mut self, ids: &[ChannelId]) {
+    fn close_channels(&mut self, ids: &[ChannelId]) {
         for id in ids {
             if let Some(channel) = self.channels.get_mut(*id) {
                 channel.forget_settlements();

@@ -40,8 +40,8 @@ impl Vhost {
         if let Some(done) = self.consume_replies(channel, consume) {
             return done;
         }
-        let tag = self.new_consumer_tag(channel, &consume.consumer_tag)?;
         let name = self.named_queue(channel, &consume.queue)?;
+        let tag = self.new_consumer_tag(channel, &consume.consumer_tag)?;
         self.check_access(channel, Right::Read, "queue", &name)?;
         let queue = self.usable_queue(channel, &name)?;
         let found = &mut self.queues[queue];
@@ -381,16 +381,18 @@ impl Vhost {
         let properties =
             counted.as_ref().map_or(message.encoded_properties(), |raw| raw.as_bytes());
         let properties = EncodedProperties::new(properties);
-        let (wake, room) = channel.outlet.deliver(|outbound, max| {
-            outbound.content(channel.number, &deliver, &properties, message.body(), max)
-        });
-        if wake {
-            self.wakes.push(Arc::clone(&channel.outlet));
-        }
-        if room == Room::None
-            && let Some(connection) = self.connections.get_mut(channel.connection)
-        {
-            connection.full = true;
+        if !channel.silent {
+            let (wake, room) = channel.outlet.deliver(|outbound, max| {
+                outbound.content(channel.number, &deliver, &properties, message.body(), max)
+            });
+            if wake {
+                self.wakes.push(Arc::clone(&channel.outlet));
+            }
+            if room == Room::None
+                && let Some(connection) = self.connections.get_mut(channel.connection)
+            {
+                connection.full = true;
+            }
         }
         self.tally.delivered += 1;
         let acked_later = quorum && consumer.auto_ack && consumer.prefetch > 0;
