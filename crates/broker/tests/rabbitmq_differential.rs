@@ -83,7 +83,7 @@ async fn embedded(vhosts: &[Vhost]) -> Vec<Target> {
 
 #[tokio::test]
 async fn the_embedded_broker_agrees_with_rabbitmq() {
-    let campaign = campaign(150);
+    let campaign = campaign(300);
     let vhosts = vhosts(rabbitmq::shared().await, campaign).await;
     let name = format!("RabbitMQ {}", Version::under_test());
     let pairs = targets(&name, &vhosts).into_iter().zip(embedded(&vhosts).await).collect();

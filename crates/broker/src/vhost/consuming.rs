@@ -133,8 +133,13 @@ impl Vhost {
     pub(super) fn cancel(&mut self, channel: ChannelId, cancel: &basic::Cancel<'_>) {
         let Some(found) = self.channels.get_mut(channel) else { return };
         let tag = &cancel.consumer_tag;
-        let consumer = found.consumers.remove(tag.as_bytes());
-        if let Some(replies) = found.replies.take_if(|replies| replies.tag == *tag) {
+        let replies = found.replies.take_if(|replies| replies.tag == *tag);
+        // One of direct replies hides another of the same tag.
+        let consumer = match &replies {
+            Some(_) => None,
+            None => found.consumers.remove(tag.as_bytes()),
+        };
+        if let Some(replies) = replies {
             self.askers.remove(&replies.address);
         }
         let left = consumer.and_then(|consumer| self.end_consumer(consumer));
