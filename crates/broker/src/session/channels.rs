@@ -295,14 +295,15 @@ impl Channels {
         method: Option<(u16, u16)>,
     ) -> Result<(), End> {
         let refused = Refused::new(refusal, method);
-        // Even if the connection goes, its other channels go later, and may get something of this one.
         let index = usize::from(number) - 1;
-        if let Some(slot) = self.slots.get_mut(index)
-            && let Slot::Open(lane) = std::mem::replace(slot, Slot::Closing)
-        {
-            vhost.end_channels(&[lane.id]);
-        }
+        let slot = self.slots.get_mut(index);
+        let lane = match slot.map(|slot| std::mem::replace(slot, Slot::Closing)) {
+            Some(Slot::Open(lane)) => Some(lane.id),
+            _ => None,
+        };
         if is_fatal(&refused.refusal) {
+            // The connection's other channels go later, and may get something of this one.
+            vhost.end_channels(lane.as_slice());
             return Err(refused.into());
         }
         let close = channel::Close {
@@ -312,6 +313,10 @@ impl Channels {
             method_id: refused.method_id,
         };
         self.outlet.send(number, &close);
+        // What it still gets, because something of its own died and reached a consumer of its own, comes after that.
+        if let Some(lane) = lane {
+            vhost.close_channel(lane);
+        }
         Ok(())
     }
 }
