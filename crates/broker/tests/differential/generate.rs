@@ -51,6 +51,8 @@ struct Plan {
     /// has, if both go together.
     stuck_by_priority: bool,
     quorum: bool,
+    /// Both types of queues, and dead letters.
+    mixed_deaths: bool,
     queues: Vec<queue::Declare<'static>>,
     exchanges: Vec<exchange::Declare<'static>>,
 }
@@ -88,6 +90,9 @@ impl Plan {
                 !has(one, "x-queue-type", &"quorum".into())
                     && has(one, "x-single-active-consumer", &true.into())
             }),
+            mixed_deaths: !matches!(deaths, Deaths::None)
+                && queues.iter().any(|one| has(one, "x-queue-type", &"quorum".into()))
+                && queues.iter().any(|one| !has(one, "x-queue-type", &"quorum".into())),
             quorum: queues.iter().any(|one| has(one, "x-queue-type", &"quorum".into())),
             stuck_by_priority: queues.iter().any(|one| {
                 has(one, "x-queue-type", &"quorum".into())
@@ -316,7 +321,14 @@ impl Maker {
         if properties.reply_to.is_some() && self.random.percent(70) {
             properties.reply_to = None;
         }
-        let (exchange, routing_key) = if self.random.percent(60) {
+        // From a classic queue, a dead letter may overtake the copy of the message that a quorum queue gets at the same time.
+        if self.plan.mixed_deaths
+            && let Some(headers) = &mut properties.headers
+        {
+            headers.remove("CC");
+            headers.remove("BCC");
+        }
+        let (exchange, routing_key) = if self.plan.mixed_deaths || self.random.percent(60) {
             (ShortStr::EMPTY, self.queue())
         } else {
             (self.exchange(), self.key())

@@ -19,6 +19,7 @@
 //! - **Two queues that dead-letter at the same time** do so in any order. In a program, no two of them lead to one queue,
 //!   and where there are dead letters, messages are published one at a time: what dies of the first would race with the
 //!   second.
+//! - **A message for a quorum queue and for a classic one** that dead-letters to it may come second there. No program has both.
 //! - **A method during `tx.commit`** costs the connection (504) if RabbitMQ still waits for the disk, and nothing if not. No
 //!   program sends one.
 //! - **Deleting an exchange while it deletes itself** (auto-delete) ends a connection to 3.10 with 541. No program does it.
