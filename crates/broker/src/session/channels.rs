@@ -326,7 +326,9 @@ impl Channels {
         };
         if is_fatal(&refused.refusal) {
             // The connection's other channels go later, and may get something of this one.
-            vhost.end_channels(lane.as_slice());
+            if let Some(lane) = lane {
+                vhost.fail_channel(lane);
+            }
             return Err(refused.into());
         }
         let close = channel::Close {

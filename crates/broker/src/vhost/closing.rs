@@ -12,14 +12,33 @@ impl Vhost {
         self.close_channels(&[id]);
     }
 
-    /// Channels end without their client's wish, or with their connection.
-    pub(crate) fn end_channels(&mut self, ids: &[ChannelId]) {
+    /// A channel costs its client the connection. The classic queues that it consumed from know first; when the others do, the
+    /// client gets nothing any more, even if another channel of it is next in line.
+    pub(crate) fn fail_channel(&mut self, id: ChannelId) {
+        self.silence(&[id]);
+        for queue in self.classic_queues_of(&[id]) {
+            self.leave(&[id], Some(queue));
+        }
+        let connection = self.channels.get(id).map(|channel| channel.connection);
+        let connection = connection.and_then(|id| self.connections.get(id));
+        self.silence(&connection.map(|one| one.channels.clone()).unwrap_or_default());
+        self.close_channels(&[id]);
+    }
+
+    /// Channels end with their connection.
+    pub(super) fn end_channels(&mut self, ids: &[ChannelId]) {
+        self.silence(ids);
+        self.close_channels(ids);
+    }
+
+    /// Nothing more is sent on these channels, and nothing will be committed.
+    fn silence(&mut self, ids: &[ChannelId]) {
         for id in ids {
             if let Some(channel) = self.channels.get_mut(*id) {
                 channel.silent = true;
+                channel.forget_settlements();
             }
         }
-        self.close_channels(ids);
     }
 
     /// Channels are gone. Classic queues that they consumed from are told one after the other, the newest first, so that what
