@@ -337,6 +337,10 @@ impl Channels {
             class_id: refused.class_id,
             method_id: refused.method_id,
         };
+        if let Some(lane) = lane {
+            // What it published before is confirmed before that.
+            vhost.flush_confirms(lane);
+        }
         self.outlet.send(number, &close);
         // What it still gets, because something of its own died and reached a consumer of its own, comes after that.
         if let Some(lane) = lane {

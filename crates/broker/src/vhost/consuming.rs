@@ -91,7 +91,7 @@ impl Vhost {
         let earlier = on.lingering.get(tag).copied();
         let earlier = earlier.and_then(|id| Some((id, self.consumers.get_mut(id)?)));
         if let Some((id, earlier)) = earlier
-            && earlier.queue == queue
+            && (earlier.queue, earlier.overdue) == (queue, 0)
         {
             on.lingering.remove(tag);
             on.consumers.insert(tag.clone(), id);

@@ -346,7 +346,7 @@ impl Vhost {
     }
 
     /// Tells a client which of its publishes are done.
-    pub(super) fn flush_confirms(&mut self, channel: ChannelId) {
+    pub(crate) fn flush_confirms(&mut self, channel: ChannelId) {
         let Some(found) = self.channels.get_mut(channel) else { return };
         let Mode::Confirm(confirms) = &mut found.mode else { return };
         let (published, told) = (confirms.published, confirms.told);

@@ -75,19 +75,17 @@ impl Vhost {
         let overdue = channel.take_due(self.now);
         let connection = self.connections.get(channel.connection);
         let mut can_be_told = connection.is_some_and(|one| one.hears_of_cancels);
-        // Those that are still there, and not cancelled already.
         let mut consumers: Vec<ConsumerId> = Vec::new();
         for Unsettled { tag, consumer, .. } in &overdue {
-            let Some(consumer) = *consumer else {
+            let found = consumer.and_then(|id| Some((id, self.consumers.get_mut(id)?)));
+            let Some((consumer, found)) = found.filter(|(_, one)| !one.cancelled) else {
                 can_be_told = false;
                 continue;
             };
             channel.remember_overdue(Overdue { tag: *tag, consumer });
-            if let Some(found) = self.consumers.get_mut(consumer) {
-                found.overdue += 1;
-                if !found.cancelled && !consumers.contains(&consumer) {
-                    consumers.push(consumer);
-                }
+            found.overdue += 1;
+            if !consumers.contains(&consumer) {
+                consumers.push(consumer);
             }
         }
         self.requeue(overdue, Return::TimedOut);

@@ -39,6 +39,7 @@ macro_rules! message_tests {
             returning::a_recover_is_answered_before_what_it_delivers_anew,
             returning::a_quorum_queue_has_priorities_in_4_3,
             timeouts::a_consumer_of_a_quorum_queue_that_keeps_a_message_is_cancelled,
+            timeouts::a_message_that_a_cancelled_consumer_keeps_costs_the_channel,
             timeouts::a_message_that_was_got_from_a_quorum_queue_and_kept_costs_the_channel,
         }
     };
