@@ -225,6 +225,9 @@ impl Vhost {
                 self.memory -= entry.message.size();
                 continue;
             };
+            if !queues.contains(&id) {
+                queues.push(id);
+            }
             entry.returns += 1;
             entry.failures += u32::from(how.is_failure(profile));
             let limit = queue.arguments.delivery_limit;
@@ -238,9 +241,6 @@ impl Vhost {
                 queue.ready.put_back(entry);
             }
             self.tally.requeued += 1;
-            if !queues.contains(&id) {
-                queues.push(id);
-            }
         }
         for consumer in consumers.into_iter().flatten() {
             self.resume(consumer);

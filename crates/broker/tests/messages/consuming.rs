@@ -159,3 +159,15 @@ pub(crate) async fn who_has_settled_is_last_in_line_of_a_quorum_queue(
         assert_eq!(body(&next(&mut consumers[fourth]).await), "4", "{kind}");
     }
 }
+
+pub(crate) async fn who_gave_a_message_back_too_often_gets_the_next(
+    connection: &Connection,
+    profile: Profile,
+) {
+    let stage = Stage::new(connection, profile).await;
+    stage.queue("q", "quorum", &[("x-delivery-limit", 0.into())]).await;
+    stage.fill("q", 1..=2).await;
+    let mut consumer = stage.channel.consume("q", options(1, 0)).await.unwrap();
+    next(&mut consumer).await.reject(Refused::Requeue).unwrap();
+    assert_eq!(body(&next(&mut consumer).await), "2");
+}

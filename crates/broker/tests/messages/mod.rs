@@ -19,6 +19,7 @@ macro_rules! message_tests {
             consuming::who_has_something_of_a_quorum_queue_counts_as_a_consumer,
             consuming::who_follows_a_single_active_consumer,
             consuming::who_has_settled_is_last_in_line_of_a_quorum_queue,
+            consuming::who_gave_a_message_back_too_often_gets_the_next,
             limits::a_full_queue_that_drops_its_head,
             limits::a_full_queue_that_refuses,
             limits::what_comes_back_to_a_full_queue_makes_it_drop_its_head,
