@@ -4,11 +4,12 @@
 //! ([`Broker::faults`]), looked into ([`Broker::snapshot`]), and asked what happened ([`Broker::events`]). Where it differs:
 //!
 //! - A delivery that is kept for too long is taken away on time. RabbitMQ 3.10 looks for such only once a minute.
-//! - In about one of two hundred random programs it still answers something otherwise than RabbitMQ: mostly `redelivered`
-//!   after dead-lettering, consumer counts of quorum queues, and who is next when a channel closes.
 //! - There are no streams, no plugins, and no management API ([`Broker::snapshot`] and [`Broker::peek`] look inside).
 //! - Things happen at once that RabbitMQ does a little later: a dead letter is in its queue when the ack that follows the
-//!   reject is read, and a full quorum queue refuses from the first publish on that it may refuse.
+//!   reject is read, publishers of a full quorum queue are refused from the next publish on, and a quorum queue that nobody
+//!   uses is deleted on time.
+//! - Where RabbitMQ depends on chance, this does not: which queue goes on first when a channel has room again, and whether the
+//!   channels of one connection get each other's messages when it closes (they do not).
 //! - What 3.10 passes round among queues for ever goes round here, too, but slower than others are served.
 //! - After [`Broker::restart`] a message that was delivered before is `redelivered`, and no other, as after an orderly restart
 //!   of RabbitMQ; but in 4.3 one that was nacked back to its classic queue before is not. After a crash of RabbitMQ all
@@ -17,6 +18,13 @@
 //!   a word on methods that it does not know. A message that is too large is refused by its header, and not when all of it
 //!   has come; and one whose body is longer than announced is refused by 3.10, too, which would wait for ever.
 //! - RabbitMQ 3.10 breaks down over a nonsensical `x-queue-master-locator` (541); here it is ignored.
+//! - RabbitMQ 3.10 loses the messages of a classic queue if its single active consumer is cancelled while others wait; here the
+//!   next one gets them.
+//! - RabbitMQ 3.10 breaks down (541) over a consumer of a quorum queue that is cancelled and comes back by the same tag before
+//!   it has settled what it had; here it goes on.
+//! - RabbitMQ 3.10 forgets the `original-expiration` of dead letters of lazy queues; here it is there.
+//! - RabbitMQ 4.3 keeps what a single active consumer of a quorum queue had for ever, if it goes together with one of a higher
+//!   priority that waited for it; here it goes back.
 
 mod alarm;
 mod arguments;

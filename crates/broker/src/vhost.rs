@@ -1,6 +1,7 @@
 //! A virtual host: exchanges, queues, channels and consumers as one state machine, without I/O and without a clock.
 
 mod channel;
+mod closing;
 mod consuming;
 mod dead_letters;
 mod deadlines;
@@ -141,6 +142,8 @@ pub(crate) struct Vhost {
     /// What died in a queue that keeps it until it has arrived elsewhere, and did not arrive.
     kept: Vec<dead_letters::Dying>,
     burials: dead_letters::Burials,
+    /// Consumers of quorum queues with a limit, once for each delivery that needs no ack.
+    to_be_acked: VecDeque<ConsumerId>,
     /// Channels with confirms that were not sent yet.
     unconfirmed: Vec<ChannelId>,
     /// Whose writers are to be woken at the end of this call.
@@ -152,6 +155,8 @@ pub(crate) struct Vhost {
     /// Who gets the direct replies for an address.
     askers: Names<ChannelId>,
     names_made: u64,
+    consumers_made: u64,
+    queues_made: u64,
     /// Answers that a fault holds back.
     late: HashMap<u64, (ChannelId, Method<'static>)>,
     planned: Planned,
@@ -181,6 +186,7 @@ impl Vhost {
             dying: VecDeque::new(),
             kept: Vec::new(),
             burials: dead_letters::Burials::new(),
+            to_be_acked: VecDeque::new(),
             unconfirmed: Vec::new(),
             wakes: Vec::new(),
             scratch: Scratch::default(),
@@ -188,6 +194,8 @@ impl Vhost {
             memory: 0,
             askers: HashMap::default(),
             names_made: 0,
+            consumers_made: 0,
+            queues_made: 0,
             late: HashMap::new(),
             planned: Planned::default(),
             tally: Tally::default(),
@@ -221,9 +229,7 @@ impl Vhost {
     /// A connection is gone: its channels, consumers and exclusive queues go with it.
     pub(crate) fn disconnect(&mut self, connection: ConnectionId) {
         let channels = self.connections.get(connection).map(|one| one.channels.clone());
-        for channel in channels.unwrap_or_default() {
-            self.close_channel(channel);
-        }
+        self.end_channels(&channels.unwrap_or_default());
         let owned = |queue: &Queue| queue.owner == Some(connection);
         let exclusive: Vec<_> =
             self.queues.iter().filter(|(_, queue)| owned(queue)).map(|(id, _)| id).collect();
@@ -243,35 +249,6 @@ impl Vhost {
             found.channels.push(id);
         }
         id
-    }
-
-    /// A channel is gone: what it had goes back to the queues, and its consumers end.
-    pub(crate) fn close_channel(&mut self, id: ChannelId) {
-        let Some(channel) = self.channels.get_mut(id) else { return };
-        let consumers: Vec<_> = channel.consumers.drain().map(|(_, consumer)| consumer).collect();
-        let connection = channel.connection;
-        // First the consumers: what goes back is not for them.
-        let mut left = Vec::new();
-        for consumer in consumers {
-            left.extend(self.end_consumer(consumer));
-        }
-        let unsettled = self.channels.get_mut(id).map(Channel::take_all_unsettled);
-        self.put_back(unsettled.unwrap_or_default());
-        self.flush_confirms(id);
-        if let Some(channel) = self.channels.remove(id) {
-            if let Some(replies) = channel.replies {
-                self.askers.remove(&replies.address);
-            }
-            if let channel::Mode::Transaction(transaction) = channel.mode {
-                self.memory -= transaction.size();
-            }
-        }
-        if let Some(found) = self.connections.get_mut(connection) {
-            found.channels.retain(|one| *one != id);
-        }
-        for queue in left {
-            self.delete_if_left(queue);
-        }
     }
 
     /// There is room again in a connection's outlet.

@@ -4,9 +4,10 @@
 
 mod differential;
 
-use differential::{Campaign, Target, explore, versions};
-use leveret_broker::Profile;
+use differential::{Campaign, LIMITED, LIMITED_TO, Target, explore, versions};
+use leveret_broker::{Permissions, Profile};
 use leveret_testkit::rabbitmq::{self, Broker, RabbitNode, Version, Vhost};
+use serde_json::json;
 
 /// Programs that run side by side: most of a run is waiting.
 const WORKERS: usize = 16;
@@ -29,9 +30,17 @@ fn campaign(programs: usize) -> Campaign {
 
 /// Virtual hosts for as many workers as there are programs for.
 async fn vhosts(broker: &Broker, campaign: Campaign) -> Vec<Vhost> {
+    let management = broker.management();
+    let user = json!({ "password": LIMITED, "tags": "" });
+    management.put(&["users", LIMITED], user).await.expect("another user");
+    let [configure, write, read] = LIMITED_TO;
     let mut vhosts = Vec::new();
     for _ in 0..number("LEVERET_DIFFERENTIAL_WORKERS", WORKERS).min(campaign.programs) {
-        vhosts.push(broker.vhost().await);
+        let vhost = broker.vhost().await;
+        let permissions = json!({ "configure": configure, "write": write, "read": read });
+        let path = ["permissions", vhost.name(), LIMITED];
+        management.put(&path, permissions).await.expect("permissions");
+        vhosts.push(vhost);
     }
     vhosts
 }
@@ -54,9 +63,15 @@ fn profile(version: Version) -> Profile {
 
 /// The embedded broker, with virtual hosts of the same names: RabbitMQ cuts long texts off, names and all.
 async fn embedded(vhosts: &[Vhost]) -> Vec<Target> {
+    let [configure, write, read] = LIMITED_TO.map(str::to_owned);
+    let permissions = Permissions { configure, write, read };
     let builder = leveret_broker::Broker::builder().profile(profile(Version::under_test()));
-    let builder = vhosts.iter().fold(builder, |builder, vhost| builder.virtual_host(vhost.name()));
-    let broker = builder.start().expect("no permissions, so none that is wrong");
+    let builder = builder.user("guest", "guest").user(LIMITED, LIMITED);
+    let builder = vhosts.iter().fold(builder, |builder, vhost| {
+        let builder = builder.virtual_host(vhost.name());
+        builder.permissions(LIMITED, vhost.name(), permissions.clone())
+    });
+    let broker = builder.start().expect("patterns that are in order");
     let address = broker.listen(("127.0.0.1", 0)).await.expect("a free port").to_string();
     let target = |vhost: &Vhost| Target {
         name: "embedded".to_owned(),
@@ -68,7 +83,7 @@ async fn embedded(vhosts: &[Vhost]) -> Vec<Target> {
 
 #[tokio::test]
 async fn the_embedded_broker_agrees_with_rabbitmq() {
-    let campaign = campaign(150);
+    let campaign = campaign(300);
     let vhosts = vhosts(rabbitmq::shared().await, campaign).await;
     let name = format!("RabbitMQ {}", Version::under_test());
     let pairs = targets(&name, &vhosts).into_iter().zip(embedded(&vhosts).await).collect();

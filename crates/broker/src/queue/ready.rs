@@ -150,14 +150,14 @@ impl Ready {
         Some(entry)
     }
 
-    /// The lanes, the highest first, at whose fronts messages die: all of them, but in a quorum queue of 3.10 the one whose
-    /// turn it is.
+    /// The lanes, the highest first, at whose fronts messages die: the one whose turn it is, but in a quorum queue of 4.3 all of
+    /// them.
     fn mortal_lanes(&self) -> impl Iterator<Item = (usize, &Entry)> {
         let fronts = self.lanes.iter().enumerate().rev();
         let fronts = fronts.filter_map(|(at, lane)| Some((at, lane.front()?)));
         let count = match self.order {
-            Order::Quorum(Profile::RabbitMq3_10) => 1,
-            _ => usize::MAX,
+            Order::Quorum(Profile::RabbitMq4_3) => usize::MAX,
+            _ => 1,
         };
         fronts.take(count)
     }

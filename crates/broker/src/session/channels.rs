@@ -299,7 +299,8 @@ impl Channels {
                 Ok(())
             }
             Method::ChannelOpen(_) => {
-                Err(refused(ReplyCode::CHANNEL_ERROR, "second 'channel.open' seen", id))
+                let refusal = Refusal::new(ReplyCode::CHANNEL_ERROR, "second 'channel.open' seen");
+                self.refuse(vhost, number, refusal, id)
             }
             method => match vhost.method(lane.id, method) {
                 Ok(()) => Ok(()),
@@ -317,14 +318,18 @@ impl Channels {
         method: Option<(u16, u16)>,
     ) -> Result<(), End> {
         let refused = Refused::new(refusal, method);
-        if is_fatal(&refused.refusal) {
-            return Err(refused.into());
-        }
         let index = usize::from(number) - 1;
-        if let Some(slot) = self.slots.get_mut(index)
-            && let Slot::Open(lane) = std::mem::replace(slot, Slot::Closing)
-        {
-            vhost.close_channel(lane.id);
+        let slot = self.slots.get_mut(index);
+        let lane = match slot.map(|slot| std::mem::replace(slot, Slot::Closing)) {
+            Some(Slot::Open(lane)) => Some(lane.id),
+            _ => None,
+        };
+        if is_fatal(&refused.refusal) {
+            // The connection's other channels go later, and may get something of this one.
+            if let Some(lane) = lane {
+                vhost.fail_channel(lane);
+            }
+            return Err(refused.into());
         }
         let close = channel::Close {
             reply_code: refused.refusal.code,
@@ -332,7 +337,15 @@ impl Channels {
             class_id: refused.class_id,
             method_id: refused.method_id,
         };
+        if let Some(lane) = lane {
+            // What it published before is confirmed before that.
+            vhost.flush_confirms(lane);
+        }
         self.outlet.send(number, &close);
+        // What it still gets, because something of its own died and reached a consumer of its own, comes after that.
+        if let Some(lane) = lane {
+            vhost.close_channel(lane);
+        }
         Ok(())
     }
 }

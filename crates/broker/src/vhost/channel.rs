@@ -18,6 +18,8 @@ pub(crate) struct Channel {
     pub(super) connection: ConnectionId,
     pub(super) number: u16,
     pub(super) outlet: Arc<Outlet>,
+    /// It is about to go, and its client gets nothing more on it.
+    pub(super) silent: bool,
     pub(super) mode: Mode,
     pub(super) consumers: HashMap<ShortStr<'static>, ConsumerId, RandomState>,
     /// The delivery tag of the last delivery.
@@ -26,18 +28,63 @@ pub(crate) struct Channel {
     unsettled: VecDeque<Unsettled>,
     /// What was taken away from its consumers and may still be settled, in the order of the tags.
     overdue: Vec<Overdue>,
-    /// How many deliveries to its consumers are not settled.
-    pub(super) with_consumers: usize,
     /// The limit for the next consumer; 0 is none.
     pub(super) prefetch: u16,
-    /// The limit for all consumers together; 0 is none.
-    pub(super) prefetch_for_all: u16,
+    pub(super) prefetch_for_all: PrefetchForAll,
+    /// Consumers that were cancelled and have not settled all they had.
+    pub(super) lingering: HashMap<ShortStr<'static>, ConsumerId, RandomState>,
     /// The queue that was declared last: it is meant by an empty name.
     pub(super) last_queue: Option<ShortStr<'static>>,
     /// The exchange that was published to last.
     pub(super) last_exchange: Option<ExchangeId>,
     /// The consumer of direct replies, and the secret part of its address.
     pub(super) replies: Option<Replies>,
+}
+
+/// What 3.10 counts for a limit on all consumers of a channel together. It counts as it goes along, and not always what it
+/// should: deliveries that were there when the limit was set, whether consumed or got, and then what its classic queues
+/// deliver; but as settled whatever was consumed.
+#[derive(Debug, Default)]
+pub(super) struct PrefetchForAll {
+    /// 0 is none.
+    limit: u16,
+    counted: i64,
+}
+
+impl PrefetchForAll {
+    #[inline]
+    pub(super) fn is_set(&self) -> bool {
+        self.limit > 0
+    }
+
+    #[inline]
+    pub(super) fn is_full(&self) -> bool {
+        self.is_set() && self.counted >= i64::from(self.limit)
+    }
+
+    fn set(&mut self, limit: u16, unsettled: usize) -> bool {
+        let was_full = self.is_full();
+        if !self.is_set() || limit == 0 {
+            self.counted = if limit == 0 { 0 } else { unsettled as i64 };
+        }
+        self.limit = limit;
+        was_full && !self.is_full()
+    }
+
+    /// A classic queue delivered something to be settled.
+    #[inline]
+    pub(super) fn delivered(&mut self) {
+        self.counted += i64::from(self.is_set());
+    }
+
+    /// So many that were consumed are settled. Says whether there is room again.
+    pub(super) fn settled(&mut self, count: usize) -> bool {
+        let was_full = self.is_full();
+        if self.is_set() && self.counted != 0 {
+            self.counted -= count as i64;
+        }
+        was_full && !self.is_full()
+    }
 }
 
 /// How a channel publishes.
@@ -114,14 +161,15 @@ impl Channel {
             connection,
             number,
             outlet,
+            silent: false,
             mode: Mode::Plain,
             consumers: HashMap::default(),
             last_tag: 0,
             unsettled: VecDeque::new(),
             overdue: Vec::new(),
-            with_consumers: 0,
             prefetch: 0,
-            prefetch_for_all: 0,
+            prefetch_for_all: PrefetchForAll::default(),
+            lingering: HashMap::default(),
             last_queue: None,
             last_exchange: None,
             replies: None,
@@ -137,7 +185,6 @@ impl Channel {
     /// Keeps a delivery until it is settled.
     #[inline]
     pub(super) fn keep(&mut self, delivery: Unsettled) {
-        self.with_consumers += usize::from(delivery.consumer.is_some());
         self.unsettled.push_back(delivery);
     }
 
@@ -145,10 +192,16 @@ impl Channel {
         self.unsettled.len()
     }
 
+    /// Sets a limit for all consumers together; 0 is none. Says whether they may have more than before.
+    pub(super) fn limit_all(&mut self, limit: u16) -> bool {
+        let unsettled = self.unsettled.len();
+        self.prefetch_for_all.set(limit, unsettled)
+    }
+
     /// Takes out the delivery with this tag, or with `multiple` all up to it; all there are if it is 0. `None` if the tag
     /// is unknown.
     pub(super) fn take_unsettled(&mut self, tag: u64, multiple: bool) -> Option<Vec<Unsettled>> {
-        let taken: Vec<_> = if multiple {
+        if multiple {
             let count = match tag {
                 0 => self.unsettled.len(),
                 tag => self.unsettled.partition_point(|one| one.tag <= tag),
@@ -156,16 +209,14 @@ impl Channel {
             if tag != 0 && (count == 0 || self.unsettled[count - 1].tag != tag) {
                 return None;
             }
-            self.unsettled.drain(..count).collect()
+            Some(self.unsettled.drain(..count).collect())
         } else {
             let at = match self.unsettled.front() {
                 Some(front) if front.tag == tag => 0,
                 _ => self.unsettled.binary_search_by_key(&tag, |one| one.tag).ok()?,
             };
-            self.unsettled.remove(at).into_iter().collect()
-        };
-        self.with_consumers -= taken.iter().filter(|one| one.consumer.is_some()).count();
-        Some(taken)
+            Some(self.unsettled.remove(at).into_iter().collect())
+        }
     }
 
     /// Takes out what is due, in the order of the tags.
@@ -173,7 +224,6 @@ impl Channel {
         let all = std::mem::take(&mut self.unsettled).into_iter();
         let (due, others): (VecDeque<_>, _) = all.partition(|one| one.due <= now);
         self.unsettled = others;
-        self.with_consumers -= due.iter().filter(|one| one.consumer.is_some()).count();
         due.into()
     }
 
@@ -209,31 +259,35 @@ impl Channel {
             true => self.unsettled.partition_point(|one| one.tag < tag),
             false => 0,
         };
-        let others: Vec<_> = self.unsettled.drain(..count).collect();
-        self.with_consumers -= others.iter().filter(|one| one.consumer.is_some()).count();
-        (overdue, Some(others))
+        (overdue, Some(self.unsettled.drain(..count).collect()))
     }
 
-    /// Takes out all there are.
-    pub(super) fn take_all_unsettled(&mut self) -> Vec<Unsettled> {
+    /// Takes out all that came from such queues.
+    pub(super) fn take_unsettled_of(&mut self, is_of: impl Fn(QueueId) -> bool) -> Vec<Unsettled> {
+        let unsettled = std::mem::take(&mut self.unsettled).into_iter();
+        let (taken, kept): (Vec<_>, Vec<_>) = unsettled.partition(|one| is_of(one.queue));
+        self.unsettled = kept.into();
+        taken
+    }
+
+    /// What was settled in a transaction is not: it will not be committed.
+    pub(super) fn forget_settlements(&mut self) {
         if let Mode::Transaction(transaction) = &mut self.mode {
             let settled = std::mem::take(&mut transaction.settled);
             self.take_back(settled);
         }
-        self.take_unsettled(0, true).unwrap_or_default()
     }
 
     /// Deliveries whose settling was rolled back.
     pub(super) fn take_back(&mut self, settled: Vec<(Vec<Unsettled>, Settlement)>) {
         for delivery in settled.into_iter().flat_map(|(deliveries, _)| deliveries) {
-            self.with_consumers += usize::from(delivery.consumer.is_some());
             let at = self.unsettled.partition_point(|one| one.tag < delivery.tag);
             self.unsettled.insert(at, delivery);
         }
     }
 }
 
-/// A consumer.
+/// A consumer. One that was cancelled is kept for as long as it has something to settle.
 #[derive(Debug)]
 pub(crate) struct Consumer {
     pub(super) channel: super::ChannelId,
@@ -242,6 +296,10 @@ pub(crate) struct Consumer {
     pub(super) auto_ack: bool,
     /// How many deliveries it may have; 0 is no limit.
     pub(super) prefetch: u16,
+    /// How many deliveries count for that. Below 0 if it was cancelled and is there again: then what it settles of before counts
+    /// for what it gets.
+    pub(super) counted: i64,
+    /// How many deliveries it has not settled.
     pub(super) unsettled: usize,
     /// How long it may keep a delivery, in milliseconds.
     pub(super) patience: u64,
@@ -249,4 +307,19 @@ pub(crate) struct Consumer {
     pub(super) overdue: usize,
     /// It could take no more when it was its turn, and is not in line until it can.
     pub(super) suspended: bool,
+    pub(super) cancelled: bool,
+    /// Of a quorum queue.
+    pub(super) quorum: bool,
+    /// In which order consumers came.
+    pub(super) number: u64,
+}
+
+impl Consumer {
+    /// Whether it may have one more, as far as its own limit goes: none while it has not settled what was taken away from it.
+    /// To a quorum queue, what needs no ack is acked a moment later.
+    #[inline]
+    pub(super) fn has_room(&self) -> bool {
+        let limited = self.prefetch > 0 && (self.quorum || !self.auto_ack);
+        self.overdue == 0 && (!limited || self.counted < i64::from(self.prefetch))
+    }
 }

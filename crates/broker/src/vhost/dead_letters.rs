@@ -12,7 +12,7 @@ use super::{QueueId, Vhost};
 use crate::death::{self, Death, Reason};
 use crate::events::What;
 use crate::message::{Aside, Message, Name, Parts};
-use crate::queue::Entry;
+use crate::queue::{Entry, Publisher};
 
 /// How many dead letters are sent on by one call of the virtual host. A millisecond's work or two: others wait for the
 /// lock, and a 3.10 passes some messages round for ever.
@@ -100,6 +100,7 @@ impl Vhost {
         let keeps = found.arguments.dead_letters_at_least_once();
         if keeps {
             found.kept.add(&entry.message, &found.ready);
+            found.tell_publishers();
         } else {
             self.memory -= entry.message.size();
         }
@@ -137,9 +138,7 @@ impl Vhost {
 
     fn send_on(&mut self, mut dying: Dying) {
         let mut keeper = dying.keeper.take();
-        let mut none = Vec::new();
-        let before = keeper.as_mut().map_or(&mut none, |keeper| &mut keeper.reached);
-        let Reached { took, refused } = self.dead_letter(&dying, before);
+        let Reached { took, refused } = self.dead_letter(&dying, keeper.as_mut());
         let unfinished = took == 0 || (keeper.is_some() && refused > 0);
         if unfinished {
             let (queue, kept) = (dying.queue.to_string(), keeper.is_some());
@@ -175,6 +174,7 @@ impl Vhost {
         self.memory -= message.size();
         if let Some(queue) = self.queues.get_mut(queue) {
             queue.kept.remove(message, &queue.ready);
+            queue.tell_publishers();
         }
     }
 
@@ -200,9 +200,12 @@ impl Vhost {
         self.dying.retain(&mut stays);
     }
 
-    /// Sends a message to its dead-letter exchange, but not again to queues that it has reached before. Those that it reaches
-    /// now are added to them.
-    fn dead_letter(&mut self, dying: &Dying, before: &mut Vec<QueueId>) -> Reached {
+    /// Sends a message to its dead-letter exchange, but not again to queues that its keeper knows it has reached before. Those
+    /// that it reaches now are added to them.
+    fn dead_letter(&mut self, dying: &Dying, keeper: Option<&mut Keeper>) -> Reached {
+        let from = keeper.as_ref().map(|keeper| Publisher::DeadLetters(keeper.queue));
+        let mut none = Vec::new();
+        let before = keeper.map_or(&mut none, |keeper| &mut keeper.reached);
         let mut reached = Reached::default();
         let Some(exchange) = self.exchange_names.get(dying.exchange.as_bytes()).copied() else {
             return reached;
@@ -264,7 +267,7 @@ impl Vhost {
             });
         }
         for queue in &routes.queues {
-            if self.enqueue(*queue, &dead, letter.failures) {
+            if self.enqueue(*queue, &dead, letter.failures, from) {
                 reached.took += 1;
                 before.push(*queue);
             } else {

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 
 use super::{QueueId, Vhost};
 use crate::death::Reason;
+use crate::queue::Queue;
 use crate::time::Moment;
 
 /// What a deadline is for.
@@ -69,10 +70,21 @@ impl Vhost {
         self.look_after(id);
     }
 
-    /// Sees to it that the next message to die in a queue does so in time.
+    /// The same, as far as a queue would look by itself by now. A classic queue does not unless it asked to be looked after:
+    /// what it then finds due is still alive.
+    pub(super) fn expire_in_time(&mut self, id: QueueId) {
+        let now = self.now;
+        let looks = |one: &Queue| one.arguments.is_quorum() || one.next_look <= now;
+        if self.queues.get(id).is_some_and(looks) {
+            self.expire(id);
+        }
+    }
+
+    /// Messages have left a queue: sees to it that the next one to die does so in time, and that publishers know of the room.
     #[inline]
     pub(super) fn look_after(&mut self, id: QueueId) {
         let Some(queue) = self.queues.get_mut(id) else { return };
+        queue.tell_publishers();
         let next = queue.ready.next_expiry();
         if next < queue.next_look {
             queue.next_look = next;
@@ -98,7 +110,7 @@ impl Vhost {
         let Some(queue) = self.queues.get_mut(id) else { return };
         let Some(expires) = queue.arguments.expires else { return };
         let end = queue.last_used.after_millis(expires);
-        if !queue.turns.is_empty() {
+        if queue.consumer_count() > 0 {
             // In use for as long as it has consumers; it is looked after again when the last has gone.
             queue.last_used = Moment::NEVER;
         } else if end <= now {

@@ -65,6 +65,7 @@ impl Vhost {
         if declare.passive {
             let name = arguments::declared_name(&declare.exchange);
             check_not_default(&name)?;
+            self.check_any_access(channel, "exchange", &name)?;
             self.exchange_named(&name)?;
         } else {
             self.make_exchange(channel, declare)?;
@@ -188,9 +189,9 @@ impl Vhost {
     ) -> Result<(), Refusal> {
         let destination = &arguments::declared_name(&bind.destination);
         let source = &arguments::declared_name(&bind.source);
+        self.check_access(channel, Right::Write, "exchange", destination)?;
         check_not_default(destination)?;
         check_not_default(source)?;
-        self.check_access(channel, Right::Write, "exchange", destination)?;
         self.check_access(channel, Right::Read, "exchange", source)?;
         let from = self.exchange_named(source)?;
         let to = self.exchange_named(destination)?;
@@ -208,9 +209,9 @@ impl Vhost {
     ) -> Result<(), Refusal> {
         let destination = &arguments::declared_name(&unbind.destination);
         let source = &arguments::declared_name(&unbind.source);
+        self.check_access(channel, Right::Write, "exchange", destination)?;
         check_not_default(destination)?;
         check_not_default(source)?;
-        self.check_access(channel, Right::Write, "exchange", destination)?;
         self.check_access(channel, Right::Read, "exchange", source)?;
         let to = self.exchange_names.get(destination.as_bytes()).copied();
         let from = self.exchange_names.get(source.as_bytes()).copied();
@@ -260,6 +261,21 @@ impl Vhost {
         {
             self.delete_if_unbound(source);
         }
+    }
+
+    /// Whether the user of a channel may do anything with what is asked about. 3.10 tells everybody.
+    pub(super) fn check_any_access(
+        &self,
+        channel: ChannelId,
+        kind: &str,
+        name: &ShortStr<'_>,
+    ) -> Result<(), Refusal> {
+        if !self.profile.is_at_least_4() {
+            return Ok(());
+        }
+        self.check_access(channel, Right::Read, kind, name)
+            .or_else(|_| self.check_access(channel, Right::Write, kind, name))
+            .or_else(|_| self.check_access(channel, Right::Configure, kind, name))
     }
 
     /// Whether the user of a channel may do this.

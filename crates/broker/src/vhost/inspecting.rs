@@ -39,23 +39,11 @@ impl Vhost {
             properties.reply_to = Some(address);
             altered = true;
         }
-        if let Some(claimed) = &properties.user_id {
-            let user = self.user_of(channel);
-            if *claimed != user {
-                let text = format!(
-                    "user_id property set to '{claimed}' but authenticated user was '{user}'"
-                );
-                return Err(Refusal::precondition_failed(text));
-            }
+        if !self.profile.is_at_least_4() {
+            self.check_user_id(channel, &properties)?;
         }
         if let Some(expiration) = &properties.expiration {
             inspected.ttl = Some(parse_expiration(expiration)?);
-        }
-        if let Some(mode @ (0 | 3..)) = properties.delivery_mode
-            && !self.profile.is_at_least_4()
-        {
-            let text = format!("invalid message: {{delivery_mode_unknown,{mode}}}");
-            return Err(Refusal::precondition_failed(text));
         }
         if let Some(headers) = &mut properties.headers {
             for name in ["CC", "BCC"] {
@@ -68,11 +56,33 @@ impl Vhost {
             // Nobody is to know of the blind copies.
             altered |= headers.remove("BCC").is_some();
         }
+        if let Some(mode @ (0 | 3..)) = properties.delivery_mode
+            && !self.profile.is_at_least_4()
+        {
+            let text = format!("invalid message: {{delivery_mode_unknown,{mode}}}");
+            return Err(Refusal::precondition_failed(text));
+        }
         if self.profile.is_at_least_4() {
+            self.check_user_id(channel, &properties)?;
             altered |= respell(&mut properties, &mut inspected);
         }
         inspected.altered = altered.then(|| RawProperties::from(&properties));
         Ok(inspected)
+    }
+
+    /// Whoever says who they are must say the truth.
+    fn check_user_id(
+        &self,
+        channel: ChannelId,
+        properties: &Properties<'_>,
+    ) -> Result<(), Refusal> {
+        let user = self.user_of(channel);
+        match &properties.user_id {
+            Some(claimed) if *claimed != user => Err(Refusal::precondition_failed(format_args!(
+                "user_id property set to '{claimed}' but authenticated user was '{user}'"
+            ))),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -12,9 +12,9 @@ use super::{ChannelId, ExchangeId, QueueId, Vhost};
 use crate::arguments::{Overflow, words};
 use crate::death::Reason;
 use crate::events::What;
-use crate::message::{Aside, Message, Parts};
+use crate::message::{Aside, Message, Name, Parts};
 use crate::profile::Profile;
-use crate::queue::Queue;
+use crate::queue::{Publisher, Queue};
 use crate::refusal::Refusal;
 use crate::users::Right;
 
@@ -35,6 +35,8 @@ pub(super) struct Published {
     exchange: ExchangeId,
     pub(super) message: Message,
     mandatory: bool,
+    /// Where it was to go when it was published in a transaction, whatever has become of bindings since.
+    routed: Option<Vec<(QueueId, Name)>>,
 }
 
 /// Flags of properties that ask for a closer look.
@@ -95,17 +97,47 @@ impl Vhost {
             body,
         };
         let message = Message::new(&mut self.scratch, parts);
-        let published = Published { exchange, message, mandatory };
-        match self.channels.get_mut(channel).map(|found| &mut found.mode) {
-            Some(Mode::Transaction(transaction)) => {
-                self.memory += published.message.size();
-                transaction.published.push(published);
-            }
-            _ => {
-                self.accept(channel, published);
-            }
+        let mut published = Published { exchange, message, mandatory, routed: None };
+        if self.is_transactional(channel) {
+            published.routed = Some(self.routed(exchange, &published.message));
+            self.put_to_transaction(channel, published);
+        } else {
+            self.accept(channel, published);
         }
         Ok(())
+    }
+
+    fn is_transactional(&self, channel: ChannelId) -> bool {
+        let found = self.channels.get(channel);
+        found.is_some_and(|found| matches!(found.mode, Mode::Transaction(_)))
+    }
+
+    fn put_to_transaction(&mut self, channel: ChannelId, published: Published) {
+        if let Some(Mode::Transaction(transaction)) =
+            self.channels.get_mut(channel).map(|found| &mut found.mode)
+        {
+            self.memory += published.message.size();
+            transaction.published.push(published);
+        }
+    }
+
+    /// The queues that a message reaches now.
+    fn routed(&mut self, exchange: ExchangeId, message: &Message) -> Vec<(QueueId, Name)> {
+        let mut routes = std::mem::take(&mut self.routes);
+        self.route_message(&mut routes, exchange, message);
+        let named = |id: &QueueId| Some((*id, Name::clone(&self.queues.get(*id)?.name)));
+        let routed = routes.queues.iter().filter_map(named).collect();
+        self.routes = routes;
+        routed
+    }
+
+    /// Those of the queues of before that are there. 3.10 goes by their names, 4.3 sends it to those that are gone as well.
+    fn still_there(&self, routed: &[(QueueId, Name)]) -> Vec<QueueId> {
+        let there = |(id, name): &(QueueId, Name)| match self.profile {
+            Profile::RabbitMq3_10 => self.queue_names.get(name.as_bytes()).copied(),
+            Profile::RabbitMq4_3 => Some(*id),
+        };
+        routed.iter().filter_map(there).collect()
     }
 
     /// The exchange of this name, if the client may publish to it.
@@ -134,9 +166,12 @@ impl Vhost {
 
     /// Routes a message, puts it into its queues, and answers for it. Says whether all of them took it.
     pub(super) fn accept(&mut self, channel: ChannelId, published: Published) -> bool {
-        let Published { exchange, message, mandatory } = published;
+        let Published { exchange, message, mandatory, routed } = published;
         let mut routes = std::mem::take(&mut self.routes);
-        self.route_message(&mut routes, exchange, &message);
+        match routed {
+            Some(routed) => routes.queues = self.still_there(&routed),
+            None => self.route_message(&mut routes, exchange, &message),
+        }
         if take_one(&mut self.planned.return_publishes) {
             routes.queues.clear();
         }
@@ -158,7 +193,7 @@ impl Vhost {
             self.note(&message, |_| What::Refused { queue: None });
         }
         for queue in &routes.queues {
-            let took = self.enqueue(*queue, &message, 0);
+            let took = self.enqueue(*queue, &message, 0, Some(Publisher::Client(channel)));
             if !took {
                 let full = |vhost: &Vhost| What::Refused { queue: Some(vhost.queue_name(*queue)) };
                 self.note(&message, full);
@@ -196,10 +231,19 @@ impl Vhost {
     }
 
     /// Puts a message into a queue, or hands it to a consumer at once. Says whether it was taken.
-    pub(super) fn enqueue(&mut self, id: QueueId, message: &Message, failures: u32) -> bool {
+    pub(super) fn enqueue(
+        &mut self,
+        id: QueueId,
+        message: &Message,
+        failures: u32,
+        from: Option<Publisher>,
+    ) -> bool {
         let now = self.now;
+        if from.is_some_and(|from| self.is_new_publisher(id, from)) {
+            self.forget_publishers(id);
+        }
         let Some(queue) = self.queues.get_mut(id) else { return true };
-        if queue.refuses(message) {
+        if queue.refuses(message, from) {
             if queue.arguments.overflow == Overflow::RejectPublishDlx {
                 let entry = queue.admit(message.clone(), failures, now);
                 self.memory += message.size();
@@ -207,24 +251,47 @@ impl Vhost {
             }
             return false;
         }
+        let quorum = queue.arguments.is_quorum();
         let entry = queue.admit(message.clone(), failures, now);
         self.memory += message.size();
         self.tally.enqueued += 1;
         if queue.ready.is_empty()
             && let Some(consumer) = self.next_consumer(id)
         {
-            self.deliver(id, consumer, entry);
+            // A classic queue hands it on as new, even if it was in others before.
+            let redelivered = quorum && entry.is_redelivered();
+            self.deliver(id, consumer, entry, redelivered);
+            self.ack_for_consumers();
             return true;
         }
         let Some(queue) = self.queues.get_mut(id) else { return true };
         queue.ready.push(entry);
         // A classic queue looks for what is due if its head has changed, as far as it can tell: not if a message of a higher
         // priority came.
-        let alone = queue.ready.len() == 1 || queue.arguments.is_quorum();
+        let alone = queue.ready.len() == 1 || quorum;
         if self.make_room(id) || alone {
             self.expire(id);
         }
         true
+    }
+
+    #[inline]
+    fn is_new_publisher(&self, id: QueueId, publisher: Publisher) -> bool {
+        let publishers = self.queues.get(id).and_then(|queue| queue.publishers.as_ref());
+        publishers.is_some_and(|publishers| !publishers.knows(publisher))
+    }
+
+    /// A queue forgets those of its publishers that are gone.
+    fn forget_publishers(&mut self, id: QueueId) {
+        let publishers = self.queues.get_mut(id).and_then(|queue| queue.publishers.take());
+        let Some(mut publishers) = publishers else { return };
+        publishers.retain(|publisher| match publisher {
+            Publisher::Client(channel) => self.channels.contains_key(channel),
+            Publisher::DeadLetters(queue) => self.queues.contains_key(queue),
+        });
+        if let Some(queue) = self.queues.get_mut(id) {
+            queue.publishers = Some(publishers);
+        }
     }
 
     /// The oldest messages die that a queue has no room for. Says whether there were any.
@@ -233,6 +300,9 @@ impl Vhost {
         while let Some(head) = self.queues.get_mut(id).and_then(Queue::pop_over_limit) {
             self.die(id, head, Reason::MaxLen);
             dropped = true;
+        }
+        if let Some(queue) = self.queues.get_mut(id) {
+            queue.tell_publishers();
         }
         dropped
     }

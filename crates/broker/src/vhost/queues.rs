@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use leveret_wire::method::queue;
-use leveret_wire::{Method, ShortStr};
+use leveret_wire::{Method, ShortStr, Table, Value};
 
 use super::exchanges::check_not_default;
 use super::{ChannelId, Destination, QueueId, Vhost};
@@ -11,7 +11,11 @@ use crate::arguments::{self, QueueArguments, QueueDeclared, words};
 use crate::events::Discarded;
 use crate::queue::Queue;
 use crate::refusal::Refusal;
+use crate::time::Moment;
 use crate::users::Right;
+
+/// What names are made of.
+const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 impl Vhost {
     /// A name that no one has.
@@ -21,7 +25,13 @@ impl Vhost {
         self.names_made += 1;
         let random = std::hash::RandomState::new();
         let (high, low) = (random.hash_one(self.names_made), random.hash_one(prefix));
-        let name = format!("{prefix}{high:016x}{low:016x}");
+        let mut bits = u128::from(high) << 64 | u128::from(low);
+        let mut name = prefix.to_owned();
+        // As long as RabbitMQ's: where it cuts a text off depends on the names in it.
+        for _ in 0..22 {
+            name.push(char::from(LETTERS[(bits % 64) as usize]));
+            bits /= 64;
+        }
         ShortStr::try_from(name).unwrap_or_default()
     }
 
@@ -99,7 +109,11 @@ impl Vhost {
             true => self.declared_before(channel, &declare.queue)?,
             false => self.make_queue(channel, declare)?,
         };
-        self.used(id);
+        // To a quorum queue, to be declared again is no use.
+        let queue = &self.queues[id];
+        if !queue.arguments.is_quorum() || queue.last_used == Moment::NEVER {
+            self.used(id);
+        }
         let queue = &self.queues[id];
         Ok(queue::DeclareOk {
             queue: queue.name.borrowed().into_owned(),
@@ -109,7 +123,9 @@ impl Vhost {
     }
 
     fn declared_before(&self, channel: ChannelId, name: &ShortStr<'_>) -> Result<QueueId, Refusal> {
-        self.usable_queue(channel, &arguments::declared_name(name))
+        let name = arguments::declared_name(name);
+        self.check_any_access(channel, "queue", &name)?;
+        self.usable_queue(channel, &name)
     }
 
     fn make_queue(
@@ -124,9 +140,17 @@ impl Vhost {
             auto_delete: declare.auto_delete,
             arguments: &declare.arguments,
         };
-        if !name.is_empty() {
-            self.check_access(channel, Right::Configure, "queue", &name)?;
-        }
+        let name = match name.is_empty() {
+            true => {
+                arguments::check_server_named(&declare.arguments)?;
+                self.make_name("amq.gen-")
+            }
+            false => {
+                arguments::check_queue_name(&name)?;
+                name.into_owned()
+            }
+        };
+        self.check_access(channel, Right::Configure, "queue", &name)?;
         if let Some(id) = self.queue_names.get(name.as_bytes()).copied() {
             let found = &self.queues[id];
             self.check_owner(channel, found)?;
@@ -139,21 +163,13 @@ impl Vhost {
             arguments::same_queue(self.profile, &self.name, &name, &current, &flags)?;
             return Ok(id);
         }
-        let name = match name.is_empty() {
-            true => {
-                arguments::check_server_named(&declare.arguments)?;
-                self.make_name("amq.gen-")
-            }
-            false => {
-                arguments::check_queue_name(&name)?;
-                name.into_owned()
-            }
-        };
+        self.check_dead_letter_access(channel, &name, &declare.arguments)?;
         let parsed = QueueArguments::parse(self.profile, &self.name, &name, &flags)?;
-        self.check_dead_letter_access(channel, &name, &parsed)?;
         let name = Arc::new(name);
         let table = declare.arguments.borrowed().into_owned();
         let mut queue = Queue::new(self.profile, Arc::clone(&name), parsed, table);
+        queue.number = self.queues_made;
+        self.queues_made += 1;
         queue.durable = declare.durable;
         queue.auto_delete = declare.auto_delete;
         let connection = self.channels.get(channel).map(|found| found.connection);
@@ -163,16 +179,19 @@ impl Vhost {
         Ok(id)
     }
 
-    /// Who lets a queue dead-letter must be allowed to move its messages there.
+    /// Who lets a queue dead-letter must be allowed to move its messages there. What else is wrong with its arguments is found
+    /// later.
     fn check_dead_letter_access(
         &self,
         channel: ChannelId,
         name: &ShortStr<'_>,
-        arguments: &QueueArguments,
+        arguments: &Table<'_>,
     ) -> Result<(), Refusal> {
-        if let Some(exchange) = &arguments.dead_letter_exchange {
+        let exchange = arguments.get("x-dead-letter-exchange");
+        let exchange = exchange.as_ref().and_then(Value::as_str);
+        if let Some(exchange) = exchange.and_then(|name| ShortStr::try_from(name).ok()) {
             self.check_access(channel, Right::Read, "queue", name)?;
-            self.check_access(channel, Right::Write, "exchange", exchange)?;
+            self.check_access(channel, Right::Write, "exchange", &exchange)?;
         }
         Ok(())
     }
@@ -189,8 +208,8 @@ impl Vhost {
             true => name.clone(),
             false => bind.routing_key.borrowed().into_owned(),
         };
-        check_not_default(source)?;
         self.check_access(channel, Right::Write, "queue", &name)?;
+        check_not_default(source)?;
         self.check_access(channel, Right::Read, "exchange", source)?;
         let exchange = self.exchange_named(source)?;
         let Some(queue) = self.queue_names.get(name.as_bytes()).copied() else {
@@ -217,8 +236,8 @@ impl Vhost {
             true => name.clone(),
             false => unbind.routing_key.borrowed().into_owned(),
         };
-        check_not_default(source)?;
         self.check_access(channel, Right::Write, "queue", &name)?;
+        check_not_default(source)?;
         self.check_access(channel, Right::Read, "exchange", source)?;
         let queue = self.queue_names.get(name.as_bytes()).copied();
         let exchange = self.exchange_names.get(source.as_bytes()).copied();
@@ -241,12 +260,13 @@ impl Vhost {
         let name = self.named_queue(channel, &purge.queue)?;
         self.check_access(channel, Right::Read, "queue", &name)?;
         let id = self.usable_queue(channel, &name)?;
-        self.expire(id);
+        self.expire_in_time(id);
         self.bury();
         let queue = &mut self.queues[id];
         let purged = queue.ready.drain();
         // 4.3 counts what is dead and kept, which stays.
         let kept = if self.profile.is_at_least_4() { queue.kept.count } else { 0 };
+        self.look_after(id);
         self.tally.discarded += purged.len() as u64;
         self.note_discarded(&name.to_str_lossy(), &purged, Discarded::Purged);
         self.memory -= purged.iter().map(|entry| entry.message.size()).sum::<usize>();
@@ -268,11 +288,11 @@ impl Vhost {
             self.check_owner(channel, &self.queues[id])?;
             let queue = &self.queues[id];
             arguments::check_queue_deletion(&self.name, &name, &queue.arguments, delete)?;
-            if delete.if_unused && !queue.turns.is_empty() {
-                return Err(words::queue_in_use(&self.name, &name));
-            }
             if delete.if_empty && !queue.ready.is_empty() {
                 return Err(words::queue_not_empty(&self.name, &name));
+            }
+            if delete.if_unused && !queue.turns.is_empty() {
+                return Err(words::queue_in_use(&self.name, &name));
             }
             message_count = queue.ready.len() as u32;
             self.remove_queue(id);

@@ -9,7 +9,7 @@ use crate::queue::Entry;
 impl From<Return> for Settled {
     fn from(how: Return) -> Self {
         match how {
-            Return::Nacked | Return::Rejected | Return::Recovered => Settled::Requeued,
+            Return::Nacked | Return::Rejected => Settled::Requeued,
             Return::Abandoned => Settled::Abandoned,
             Return::TimedOut => Settled::TimedOut,
         }
@@ -40,9 +40,10 @@ impl Vhost {
         self.queues.get(queue).map(|found| found.name.to_string()).unwrap_or_default()
     }
 
-    /// The names of queues, sorted.
+    /// The names of those queues that are there, sorted.
     pub(super) fn queue_names_of(&self, queues: &[QueueId]) -> Vec<String> {
-        let mut names: Vec<_> = queues.iter().map(|queue| self.queue_name(*queue)).collect();
+        let there = queues.iter().filter_map(|queue| self.queues.get(*queue));
+        let mut names: Vec<_> = there.map(|queue| queue.name.to_string()).collect();
         names.sort();
         names
     }

@@ -3,7 +3,7 @@
 use leveret_wire::method::{basic, confirm, tx};
 
 use super::channel::{Confirms, Mode, Settlement, Transaction, Unsettled};
-use super::{ChannelId, QueueId, Vhost};
+use super::{ChannelId, Consumer, ConsumerId, QueueId, Vhost};
 use crate::arguments::QueueArguments;
 use crate::death::Reason;
 use crate::events::Settled;
@@ -15,7 +15,6 @@ use crate::refusal::Refusal;
 pub(super) enum Return {
     Nacked,
     Rejected,
-    Recovered,
     /// Its channel is gone.
     Abandoned,
     /// It was kept for too long.
@@ -41,6 +40,14 @@ impl Return {
     }
 }
 
+fn of_same_consumer(one: &Unsettled, other: &Unsettled) -> bool {
+    one.queue == other.queue && one.consumer.is_some() && one.consumer == other.consumer
+}
+
+fn of_one_consumer(deliveries: &[Unsettled]) -> bool {
+    deliveries.windows(2).all(|two| of_same_consumer(&two[0], &two[1]))
+}
+
 impl Vhost {
     /// A client settles a delivery, or with `multiple` all up to it.
     pub(super) fn settle(
@@ -56,15 +63,41 @@ impl Vhost {
             return Err(Refusal::precondition_failed(format!("unknown delivery tag {tag}")));
         };
         if let Mode::Transaction(transaction) = &mut found.mode {
-            transaction.settled.push((deliveries, settlement));
+            // What is settled alike is settled together.
+            match transaction.settled.last_mut() {
+                Some((last, alike)) if *alike == settlement => last.extend(deliveries),
+                _ => transaction.settled.push((deliveries, settlement)),
+            }
         } else {
-            self.carry_out(deliveries, settlement);
+            self.carry_out(channel, deliveries, settlement);
         }
         self.settle_late(overdue, settlement);
         Ok(())
     }
 
-    fn carry_out(&mut self, deliveries: Vec<Unsettled>, settlement: Settlement) {
+    fn carry_out(
+        &mut self,
+        channel: ChannelId,
+        deliveries: Vec<Unsettled>,
+        settlement: Settlement,
+    ) {
+        let consumed = deliveries.iter().filter(|one| one.consumer.is_some()).count();
+        let on = self.channels.get_mut(channel);
+        let room = on.is_some_and(|on| on.prefetch_for_all.settled(consumed));
+        if of_one_consumer(&deliveries) {
+            self.carry_out_for_one(deliveries, settlement);
+        } else {
+            for deliveries in self.by_consumer(deliveries) {
+                self.carry_out_for_one(deliveries, settlement);
+            }
+        }
+        if room {
+            self.resume_channel(channel);
+        }
+    }
+
+    /// Settles deliveries of one queue to one consumer.
+    fn carry_out_for_one(&mut self, deliveries: Vec<Unsettled>, settlement: Settlement) {
         match settlement {
             Settlement::Ack => self.done_with(deliveries),
             Settlement::Refuse { requeue: false, by_reject } => {
@@ -79,38 +112,48 @@ impl Vhost {
         }
     }
 
+    /// RabbitMQ tells one queue after the other, by their names, and each first of what was got and then of one consumer after
+    /// the other, by their tags.
+    fn by_consumer(&self, mut deliveries: Vec<Unsettled>) -> Vec<Vec<Unsettled>> {
+        let queue = |one: &Unsettled| self.queues.get(one.queue).map(|queue| queue.name.as_bytes());
+        deliveries.sort_by(|a, b| {
+            queue(a).cmp(&queue(b)).then_with(|| self.by_tag(a).cmp(&self.by_tag(b)))
+        });
+        let mut groups: Vec<Vec<Unsettled>> = Vec::new();
+        for delivery in deliveries {
+            match groups.last_mut() {
+                Some(last) if of_same_consumer(&last[0], &delivery) => last.push(delivery),
+                _ => groups.push(vec![delivery]),
+            }
+        }
+        groups
+    }
+
+    /// The order in which RabbitMQ goes through a queue's deliveries.
+    pub(super) fn by_tag(&self, delivery: &Unsettled) -> (Option<&[u8]>, u64) {
+        match delivery.consumer {
+            None => (None, delivery.tag),
+            Some(id) => (self.consumers.get(id).map(|one| one.tag.as_bytes()), 0),
+        }
+    }
+
     fn done_with(&mut self, deliveries: Vec<Unsettled>) {
-        // One after another for the same queue and consumer, as a rule.
-        let mut previous = None;
+        let Some(Unsettled { queue, consumer, .. }) = deliveries.first() else { return };
+        let (queue, consumer) = (*queue, *consumer);
         self.tally.acked += deliveries.len() as u64;
         for delivery in deliveries {
             self.memory -= delivery.entry.message.size();
-            let (queue, consumer) = (delivery.queue, delivery.consumer);
             self.note_settled(queue, &delivery.entry.message, Settled::Acked);
             self.out_of_hands(&delivery);
-            if previous.is_some_and(|previous| previous != (queue, consumer)) {
-                self.resume_after(previous);
-            }
-            previous = Some((queue, consumer));
         }
-        self.resume_after(previous);
+        self.go_on(queue, consumer);
     }
 
-    fn resume_after(&mut self, settled: Option<(QueueId, Option<super::ConsumerId>)>) {
-        if let Some((_, Some(consumer))) = settled {
-            self.resume_beside(consumer);
-        }
-    }
-
-    /// A consumer may take more; and if its channel has a limit for all, so may the others on it.
-    fn resume_beside(&mut self, consumer: super::ConsumerId) {
-        let channel = self.consumers.get(consumer).map(|one| one.channel);
-        let limited = channel
-            .and_then(|channel| self.channels.get(channel))
-            .is_some_and(|channel| channel.prefetch_for_all > 0);
-        match channel {
-            Some(channel) if limited => self.resume_channel(channel),
-            _ => self.resume(consumer),
+    /// A consumer has settled something: it may get more, or another may have waited for that.
+    pub(super) fn go_on(&mut self, queue: QueueId, consumer: Option<ConsumerId>) {
+        let handed_over = self.hand_over(queue);
+        if consumer.is_some_and(|consumer| self.resume(consumer)) || handed_over {
+            self.deliver_ready(queue);
         }
     }
 
@@ -120,22 +163,48 @@ impl Vhost {
             queue.unsettled -= 1;
             queue.got -= usize::from(delivery.consumer.is_none());
         }
-        if let Some(consumer) = delivery.consumer.and_then(|id| self.consumers.get_mut(id)) {
-            consumer.unsettled -= 1;
+        let Some(id) = delivery.consumer else {
+            return self.used_by_quorum(delivery.queue);
+        };
+        let Some(consumer) = self.consumers.get_mut(id) else { return };
+        consumer.unsettled -= 1;
+        consumer.counted -= 1;
+        if consumer.cancelled && consumer.unsettled == 0 {
+            self.forget_consumer(id);
+        }
+    }
+
+    /// A consumer that was cancelled has settled all it had.
+    fn forget_consumer(&mut self, id: ConsumerId) {
+        let Some(Consumer { queue, channel, tag, .. }) = self.consumers.remove(id) else { return };
+        if let Some(found) = self.queues.get_mut(queue) {
+            found.lingering -= 1;
+            self.used_by_quorum(queue);
+        }
+        if let Some(channel) = self.channels.get_mut(channel)
+            && channel.lingering.get(&tag) == Some(&id)
+        {
+            channel.lingering.remove(&tag);
+        }
+    }
+
+    /// A quorum queue is in use until what was got from it, or was delivered to a consumer that is gone, is settled.
+    fn used_by_quorum(&mut self, queue: QueueId) {
+        if self.queues.get(queue).is_some_and(|one| one.arguments.is_quorum()) {
+            self.used(queue);
         }
     }
 
     fn let_die(&mut self, deliveries: Vec<Unsettled>, by_reject: bool) {
-        let consumers: Vec<_> = deliveries.iter().map(|one| one.consumer).collect();
+        let Some(Unsettled { queue, consumer, .. }) = deliveries.first() else { return };
+        let (queue, consumer) = (*queue, *consumer);
         for mut delivery in deliveries {
             self.out_of_hands(&delivery);
             delivery.entry.failures += u32::from(by_reject);
             self.note_settled(delivery.queue, &delivery.entry.message, Settled::Discarded);
             self.die(delivery.queue, delivery.entry, Reason::Rejected);
         }
-        for consumer in consumers.into_iter().flatten() {
-            self.resume_beside(consumer);
-        }
+        self.go_on(queue, consumer);
         self.bury();
     }
 
@@ -156,6 +225,9 @@ impl Vhost {
                 self.memory -= entry.message.size();
                 continue;
             };
+            if !queues.contains(&id) {
+                queues.push(id);
+            }
             entry.returns += 1;
             entry.failures += u32::from(how.is_failure(profile));
             let limit = queue.arguments.delivery_limit;
@@ -169,27 +241,36 @@ impl Vhost {
                 queue.ready.put_back(entry);
             }
             self.tally.requeued += 1;
-            if !queues.contains(&id) {
-                queues.push(id);
-            }
-        }
-        for queue in &queues {
-            self.make_room(*queue);
         }
         for consumer in consumers.into_iter().flatten() {
-            self.resume_beside(consumer);
+            self.resume(consumer);
         }
         for queue in queues {
-            self.deliver_ready(queue);
-            self.expire(queue);
+            self.see_to_returned(queue);
         }
         self.bury();
+    }
+
+    /// Messages have come back to a queue.
+    fn see_to_returned(&mut self, id: QueueId) {
+        let Some(queue) = self.queues.get(id) else { return };
+        if queue.arguments.is_quorum() {
+            self.hand_over(id);
+            self.deliver_ready(id);
+            self.make_room(id);
+            self.expire(id);
+        } else {
+            self.make_room(id);
+            self.expire(id);
+            self.deliver_ready(id);
+        }
     }
 
     /// All that a channel has not settled goes back.
     pub(super) fn recover(&mut self, channel: ChannelId) {
         let taken = self.channels.get_mut(channel).and_then(|one| one.take_unsettled(0, true));
-        self.requeue(taken.unwrap_or_default(), Return::Recovered);
+        let settlement = Settlement::Refuse { requeue: true, by_reject: false };
+        self.carry_out(channel, taken.unwrap_or_default(), settlement);
     }
 
     // ---- modes
@@ -232,8 +313,9 @@ impl Vhost {
         for published in published {
             all_taken &= self.accept(channel, published);
         }
-        for (deliveries, settlement) in settled {
-            self.carry_out(deliveries, settlement);
+        for (mut deliveries, settlement) in settled {
+            deliveries.sort_by_key(|one| one.tag);
+            self.carry_out(channel, deliveries, settlement);
         }
         if !all_taken {
             return Err(Refusal::precondition_failed("partial tx completion"));
@@ -264,7 +346,7 @@ impl Vhost {
     }
 
     /// Tells a client which of its publishes are done.
-    pub(super) fn flush_confirms(&mut self, channel: ChannelId) {
+    pub(crate) fn flush_confirms(&mut self, channel: ChannelId) {
         let Some(found) = self.channels.get_mut(channel) else { return };
         let Mode::Confirm(confirms) = &mut found.mode else { return };
         let (published, told) = (confirms.published, confirms.told);

@@ -77,16 +77,15 @@ impl Vhost {
         let mut can_be_told = connection.is_some_and(|one| one.hears_of_cancels);
         let mut consumers: Vec<ConsumerId> = Vec::new();
         for Unsettled { tag, consumer, .. } in &overdue {
-            let Some(consumer) = *consumer else {
+            let found = consumer.and_then(|id| Some((id, self.consumers.get_mut(id)?)));
+            let Some((consumer, found)) = found.filter(|(_, one)| !one.cancelled) else {
                 can_be_told = false;
                 continue;
             };
             channel.remember_overdue(Overdue { tag: *tag, consumer });
-            if let Some(found) = self.consumers.get_mut(consumer) {
-                found.overdue += 1;
-                if !consumers.contains(&consumer) {
-                    consumers.push(consumer);
-                }
+            found.overdue += 1;
+            if !consumers.contains(&consumer) {
+                consumers.push(consumer);
             }
         }
         self.requeue(overdue, Return::TimedOut);
@@ -94,8 +93,8 @@ impl Vhost {
             return self.close_timed_out(id, "-1");
         }
         for consumer in consumers {
-            let tag = self.consumers.get(consumer).map(|found| found.tag.clone());
-            let cancel = basic::Cancel { consumer_tag: tag.unwrap_or_default(), nowait: true };
+            let Some(found) = self.consumers.get(consumer) else { continue };
+            let cancel = basic::Cancel { consumer_tag: found.tag.clone(), nowait: true };
             self.reply(id, &cancel);
         }
     }
@@ -108,7 +107,6 @@ impl Vhost {
             return;
         };
         let refusal = timed_out(number, timeout);
-        self.close_channel(id);
         let Some(connection) = self.connections.get_mut(connection) else { return };
         connection.closed.push(number);
         let close = channel::Close {
@@ -120,6 +118,8 @@ impl Vhost {
         if connection.outlet.put(|outbound, max| outbound.method(number, &close, max)) {
             self.wakes.push(std::sync::Arc::clone(&connection.outlet));
         }
+        // What it still gets comes after that.
+        self.close_channel(id);
     }
 
     /// The numbers of the channels of a connection that were closed from here since this was asked last.
@@ -137,7 +137,8 @@ impl Vhost {
             let Some(found) = self.consumers.get_mut(consumer) else { continue };
             found.overdue -= 1;
             if found.overdue == 0 {
-                self.resume(consumer);
+                let queue = found.queue;
+                self.go_on(queue, Some(consumer));
             }
         }
     }

@@ -11,7 +11,7 @@ use leveret_wire::{Content, FrameMax, Method, Outbound, Properties};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::show::{bare, show_properties};
+use super::show::{bare, show_body, show_properties};
 
 /// How long a broker may take for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -100,13 +100,14 @@ impl Event {
 }
 
 impl Link {
-    pub(super) async fn open(address: &str, vhost: &str) -> Link {
+    pub(super) async fn open(address: &str, vhost: &str, user: &str) -> Link {
         let stream = TcpStream::connect(address)
             .await
             .unwrap_or_else(|error| panic!("no broker at {address}: {error}"));
         stream.set_nodelay(true).expect("a socket that takes options");
         let mut peer = Peer::over(stream);
-        peer.open_connection(vhost, "guest", "guest").await;
+        // Their names are their passwords.
+        peer.open_connection(vhost, user, user).await;
         Link {
             peer,
             outbound: Outbound::new(),
@@ -252,8 +253,7 @@ impl Link {
         if let Some(reply_to) = &properties.reply_to {
             self.reply_to = Some(reply_to.to_string());
         }
-        let body = body.escape_ascii().to_string();
-        let message = format!("{} {body:?}", show_properties(&properties));
+        let message = format!("{} {}", show_properties(&properties), show_body(&body));
         if number >= HIDDEN {
             self.answered(number);
             self.events.push((number, Event::Content(format!("{} {message}", bare(&method)))));

@@ -19,12 +19,17 @@
 //! - **Two queues that dead-letter at the same time** do so in any order. In a program, no two of them lead to one queue,
 //!   and where there are dead letters, messages are published one at a time: what dies of the first would race with the
 //!   second.
+//! - **A message for a quorum queue and for a classic one** that dead-letters to it may come second there. No program has both.
 //! - **A method during `tx.commit`** costs the connection (504) if RabbitMQ still waits for the disk, and nothing if not. No
 //!   program sends one.
 //! - **Deleting an exchange while it deletes itself** (auto-delete) ends a connection to 3.10 with 541. No program does it.
 //! - **Short times**: a message with a short TTL has expired before the next step begins, so no step races with it; and a
 //!   program has short TTLs or short-lived queues (`x-expires`), not both, since waiting for the one ages the other.
-//!   Quorum queues look for `x-expires` only every few seconds, so there are none with it.
+//!   Quorum queues look for `x-expires` only every few seconds, so there are none with a short one.
+//! - **Accidents** that the crate's documentation lists are not asked for: lazy queues that dead-letter, classic queues whose
+//!   single active consumer is cancelled, priorities of consumers of quorum queues with a single active one, consumers of
+//!   quorum queues that come back by the same tag. Nor are several messages at once if a quorum queue refuses them, since
+//!   publishers learn of that a little later.
 //! - **Times and names that the broker makes** are replaced, names by their number of appearance.
 //!
 //! A program that differs is run again. Only what differs every time is a difference; the others are counted and are
@@ -43,5 +48,5 @@ mod shrink;
 mod verdict;
 pub(crate) mod versions;
 
-pub(crate) use run::Target;
+pub(crate) use run::{LIMITED, LIMITED_TO, Target};
 pub(crate) use verdict::{Campaign, explore};

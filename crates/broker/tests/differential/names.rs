@@ -60,17 +60,18 @@ impl Names {
         for (number, name) in self.tags.iter().enumerate() {
             text = text.replace(name, &made_tag(number + 1));
         }
-        without_tokens(&text)
+        // What is left is that of a queue that was not made after all.
+        without_tokens(&without_tokens(&text, REPLY_TO), MADE_QUEUE)
     }
 }
 
-/// Replaces what follows the name of a direct reply queue.
-fn without_tokens(text: &str) -> String {
-    let mut pieces = text.split(REPLY_TO);
+/// Replaces what follows such a beginning of a name.
+fn without_tokens(text: &str, beginning: &str) -> String {
+    let mut pieces = text.split(beginning);
     let mut clean = pieces.next().unwrap_or_default().to_owned();
     for piece in pieces {
         let end = piece.find(['"', '\'', ' ']).unwrap_or(piece.len());
-        clean.push_str(REPLY_TO);
+        clean.push_str(beginning);
         clean.push_str("TOKEN");
         clean.push_str(&piece[end..]);
     }

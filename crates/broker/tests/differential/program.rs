@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leveret_wire::{Method, Properties, ShortStr, Table, method::basic};
 
-use super::show::{bare, show_properties};
+use super::show::{bare, show_body, show_properties};
 
 /// Connections a program has at most.
 pub(super) const CONNECTIONS: usize = 3;
@@ -27,6 +27,8 @@ pub(super) const WAIT: Duration = Duration::from_millis(1200);
 #[derive(Clone)]
 pub(crate) struct Program {
     pub(super) seed: u64,
+    /// The connection of a user who may not do everything, if there is one.
+    pub(super) limited: Option<usize>,
     pub(super) steps: Vec<Step>,
 }
 
@@ -205,6 +207,9 @@ impl Op {
 
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(limited) = self.limited {
+            writeln!(f, "      c{} may not do everything", limited + 1)?;
+        }
         for (number, step) in self.steps.iter().enumerate() {
             writeln!(f, "  {:>2}. {step}", number + 1)?;
         }
@@ -223,7 +228,8 @@ impl fmt::Display for Step {
                 let Publish { method, properties, body, times } = &**publish;
                 let method = Method::from(method.clone());
                 let properties = show_properties(properties);
-                write!(f, "{} {properties} {body:?} × {times}", bare(&method))
+                let body = show_body(body.as_bytes());
+                write!(f, "{} {properties} {body} × {times}", bare(&method))
             }
             Op::Reply => f.write_str("reply to the newest delivery"),
             Op::Settle(which, how) => write!(f, "settle {which:?} {how:?}"),

@@ -31,6 +31,13 @@ impl Random {
         choices[self.below(choices.len())].clone()
     }
 
+    /// Puts them into any order.
+    pub(super) fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last + 1));
+        }
+    }
+
     /// One of these, each as often as its weight says.
     pub(super) fn weighted<T: Clone>(&mut self, choices: &[(usize, T)]) -> T {
         let mut left = self.below(choices.iter().map(|(weight, _)| weight).sum());

@@ -31,7 +31,17 @@ const CLEANER: u16 = HIDDEN;
 /// A channel that no program opens.
 const NEVER_OPENED: u16 = 60;
 
-/// A virtual host of a broker, in which `guest` may do everything and nobody else does anything.
+/// The user who may do everything.
+const ALMIGHTY: &str = "guest";
+
+/// The user who may do what [`LIMITED_TO`] says. Its password is the same.
+pub(crate) const LIMITED: &str = "limited";
+
+/// The names of what [`LIMITED`] may configure, write and read.
+pub(crate) const LIMITED_TO: [&str; 3] =
+    ["^(q1|q4|e1|amq[.]gen.*)$", "^(q1|q2|e1|amq[.]d.*)$", "^(q1|q3|e1|e2|amq[.]topic)$"];
+
+/// A virtual host of a broker, in which nobody else does anything.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     /// How reports call it.
@@ -53,7 +63,7 @@ pub(super) async fn run(target: &Target, program: &Program) -> Vec<Record> {
 
 /// Deletes what a program may have left behind that did not come to its end.
 pub(super) async fn scrub(target: &Target, program: &Program) {
-    let mut link = Link::open(&target.address, &target.vhost).await;
+    let mut link = Link::open(&target.address, &target.vhost, ALMIGHTY).await;
     for name in program.queues() {
         // One that cannot be deleted costs the channel.
         if link.hidden.insert(CLEANER) {
@@ -75,6 +85,8 @@ pub(super) async fn scrub(target: &Target, program: &Program) {
 
 struct Run<'t> {
     target: &'t Target,
+    /// The connection of a user who may not do everything.
+    limited: Option<usize>,
     pace: Pace,
     names: Names,
     links: [Option<Link>; CONNECTIONS],
@@ -104,10 +116,11 @@ impl<'t> Run<'t> {
     async fn new(target: &'t Target, program: &Program) -> Run<'t> {
         Run {
             target,
+            limited: program.limited,
             pace: program.pace(),
             names: Names::new(&target.vhost),
             links: Default::default(),
-            observer: Link::open(&target.address, &target.vhost).await,
+            observer: Link::open(&target.address, &target.vhost, ALMIGHTY).await,
             queues: BTreeMap::new(),
             reply_to: None,
             now: 0,
@@ -157,7 +170,8 @@ impl<'t> Run<'t> {
 
     async fn open(&mut self, connection: usize, number: u16) {
         if self.links[connection].is_none() {
-            let link = Link::open(&self.target.address, &self.target.vhost).await;
+            let user = if self.limited == Some(connection) { LIMITED } else { ALMIGHTY };
+            let link = Link::open(&self.target.address, &self.target.vhost, user).await;
             self.links[connection] = Some(link);
         }
         let now = self.now;

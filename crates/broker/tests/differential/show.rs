@@ -8,6 +8,9 @@ use leveret_wire::{Method, Properties, Table, Value};
 /// What a broker calls "now" is this near at most.
 const RECENT_SECONDS: u64 = 24 * 3600;
 
+/// Bodies from this length on are not shown whole.
+const LONG: usize = 60;
+
 /// A method with those of its fields that say something: `queue.declare queue: "q1", durable: true`.
 pub(super) fn bare(method: &Method<'_>) -> String {
     let debug = format!("{method:?}");
@@ -27,6 +30,19 @@ pub(super) fn bare(method: &Method<'_>) -> String {
     }
     let fields: Vec<&str> = fields.split_whitespace().collect();
     format!("{} {}", method.name(), fields.join(" ").trim_end_matches(',')).trim_end().to_owned()
+}
+
+/// A body, or what tells it from others if it is long.
+pub(super) fn show_body(body: &[u8]) -> String {
+    match body.get(..LONG) {
+        None => format!("\"{}\"", body.escape_ascii()),
+        Some(begin) => {
+            let sum = body
+                .iter()
+                .fold(0u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(*byte)));
+            format!("\"{}…\" of {} bytes ({sum:x})", begin.escape_ascii(), body.len())
+        }
+    }
 }
 
 /// The properties that are there; header values with their types.

@@ -10,14 +10,17 @@ pub(super) fn shorter(program: &Program, size: usize) -> impl Iterator<Item = Pr
     (0..count).step_by(size.max(1)).rev().map(move |start| {
         let mut steps = program.steps.clone();
         steps.drain(start..(start + size).min(count));
-        Program { seed: program.seed, steps }
+        Program { steps, ..program.clone() }
     })
 }
 
 /// Programs with as many steps, one of them simpler, or all of them on one channel.
 pub(super) fn simpler(program: &Program) -> Vec<Program> {
-    let with = |steps: Vec<Step>| Program { seed: program.seed, steps };
+    let with = |steps: Vec<Step>| Program { steps, ..program.clone() };
     let mut programs = Vec::new();
+    if program.limited.is_some() {
+        programs.push(Program { limited: None, ..program.clone() });
+    }
     if program.steps.iter().any(|step| step.connection > 0) {
         let one = |step: &Step| Step { connection: 0, ..step.clone() };
         programs.push(with(program.steps.iter().map(one).collect()));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leveret::amqp::{ConsumeOptions, Properties, QueueOptions, Table};
+use leveret::amqp::{ConsumeOptions, GetOptions, Properties, QueueOptions, Table};
 use tokio::time::{Instant, sleep};
 
 use crate::support::{broker, connect, put, put_with, with_queue};
@@ -58,4 +58,27 @@ async fn a_queue_that_nobody_uses_is_deleted() {
         sleep(Duration::from_secs(1)).await;
     }
     assert_eq!(began.elapsed().as_secs(), 61);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_quorum_queue_is_in_use_while_something_of_it_is_unsettled() {
+    let broker = broker();
+    let channel =
+        connect(&broker).await.open_channel().await.unwrap().into_confirm().await.unwrap();
+    let arguments = [("x-expires", 60_000.into()), ("x-queue-type", "quorum".into())];
+    let arguments = Table::from_pairs(arguments).unwrap();
+    let options = QueueOptions { arguments, ..QueueOptions::default() };
+    channel.declare_queue("q", options.clone()).await.unwrap();
+    put(&channel, "q", "one").await;
+    let exists = || broker.snapshot().virtual_host("/").unwrap().queue("q").is_some();
+    let got = channel.get("q", GetOptions::default()).await.unwrap().unwrap();
+    // For as long as it may be kept.
+    sleep(Duration::from_secs(29 * 60)).await;
+    assert!(exists());
+    got.ack().unwrap();
+    sleep(Duration::from_secs(40)).await;
+    // That is no use of it.
+    channel.declare_queue("q", options).await.unwrap();
+    sleep(Duration::from_secs(30)).await;
+    assert!(!exists());
 }

@@ -15,6 +15,11 @@ macro_rules! message_tests {
             consuming::a_prefetch_for_all_stops_consumers_in_3_10_alone,
             consuming::a_quorum_queue_with_a_single_active_consumer_is_not_to_get_from,
             consuming::the_default_exchange_is_no_alternate,
+            consuming::a_dead_letter_that_is_handed_on_at_once_is_new,
+            consuming::who_has_something_of_a_quorum_queue_counts_as_a_consumer,
+            consuming::who_follows_a_single_active_consumer,
+            consuming::who_has_settled_is_last_in_line_of_a_quorum_queue,
+            consuming::who_gave_a_message_back_too_often_gets_the_next,
             limits::a_full_queue_that_drops_its_head,
             limits::a_full_queue_that_refuses,
             limits::what_comes_back_to_a_full_queue_makes_it_drop_its_head,
@@ -35,6 +40,7 @@ macro_rules! message_tests {
             returning::a_recover_is_answered_before_what_it_delivers_anew,
             returning::a_quorum_queue_has_priorities_in_4_3,
             timeouts::a_consumer_of_a_quorum_queue_that_keeps_a_message_is_cancelled,
+            timeouts::a_message_that_a_cancelled_consumer_keeps_costs_the_channel,
             timeouts::a_message_that_was_got_from_a_quorum_queue_and_kept_costs_the_channel,
         }
     };

@@ -1,6 +1,6 @@
 //! Deliveries that are kept for too long, as far as clients can say how long that is: in 4.3.
 
-use leveret::amqp::{Connection, ConsumeOptions, ErrorKind, GetOptions, ReplyCode, Value};
+use leveret::amqp::{Channel, Connection, ConsumeOptions, ErrorKind, GetOptions, ReplyCode, Value};
 use leveret_broker::Profile;
 use leveret_testkit::eventually;
 use tokio::time::timeout;
@@ -47,6 +47,28 @@ pub(crate) async fn a_message_that_was_got_from_a_quorum_queue_and_kept_costs_th
     stage.fill("q", 1..=1).await;
     let channel = connection.open_channel().await.unwrap();
     let _kept = channel.get("q", GetOptions::default()).await.unwrap().unwrap();
+    expect_timeout(&channel).await;
+}
+
+pub(crate) async fn a_message_that_a_cancelled_consumer_keeps_costs_the_channel(
+    connection: &Connection,
+    profile: Profile,
+) {
+    let stage = Stage::new(connection, profile).await;
+    if stage.is_3_10() {
+        return;
+    }
+    stage.queue("q", "quorum", &[A_SECOND]).await;
+    stage.fill("q", 1..=1).await;
+    let channel = connection.open_channel().await.unwrap();
+    let mut consumer = channel.consume("q", ConsumeOptions::default()).await.unwrap();
+    let _kept = consumer.next().await.unwrap().unwrap();
+    consumer.cancel().await.unwrap();
+    expect_timeout(&channel).await;
+    assert!(stage.take("q").await.redelivered());
+}
+
+async fn expect_timeout(channel: &Channel) {
     let error = eventually(SOON, "the channel to be closed", async || {
         channel.inspect_queue("q").await.err()
     })
