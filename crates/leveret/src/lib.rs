@@ -6,7 +6,9 @@
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), leveret::Error> {
-//! use leveret::{Client, Exchange, Json, Queue, Topology};
+//! use std::sync::Arc;
+//! use leveret::{Client, Exchange, Json, Queue, State, Topology};
+//! use tokio::sync::Notify;
 //!
 //! let client = Client::embedded().await?; // no server needed; or Client::connect("amqp://localhost")
 //! let topology = Topology::new()
@@ -17,14 +19,12 @@
 //! let orders = client.publisher("orders").build().await?;
 //! orders.publish("order.created", Json(42)).await?; // Ok: routed, confirmed, safe
 //!
-//! let (done, until_done) = tokio::sync::oneshot::channel();
-//! let done = std::sync::Mutex::new(Some(done));
-//! let bill = move |Json(order): Json<u32>| {
+//! async fn bill(Json(order): Json<u32>, State(done): State<Arc<Notify>>) {
 //!     println!("billing order {order}");
-//!     let done = done.lock().unwrap().take();
-//!     async move { drop(done) }
-//! };
-//! client.consumer("billing").workers(16).handle(bill).run_until(until_done).await?;
+//!     done.notify_one();
+//! }
+//! let done = Arc::new(Notify::new());
+//! client.consumer("billing").workers(16).state(done.clone()).handle(bill).run_until(done.notified()).await?;
 //! # Ok(())
 //! # }
 //! ```

@@ -181,7 +181,9 @@ impl Pool {
                 return Ok(());
             }
             // Not before the broker has closed the old one, or there would be one too many.
-            let _ = timeout_at(deadline, channel.close()).await.map_err(late)?;
+            let closed = timeout_at(deadline, channel.close()).await;
+            let late = |_| Error::timed_out("closing a broken channel of the pool", self.timeout);
+            let _ = closed.map_err(late)?;
             slot.channel = None;
         }
         loop {

@@ -118,7 +118,6 @@ impl Core {
         let sent = self.sender.send(|outbound, max| {
             channel.check_open()?;
             outbound.method(channel.id, &close, max)?;
-            channel.close_sent.store(true, Ordering::Release);
             let _ = channel.closed.set(error.clone());
             Ok(())
         });

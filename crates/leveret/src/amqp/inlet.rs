@@ -268,8 +268,12 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
         }
         match Method::decode(frame.payload)? {
             Method::ChannelCloseOk(_) => self.close_lane(frame.channel, None),
-            // Both sides closed at the same time: agree, and still await the agreement to ours.
-            Method::ChannelClose(_) => self.agree_to_close(frame.channel),
+            // Both sides closed at the same time. RabbitMQ ends the channel when it gets the agreement to its own close,
+            // and may forget to agree to ours; what it still sends is drained.
+            Method::ChannelClose(_) => {
+                self.agree_to_close(frame.channel);
+                self.close_lane(frame.channel, None);
+            }
             _ => {}
         }
         Ok(())
@@ -318,9 +322,7 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
                 state.fail(&error);
                 let id = state.id;
                 self.agree_to_close(id);
-                if !self.closing(index) {
-                    self.close_lane(id, Some(&error));
-                }
+                self.close_lane(id, Some(&error));
                 Ok(())
             }
             Method::ChannelFlow(flow) => {
@@ -361,13 +363,10 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
                 state.committed(&self.core.sender);
                 state.calls.reply(Reply::Method(reply.into_owned())).map(drop)
             }
+            // To a close of the channel that had this number before, see `closing_frame`.
+            Method::ChannelCloseOk(_) => Ok(()),
             reply => state.calls.reply(Reply::Method(reply.into_owned())).map(drop),
         }
-    }
-
-    fn closing(&self, index: usize) -> bool {
-        matches!(self.channels.get(index), Some(Slot::Open(lane))
-            if lane.state.close_sent.load(Ordering::Acquire))
     }
 
     fn confirmed(

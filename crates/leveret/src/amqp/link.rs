@@ -55,8 +55,6 @@ pub(super) struct ChannelState {
     pub(super) consuming: tokio::sync::Mutex<()>,
     /// Why nothing more can be sent.
     pub(super) closed: OnceLock<Error>,
-    /// This side asked for the close; the id is free once the broker has agreed.
-    pub(super) close_sent: AtomicBool,
     /// The broker agreed to the close, or the connection is gone.
     pub(super) gone: Notify,
 }
@@ -79,7 +77,6 @@ impl ChannelState {
             consumers: Mutex::default(),
             consuming: tokio::sync::Mutex::default(),
             closed: OnceLock::new(),
-            close_sent: AtomicBool::new(false),
             gone: Notify::new(),
         }
     }
