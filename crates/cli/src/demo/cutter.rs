@@ -43,6 +43,10 @@ impl Proxy {
             ));
         }
         let broker = (options.host.clone(), options.port);
+        if let Err(error) = TcpStream::connect(broker.clone()).await {
+            let (host, port) = broker;
+            return Err(Failure::new(format_args!("no broker answers at {host}:{port}: {error}")));
+        }
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.map_err(Failure::new)?;
         let here: SocketAddr = listener.local_addr().map_err(Failure::new)?;
         (options.host, options.port) = (here.ip().to_string(), here.port());
