@@ -23,6 +23,8 @@
 //! - RabbitMQ 3.10 breaks down (541) over a consumer of a quorum queue that is cancelled and comes back by the same tag before
 //!   it has settled what it had; here it goes on.
 //! - RabbitMQ 3.10 forgets the `original-expiration` of dead letters of lazy queues; here it is there.
+//! - If several messages come back to a quorum queue that is full at once, RabbitMQ 3.10 dead-letters those it has no room for the
+//!   newest first; here the oldest is first, as in 4.3.
 //! - RabbitMQ 4.3 keeps what a single active consumer of a quorum queue had for ever, if it goes together with one of a higher
 //!   priority that waited for it; here it goes back.
 
