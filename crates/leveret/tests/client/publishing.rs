@@ -219,3 +219,29 @@ async fn without_confirms_messages_are_written_and_that_is_all() {
     broker.faults().cut_all_connections();
     soon("a publish", publisher.publish("nowhere", "gone")).await.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_confirmed_in_time_is_sent_again_with_the_same_id() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client
+        .publisher("")
+        .resend_after(Duration::from_secs(1))
+        .timeout(Duration::from_secs(50))
+        .build()
+        .await
+        .unwrap();
+    broker.faults().freeze();
+    let ticket = publisher.send("q", "1").await.unwrap();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    broker.faults().thaw();
+    soon("a confirmation", ticket).await.unwrap();
+    let ids: Vec<_> = broker
+        .peek("/", "q", 10)
+        .unwrap()
+        .iter()
+        .map(|message| message.properties.get().message_id.map(|id| id.to_string()))
+        .collect();
+    assert_eq!(ids.len(), 2, "what went over the first channel, and what was sent again");
+    assert!(ids[0].is_some() && ids[0] == ids[1], "{ids:?}");
+}
