@@ -131,3 +131,14 @@ async fn a_broker_in_memory_is_found_by_its_name() {
     got.ack().unwrap();
     assert_eq!(Broker::named("shop").snapshot().virtual_host("/").unwrap().tally.published, 1);
 }
+
+#[tokio::test]
+async fn it_listens_on_ipv4_and_ipv6_at_once() {
+    let broker = Broker::builder().start().unwrap();
+    for address in ["127.0.0.1:0", "[::1]:0"] {
+        let address = broker.listen(address).await.unwrap();
+        let options = Options::from_uri(&format!("amqp://{address}")).unwrap();
+        let connection = Connection::open(&options).await.unwrap();
+        connection.close().await.unwrap();
+    }
+}
