@@ -6,10 +6,12 @@ use tower::{Layer, Service};
 
 use crate::amqp::{ConsumeOptions, Value};
 use crate::client::Client;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
+use crate::retry::Retry;
 use crate::topology::arguments::Arguments;
 
 mod batch;
+mod failing;
 mod handler;
 mod incoming;
 mod runner;
@@ -19,9 +21,9 @@ mod source;
 mod stream;
 
 pub use batch::{BatchOptions, BatchOutcome, BatchRunner, IntoBatchOutcome};
-pub use handler::{BoxError, FromIncoming, Handler, Headers, IntoOutcome, State};
+pub use handler::{Attempt, BoxError, FromIncoming, Handler, Headers, IntoOutcome, State};
 pub use incoming::Incoming;
-pub use runner::{OnFailure, Runner, Summary};
+pub use runner::{Runner, Summary};
 pub use service::HandlerService;
 pub use stream::{Deliveries, Next};
 
@@ -78,7 +80,7 @@ struct Running {
     workers: usize,
     subscribers: usize,
     drain: Duration,
-    on_failure: OnFailure,
+    retry: Option<Retry>,
     mode: Mode,
     seen: Option<Seen>,
     states: States,
@@ -133,7 +135,7 @@ impl ConsumerBuilder {
             workers: 1,
             subscribers: 1,
             drain: Duration::from_secs(30),
-            on_failure: OnFailure::default(),
+            retry: None,
             mode: Mode::AtLeastOnce,
             seen: None,
             states: States::default(),
@@ -198,9 +200,11 @@ impl ConsumerBuilder {
         self
     }
 
-    /// What becomes of a message whose handler fails. One that cannot be decoded is discarded in any case.
-    pub fn on_failure(mut self, on_failure: OnFailure) -> Self {
-        self.running.on_failure = on_failure;
+    /// What becomes of messages whose handler fails: a [`RetryPolicy`](crate::RetryPolicy), or a [`Retry`]. Without it, they are
+    /// tried again by [`RetryPolicy::default`](crate::RetryPolicy::default) and then parked; where that cannot be, for a queue
+    /// that is gone with its connection or a stream, they go back to their queue after a second.
+    pub fn retry(mut self, retry: impl Into<Retry>) -> Self {
+        self.running.retry = Some(retry.into());
         self
     }
 
@@ -265,6 +269,24 @@ impl ConsumerBuilder {
         Fut: Future<Output: IntoBatchOutcome> + Send + 'static,
     {
         BatchRunner::new(self, options, handler)
+    }
+
+    /// What was asked for goes together.
+    fn check(&self) -> Result<(), Error> {
+        let mode = match (self.settings.auto_ack, self.running.mode) {
+            (true, _) => "auto-ack",
+            (_, Mode::AtMostOnce) => "at most once",
+            _ => return Ok(()),
+        };
+        if self.running.retry.is_none() {
+            return Ok(());
+        }
+        let text = format!(
+            "a consumer of queue {:?} is asked to try messages again and to handle them {mode}, which are settled before \
+             they are handled: leave one of the two out",
+            self.settings.queue
+        );
+        Err(Error::new(ErrorKind::Invalid, text))
     }
 
     /// Begins to consume. The queue has to exist.

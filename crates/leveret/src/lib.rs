@@ -39,6 +39,7 @@
 //! | `leveret_confirmed_total`, `leveret_nacked_total`, `leveret_returned_total` | exchange | the broker's answers |
 //! | `leveret_lost_total`, `leveret_replayed_total` | exchange | no answer before the channel went; sent again |
 //! | `leveret_consumed_total`, `leveret_acked_total`, `leveret_failed_total` | queue | messages given to handlers, and how that ended |
+//! | `leveret_retried_total`, `leveret_parked_total` | queue | failed messages that wait to be tried again, and those that are not |
 //! | `leveret_in_flight` | queue | messages that handlers are at work on |
 //! | `leveret_handler_seconds` | queue | how long handlers take |
 //! | `leveret_pool_wait_seconds` | | how long borrowers wait for a channel |
@@ -58,10 +59,12 @@ mod delivery;
 mod duration;
 mod error;
 mod message;
+mod mover;
 mod payload;
 mod pool;
 mod publisher;
 mod random;
+mod retry;
 mod telemetry;
 mod topology;
 mod trace;
@@ -71,8 +74,8 @@ pub use client::{
     Health, IntoEndpoints,
 };
 pub use consumer::{
-    BatchOptions, BatchOutcome, BatchRunner, BoxError, ConsumerBuilder, Deliveries, FromIncoming,
-    Handler, HandlerService, Headers, Incoming, IntoBatchOutcome, IntoOutcome, Next, OnFailure,
+    Attempt, BatchOptions, BatchOutcome, BatchRunner, BoxError, ConsumerBuilder, Deliveries,
+    FromIncoming, Handler, HandlerService, Headers, Incoming, IntoBatchOutcome, IntoOutcome, Next,
     Runner, State, Summary,
 };
 pub use delivery::Delivery;
@@ -83,6 +86,7 @@ pub use pool::{BorrowedChannel, ChannelPool, ChannelPoolBuilder};
 pub use publisher::{
     BatchError, OnLoss, Publisher, PublisherBuilder, Ticket, UnconfirmedPublisher,
 };
+pub use retry::{Death, Deaths, Decision, Facts, Failure, ParkReason, Retry, RetryPolicy, Verdict};
 pub use topology::{
     Applied, Binding, Conflict, Destination, Exchange, ExchangeKind, Overflow, Queue, QueueType,
     Topology,

@@ -62,6 +62,8 @@ mod counted {
         consumed: Counter,
         handled: Counter,
         failed: Counter,
+        retried: Counter,
+        parked: Counter,
         in_flight: Gauge,
         seconds: Histogram,
     }
@@ -73,6 +75,8 @@ mod counted {
                 consumed: count("leveret_consumed_total"),
                 handled: count("leveret_acked_total"),
                 failed: count("leveret_failed_total"),
+                retried: count("leveret_retried_total"),
+                parked: count("leveret_parked_total"),
                 in_flight: gauge!("leveret_in_flight", "queue" => queue.to_owned()),
                 seconds: histogram!("leveret_handler_seconds", "queue" => queue.to_owned()),
             }
@@ -89,6 +93,14 @@ mod counted {
             self.in_flight.decrement(1.0);
             self.seconds.record(took.as_secs_f64());
             if is_handled { self.handled.increment(1) } else { self.failed.increment(1) }
+        }
+
+        pub(crate) fn retried(&self) {
+            self.retried.increment(1);
+        }
+
+        pub(crate) fn parked(&self) {
+            self.parked.increment(1);
         }
     }
 
@@ -129,6 +141,10 @@ mod counted {
         pub(crate) fn begin(&self) {}
 
         pub(crate) fn end(&self, _took: Duration, _is_handled: bool) {}
+
+        pub(crate) fn retried(&self) {}
+
+        pub(crate) fn parked(&self) {}
     }
 
     pub(crate) fn waited_for_channel(_seconds: Duration) {}

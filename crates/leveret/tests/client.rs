@@ -7,6 +7,7 @@ mod client {
     mod pool;
     mod publishing;
     mod recovery;
+    mod retry;
     mod telemetry;
     mod topology;
 }

@@ -263,6 +263,11 @@ impl Connection {
         &self.core().agreed.server_properties
     }
 
+    /// Who is connected, unless only the certificate says so.
+    pub fn user(&self) -> Option<&str> {
+        self.core().agreed.user.as_deref()
+    }
+
     /// The largest frame that was agreed on.
     pub fn frame_max(&self) -> FrameMax {
         self.core().agreed.frame_max

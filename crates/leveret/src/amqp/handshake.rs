@@ -27,6 +27,8 @@ pub(super) struct Agreed {
     pub(super) channel_max: u16,
     pub(super) frame_max: FrameMax,
     pub(super) heartbeat: Duration,
+    /// Who is connected, unless only the certificate says so.
+    pub(super) user: Option<String>,
 }
 
 impl Agreed {
@@ -214,7 +216,9 @@ where
         }
         other => return Err(unexpected(&other, "connection.tune")),
     };
-    let (tune_ok, agreed) = agree(&tune, start.server_properties, options);
+    let user = options.choose_auth(&start.mechanisms.to_str_lossy()).and_then(Auth::user);
+    let (tune_ok, mut agreed) = agree(&tune, start.server_properties, options);
+    agreed.user = user.map(str::to_owned);
     line.put(&tune_ok)?;
     line.reader.inbound.set_max(agreed.frame_max);
 
@@ -366,6 +370,7 @@ fn agree(
         channel_max: if channel_max == 0 { u16::MAX } else { channel_max },
         frame_max: FrameMax::new(frame_max).unwrap_or(FrameMax::MIN),
         heartbeat: Duration::from_secs(heartbeat.into()),
+        user: None,
     };
     (connection::TuneOk { channel_max, frame_max, heartbeat }, agreed)
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use tokio::sync::broadcast;
 
 use crate::error::Error;
+use crate::retry::ParkReason;
 
 /// How many events wait for a listener that does not take them. One that falls behind further misses the oldest.
 const KEEP: usize = 256;
@@ -67,6 +68,15 @@ pub enum Event {
         /// Which.
         object: String,
     },
+    /// A message was parked: it is not tried again until somebody replays it.
+    Parked {
+        /// The queue whose consumer failed.
+        queue: String,
+        /// Why it is not tried again.
+        reason: ParkReason,
+        /// What the last error said.
+        error: String,
+    },
     /// A consumer gets nothing for now: its channel, its queue or its connection went.
     ConsumerLost {
         /// The queue it consumes.
@@ -109,6 +119,9 @@ impl fmt::Display for Event {
                 write!(f, "{object} could not be restored: {error}")
             }
             Event::Restored { object } => write!(f, "{object} is restored"),
+            Event::Parked { queue, reason, error } => {
+                write!(f, "a message of queue {queue:?} is parked ({reason}): {error}")
+            }
             Event::ConsumerLost { queue, error } => {
                 write!(f, "the consumer of queue {queue:?} is interrupted: {error}")
             }
@@ -159,7 +172,7 @@ impl Announcer {
             | Event::Restored { .. }
             | Event::ConsumerResumed { .. }
             | Event::Closed => tracing::info!("{event}"),
-            Event::GaveUp { .. } => tracing::error!("{event}"),
+            Event::GaveUp { .. } | Event::Parked { .. } => tracing::error!("{event}"),
             _ => tracing::warn!("{event}"),
         }
         // Nobody listening is no error.

@@ -4,16 +4,20 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::ConsumerBuilder;
+use super::failing::Failing;
 use super::handler::{BoxError, BoxFuture, IntoOutcome};
 use super::incoming::{Incoming, States};
-use super::runner::{OnFailure, Summary, refuse, report};
+use super::runner::{Summary, report};
 use super::service::contained;
 use super::stream::Deliveries;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
+use crate::retry::Diagnosis;
+use crate::telemetry::Consumed;
 
 /// How messages are put together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,10 +82,13 @@ impl BatchRunner {
     /// It fails if the consumer cannot begin, or ends because its queue stays away.
     pub async fn run_until(self, stop: impl Future) -> Result<Summary, Error> {
         let BatchRunner { mut builder, options, call } = self;
+        builder.check()?;
         let running = builder.running.clone();
         let size = usize::from(options.size.max(1));
         builder.settings.prefetch = builder.settings.prefetch.max(options.size);
         let states = Arc::new(running.states);
+        let counts = Consumed::new(&builder.settings.queue);
+        let failing = Failing::start(&builder, counts).await?;
         let mut deliveries = builder.stream().await?;
         let mut summary = Summary::default();
         let mut stop = pin!(stop);
@@ -92,7 +99,7 @@ impl BatchRunner {
             };
             let count = batch.len() as u64;
             if count > 0 {
-                let mut handling = pin!(handle(batch, &states, &*call, running.on_failure));
+                let mut handling = pin!(handle(batch, &states, &*call, &failing));
                 tokio::select! {
                     biased;
                     done = &mut handling => summary.add(done),
@@ -148,9 +155,10 @@ async fn handle(
     batch: Vec<Delivery>,
     states: &Arc<States>,
     call: &(dyn Fn(Vec<Incoming>) -> BoxFuture<BatchOutcome> + Send + Sync),
-    on_failure: OnFailure,
+    failing: &Arc<Failing>,
 ) -> Summary {
-    let incoming = batch.iter().map(|delivery| Incoming::new(delivery, states)).collect();
+    let incoming =
+        batch.iter().map(|delivery| Incoming::new(delivery, states, failing.profile())).collect();
     let outcome = match contained(|| call(incoming)).await {
         Ok(outcome) => outcome,
         Err(panic) => BatchOutcome::Whole(Err(panic)),
@@ -163,25 +171,37 @@ async fn handle(
             return summary;
         }
         BatchOutcome::Whole(Err(error)) => {
-            let text: Arc<str> = error.to_string().into();
-            let failed = (0..batch.len()).map(|_| Err(text.to_string().into())).collect::<Vec<_>>();
-            failed.into_iter()
+            let seen = Diagnosis::of(&error);
+            vec![Err(seen); batch.len()].into_iter()
         }
-        BatchOutcome::Each(outcomes) => outcomes.into_iter(),
+        BatchOutcome::Each(outcomes) => {
+            let each = outcomes.into_iter().map(|outcome| outcome.map_err(|e| Diagnosis::of(&e)));
+            each.collect::<Vec<_>>().into_iter()
+        }
     };
-    let mut refused = Vec::new();
+    let mut settling = JoinSet::new();
+    let mut fail = |delivery, seen| {
+        let failing = Arc::clone(failing);
+        settling.spawn(async move { failing.settle(delivery, seen).await });
+    };
     for delivery in batch {
         match outcomes.next() {
             Some(Ok(())) => {
                 summary.handled += 1;
                 report(delivery.ack());
             }
-            Some(Err(error)) => refused.push((delivery, error)),
-            None => refused.push((delivery, "the handler did not say what became of it".into())),
+            Some(Err(seen)) => fail(delivery, seen),
+            None => {
+                fail(delivery, Diagnosis::of(&"the handler did not say what became of it".into()))
+            }
         }
     }
-    summary.failed = refused.len() as u64;
-    refuse(refused, on_failure).await;
+    while let Some(settled) = settling.join_next().await {
+        match settled {
+            Ok(settled) => summary.add(settled),
+            Err(_) => summary.failed += 1,
+        }
+    }
     summary
 }
 

@@ -10,6 +10,7 @@ use super::incoming::Incoming;
 use crate::amqp::Table;
 use crate::error::{Error, ErrorKind};
 use crate::payload::{self, Json, MsgPack, Payload};
+use crate::retry::named;
 
 /// What went wrong in a handler, or in a layer around it.
 pub type BoxError = Box<dyn StdError + Send + Sync>;
@@ -20,7 +21,7 @@ pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 /// An argument of a handler, picked from the message.
 ///
 /// There are [`Json`], [`MsgPack`] and [`Payload`] for bodies as values, [`Bytes`] for the body as it is, [`State`] for what
-/// handlers share, [`Headers`], and [`Incoming`] for everything else.
+/// handlers share, [`Headers`], [`Attempt`], and [`Incoming`] for everything else.
 pub trait FromIncoming: Sized {
     /// Picks it. A failure counts as one of the message, which is not tried again.
     fn from_incoming(incoming: &Incoming) -> Result<Self, Error>;
@@ -78,6 +79,16 @@ impl FromIncoming for Headers {
     }
 }
 
+/// Which attempt this is: 1 at first, 2 if one failed before. As an argument of a handler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attempt(pub u32);
+
+impl FromIncoming for Attempt {
+    fn from_incoming(incoming: &Incoming) -> Result<Self, Error> {
+        Ok(Attempt(incoming.attempt()))
+    }
+}
+
 /// What was given to the consumer for its handlers to share. As an argument of a handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State<T>(pub T);
@@ -94,7 +105,8 @@ impl<T: Clone + Send + Sync + 'static> FromIncoming for State<T> {
     }
 }
 
-/// What a handler may return: nothing, or a `Result`.
+/// What a handler may return: nothing, or a `Result`. An error that is a [`Failure`](crate::Failure) says what should become of
+/// the message; any other one is tried again.
 pub trait IntoOutcome {
     /// Whether the message is done.
     fn into_outcome(self) -> Result<(), BoxError>;
@@ -108,7 +120,7 @@ impl IntoOutcome for () {
 
 impl<E: Into<BoxError>> IntoOutcome for Result<(), E> {
     fn into_outcome(self) -> Result<(), BoxError> {
-        self.map_err(Into::into)
+        self.map_err(named)
     }
 }
 

@@ -9,6 +9,7 @@ use bytes::Bytes;
 
 use crate::amqp::{Properties, RawProperties, ShortStr, Source, Value};
 use crate::delivery::Delivery;
+use crate::retry::{Profile, stamp};
 
 /// A message on its way through the layers to its handler: what it holds and where it came from. It clones cheaply.
 ///
@@ -21,11 +22,12 @@ pub struct Incoming {
     queue: Arc<str>,
     redelivered: bool,
     tag: u64,
+    retry: Arc<dyn Profile>,
     states: Arc<States>,
 }
 
 impl Incoming {
-    pub(super) fn new(delivery: &Delivery, states: &Arc<States>) -> Self {
+    pub(super) fn new(delivery: &Delivery, states: &Arc<States>, retry: &Arc<dyn Profile>) -> Self {
         Incoming {
             body: delivery.body().clone(),
             properties: delivery.raw_properties().clone(),
@@ -33,6 +35,7 @@ impl Incoming {
             queue: Arc::clone(delivery.shared_queue()),
             redelivered: delivery.redelivered(),
             tag: delivery.delivery_tag(),
+            retry: Arc::clone(retry),
             states: Arc::clone(states),
         }
     }
@@ -57,9 +60,15 @@ impl Incoming {
         self.properties.header(name)
     }
 
-    /// The exchange it was published to.
+    /// The exchange it was published to, also if it is tried again and came another way.
     pub fn exchange(&self) -> ShortStr<'_> {
-        self.source.exchange()
+        let kept = self.properties.has_headers().then(|| self.header(stamp::header::EXCHANGE));
+        match kept.flatten() {
+            Some(Value::Str(original)) => ShortStr::from_bytes(original.as_bytes())
+                .map(ShortStr::into_owned)
+                .unwrap_or_else(|_| self.source.exchange()),
+            _ => self.source.exchange(),
+        }
     }
 
     /// The routing key it was published with.
@@ -70,6 +79,12 @@ impl Incoming {
     /// The queue it came from, as the consumer was told it.
     pub fn queue(&self) -> &str {
         &self.queue
+    }
+
+    /// Which attempt this is: 1 at first, 2 if one failed before. Deliveries that nobody decided about, because a
+    /// consumer died, do not count.
+    pub fn attempt(&self) -> u32 {
+        self.retry.failures(&self.properties, &self.queue).saturating_add(1)
     }
 
     /// Whether it was delivered before, to anyone.

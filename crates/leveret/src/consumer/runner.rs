@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::{Instant, timeout_at};
 use tracing::{Instrument as _, Span};
 
+use super::failing::Failing;
 use super::handler::BoxError;
 use super::incoming::{Incoming, States};
 use super::seen::Seen;
@@ -15,26 +16,9 @@ use super::stream::Deliveries;
 use super::{ConsumerBuilder, Mode};
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
+use crate::retry::Diagnosis;
 use crate::telemetry::Consumed;
 use crate::trace::TraceContext;
-
-/// What becomes of a message whose handler failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnFailure {
-    /// Back to its queue, after a pause in which it stays with this consumer. The default, with a pause of a second.
-    Requeue {
-        /// How long the pause is. Without one, a message that always fails keeps everybody busy.
-        after: Duration,
-    },
-    /// To the dead-letter exchange of its queue, or away if that has none.
-    Discard,
-}
-
-impl Default for OnFailure {
-    fn default() -> Self {
-        OnFailure::Requeue { after: Duration::from_secs(1) }
-    }
-}
 
 /// What a consumer did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,8 +26,12 @@ impl Default for OnFailure {
 pub struct Summary {
     /// Messages whose handler succeeded.
     pub handled: u64,
-    /// Messages whose handler failed, those that could not be decoded and those at which it panicked included.
+    /// How often a handler failed, messages that could not be decoded and those at which it panicked included.
     pub failed: u64,
+    /// How often a failed message was sent to where it waits to be tried again.
+    pub retried: u64,
+    /// Messages that were parked, because they are not tried again.
+    pub parked: u64,
     /// Messages that were not handled because they had been delivered before, in the mode at most once.
     pub skipped: u64,
     /// Messages that were not handled because another of the same key was, see
@@ -57,6 +45,8 @@ impl Summary {
     pub(super) fn add(&mut self, other: Summary) {
         self.handled += other.handled;
         self.failed += other.failed;
+        self.retried += other.retried;
+        self.parked += other.parked;
         self.skipped += other.skipped;
         self.duplicates += other.duplicates;
         self.abandoned += other.abandoned;
@@ -87,7 +77,10 @@ impl Runner {
     /// It fails if the consumer cannot begin, or ends because its queue stays away.
     pub async fn run_until(self, stop: impl Future) -> Result<Summary, Error> {
         let Runner { builder, call } = self;
+        builder.check()?;
         let running = &builder.running;
+        let counts = Consumed::new(&builder.settings.queue);
+        let failing = Failing::start(&builder, counts.clone()).await?;
         let mut pool = Vec::new();
         for _ in 0..running.subscribers {
             pool.push(builder.clone().stream().await?);
@@ -95,10 +88,10 @@ impl Runner {
         let shared = Arc::new(Shared {
             call,
             states: Arc::new(running.states.clone()),
-            on_failure: running.on_failure,
+            failing,
             mode: running.mode,
             seen: running.seen.clone(),
-            counts: Consumed::new(&builder.settings.queue),
+            counts,
         });
         let (stopper, stopped) = tokio::sync::watch::channel(false);
         let mut loops = JoinSet::new();
@@ -144,7 +137,7 @@ impl Runner {
 struct Shared {
     call: Call,
     states: Arc<States>,
-    on_failure: OnFailure,
+    failing: Arc<Failing>,
     mode: Mode,
     seen: Option<Seen>,
     counts: Consumed,
@@ -167,56 +160,57 @@ impl Loop {
         }
     }
 
-    /// One after the other, in order.
+    /// One after the other, in order. What failed is settled meanwhile.
     async fn serially(mut self, mut deliveries: Deliveries) -> (Summary, Result<(), Error>) {
-        let mut summary = Summary::default();
-        let mut stopped = std::pin::pin!(async move {
-            let _ = self.stopped.wait_for(|stopped| *stopped).await;
-        });
-        loop {
-            let next = tokio::select! {
-                biased;
-                () = &mut stopped => return (summary, Ok(())),
-                next = deliveries.next() => next,
-            };
-            let delivery = match next {
-                Some(Ok(delivery)) => delivery,
-                Some(Err(error)) => return (summary, Err(error)),
-                None => return (summary, Ok(())),
-            };
-            let mut handling = std::pin::pin!(self.shared.handle(delivery));
-            tokio::select! {
-                biased;
-                done = &mut handling => summary.add(done),
-                () = &mut stopped => {
-                    drop(deliveries);
-                    match timeout(self.drain, handling).await {
-                        Ok(done) => summary.add(done),
-                        Err(_) => summary.abandoned += 1,
-                    }
-                    return (summary, Ok(()));
-                }
-            }
-        }
-    }
-
-    /// Up to so many at a time, each in a task of its own.
-    async fn at_once(mut self, mut deliveries: Deliveries) -> (Summary, Result<(), Error>) {
-        let mut summary = Summary::default();
-        let mut tasks: JoinSet<Summary> = JoinSet::new();
-        let mut add = |done: Result<Summary, tokio::task::JoinError>| match done {
-            Ok(done) => summary.add(done),
-            Err(_) => summary.failed += 1,
-        };
+        let mut done = Done::default();
         let mut stopped = std::pin::pin!(async move {
             let _ = self.stopped.wait_for(|stopped| *stopped).await;
         });
         let end = loop {
             let next = tokio::select! {
-                Some(done) = tasks.join_next(), if !tasks.is_empty() => {
-                    add(done);
+                biased;
+                () = &mut stopped => break Ok(()),
+                () = done.settled() => continue,
+                next = deliveries.next() => next,
+            };
+            let delivery = match next {
+                Some(Ok(delivery)) => delivery,
+                Some(Err(error)) => break Err(error),
+                None => break Ok(()),
+            };
+            let mut handling = std::pin::pin!(self.shared.handle(delivery));
+            tokio::select! {
+                biased;
+                handled = &mut handling => done.add(handled, &self.shared),
+                () = &mut stopped => {
+                    drop(deliveries);
+                    let deadline = Instant::now() + self.drain;
+                    match timeout_at(deadline, handling).await {
+                        Ok(handled) => done.add(handled, &self.shared),
+                        Err(_) => done.summary.abandoned += 1,
+                    }
+                    return (done.finish(deadline).await, Ok(()));
+                }
+            }
+        };
+        drop(deliveries);
+        (done.finish(Instant::now() + self.drain).await, end)
+    }
+
+    /// Up to so many at a time, each in a task of its own.
+    async fn at_once(mut self, mut deliveries: Deliveries) -> (Summary, Result<(), Error>) {
+        let mut done = Done::default();
+        let mut tasks: JoinSet<Handled> = JoinSet::new();
+        let mut stopped = std::pin::pin!(async move {
+            let _ = self.stopped.wait_for(|stopped| *stopped).await;
+        });
+        let end = loop {
+            let next = tokio::select! {
+                Some(handled) = tasks.join_next(), if !tasks.is_empty() => {
+                    done.join(handled, &self.shared);
                     continue;
                 }
+                () = done.settled() => continue,
                 next = deliveries.next(), if tasks.len() < self.workers => next,
                 () = &mut stopped => break Ok(()),
             };
@@ -231,15 +225,65 @@ impl Loop {
         };
         // No more come, and those that were not begun go back.
         drop(deliveries);
+        let deadline = Instant::now() + self.drain;
         let drained = async {
-            while let Some(done) = tasks.join_next().await {
-                add(done);
+            while let Some(handled) = tasks.join_next().await {
+                done.join(handled, &self.shared);
             }
         };
-        if timeout(self.drain, drained).await.is_err() {
-            summary.abandoned += tasks.len() as u64;
+        if timeout_at(deadline, drained).await.is_err() {
+            done.summary.abandoned += tasks.len() as u64;
         }
-        (summary, end)
+        (done.finish(deadline).await, end)
+    }
+}
+
+/// What a handler made of a message: it is settled, or failed and has to be.
+type Handled = Result<Summary, (Delivery, Diagnosis)>;
+
+/// What was done so far, with what is still being settled. The prefetch bounds it.
+#[derive(Default)]
+struct Done {
+    summary: Summary,
+    settling: JoinSet<Summary>,
+}
+
+impl Done {
+    fn add(&mut self, handled: Handled, shared: &Arc<Shared>) {
+        match handled {
+            Ok(summary) => self.summary.add(summary),
+            Err((delivery, seen)) => {
+                let failing = Arc::clone(&shared.failing);
+                self.settling.spawn(async move { failing.settle(delivery, seen).await });
+            }
+        }
+    }
+
+    fn join(&mut self, handled: Result<Handled, JoinError>, shared: &Arc<Shared>) {
+        match handled {
+            Ok(handled) => self.add(handled, shared),
+            Err(_) => self.summary.failed += 1,
+        }
+    }
+
+    /// Waits until one more is settled; for ever if there is none.
+    async fn settled(&mut self) {
+        match self.settling.join_next().await {
+            Some(Ok(summary)) => self.summary.add(summary),
+            Some(Err(_)) => self.summary.failed += 1,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Waits until all is settled. What is not in time goes back to the queue.
+    async fn finish(mut self, deadline: Instant) -> Summary {
+        while !self.settling.is_empty() {
+            if timeout_at(deadline, self.settled()).await.is_err() {
+                self.summary.abandoned += self.settling.len() as u64;
+                break;
+            }
+        }
+        self.summary
     }
 }
 
@@ -261,19 +305,19 @@ impl Shared {
         outcome
     }
 
-    /// Has a message handled, and settles it.
-    async fn handle(&self, delivery: Delivery) -> Summary {
+    /// Has a message handled, and settles it unless it failed.
+    async fn handle(&self, delivery: Delivery) -> Handled {
         if self.mode == Mode::AtMostOnce && delivery.redelivered() {
             report(delivery.ack());
-            return Summary { skipped: 1, ..Summary::default() };
+            return Ok(Summary { skipped: 1, ..Summary::default() });
         }
-        let incoming = Incoming::new(&delivery, &self.states);
+        let incoming = Incoming::new(&delivery, &self.states, self.failing.profile());
         let key = self.seen.as_ref().and_then(|seen| Some((seen, seen.key_of(&incoming)?)));
         if let Some((seen, key)) = &key
             && seen.contains(key)
         {
             report(delivery.ack());
-            return Summary { duplicates: 1, ..Summary::default() };
+            return Ok(Summary { duplicates: 1, ..Summary::default() });
         }
         match self.mode {
             Mode::AtLeastOnce => match self.call(incoming).await {
@@ -282,21 +326,18 @@ impl Shared {
                         seen.add(key);
                     }
                     report(delivery.ack());
-                    Summary { handled: 1, ..Summary::default() }
+                    Ok(Summary { handled: 1, ..Summary::default() })
                 }
-                Err(error) => {
-                    refuse(vec![(delivery, error)], self.on_failure).await;
-                    Summary { failed: 1, ..Summary::default() }
-                }
+                Err(error) => Err((delivery, Diagnosis::of(&error))),
             },
             Mode::AtMostOnce => {
                 // Settled before it is begun: it cannot come again.
                 report(delivery.ack());
                 match self.call(incoming).await {
-                    Ok(()) => Summary { handled: 1, ..Summary::default() },
+                    Ok(()) => Ok(Summary { handled: 1, ..Summary::default() }),
                     Err(error) => {
                         tracing::error!("a message that is not tried again failed: {error}");
-                        Summary { failed: 1, ..Summary::default() }
+                        Ok(Summary { failed: 1, ..Summary::default() })
                     }
                 }
             }
@@ -342,31 +383,6 @@ fn span_of(incoming: &Incoming, context: Option<&TraceContext>) -> Span {
         span.record("parent_id", context.span_id());
     }
     span
-}
-
-/// Settles messages whose handler failed.
-pub(super) async fn refuse(failed: Vec<(Delivery, BoxError)>, on_failure: OnFailure) {
-    let mut requeued = Vec::new();
-    for (delivery, error) in failed {
-        let (queue, tag) = (delivery.queue(), delivery.delivery_tag());
-        tracing::warn!(queue, tag, "a message failed: {error}");
-        // What cannot be decoded now cannot be decoded later.
-        if on_failure == OnFailure::Discard || is_undecodable(&error) {
-            report(delivery.discard());
-        } else {
-            requeued.push(delivery);
-        }
-    }
-    if let OnFailure::Requeue { after } = on_failure
-        && !requeued.is_empty()
-    {
-        sleep(after).await;
-        requeued.into_iter().for_each(|delivery| report(delivery.requeue()));
-    }
-}
-
-fn is_undecodable(error: &BoxError) -> bool {
-    error.downcast_ref::<Error>().is_some_and(|error| error.kind() == ErrorKind::Payload)
 }
 
 /// A delivery that can no longer be settled is delivered again, which is all that can be said.

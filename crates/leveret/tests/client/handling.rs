@@ -3,9 +3,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use leveret::{
-    Headers, Incoming, Json, Message, MsgPack, OnFailure, Payload, Queue, State, Summary,
-};
+use leveret::{Headers, Incoming, Json, Message, MsgPack, Payload, Queue, Retry, State, Summary};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
@@ -16,8 +14,8 @@ struct Order {
     id: u32,
 }
 
-fn pending() -> OnFailure {
-    OnFailure::Requeue { after: Duration::from_millis(10) }
+fn pending() -> Retry {
+    Retry::in_place(Duration::from_millis(10))
 }
 
 #[tokio::test(start_paused = true)]
@@ -95,21 +93,19 @@ async fn a_failed_message_comes_again_and_a_panic_fails_it_alone() {
         all.sort();
         assert_eq!(all, ["fails", "fine", "panics"]);
     };
-    let runner = client.consumer("q").on_failure(pending()).handle(handler);
+    let runner = client.consumer("q").retry(pending()).handle(handler);
     let summary = soon("the end", runner.run_until(stop)).await.unwrap();
     assert_eq!((summary.handled, summary.failed), (3, 2));
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_decoded_is_discarded_and_never_loops() {
+async fn what_cannot_be_decoded_is_parked_and_never_loops() {
     let broker = broker();
-    let client = client_with(&broker, Queue::classic("q").dead_letter_to("amq.fanout")).await;
-    let bad = leveret::Topology::new().queue(Queue::classic("bad").bind("amq.fanout", ""));
-    client.apply(&bad).await.unwrap();
+    let client = client_with(&broker, Queue::classic("q")).await;
     client.publisher("").build().await.unwrap().publish("q", "{").await.unwrap();
     let handler = async |Json(_): Json<Order>| {};
     let stop = async {
-        while depth(&broker, "bad") != Some(1) {
+        while depth(&broker, "q.parked") != Some(1) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
@@ -216,7 +212,7 @@ async fn a_layer_times_a_handler_out() {
     };
     let runner = client
         .consumer("q")
-        .on_failure(pending())
+        .retry(pending())
         .layer(tower::timeout::TimeoutLayer::new(Duration::from_secs(1)))
         .layer(tower::limit::ConcurrencyLimitLayer::new(2))
         .handle(handler);
@@ -269,7 +265,7 @@ async fn what_failed_is_no_duplicate() {
     let client = client_with(&broker, Queue::classic("q")).await;
     client.publisher("").build().await.unwrap().publish("q", "1").await.unwrap();
     let handler = |incoming: Incoming| async move {
-        if incoming.redelivered() { Ok(()) } else { Err("not yet") }
+        if incoming.attempt() > 1 { Ok(()) } else { Err("not yet") }
     };
     let runner = client.consumer("q").deduplicate(Duration::from_secs(60)).handle(handler);
     let stop = tokio::time::sleep(Duration::from_secs(10));

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use leveret::{
-    BatchOptions, BatchOutcome, Headers, Incoming, Json, Message, MsgPack, OnFailure, Payload,
-    Queue, State, Topology,
+    BatchOptions, BatchOutcome, Headers, Incoming, Json, Message, MsgPack, Payload, Queue, Retry,
+    State, Topology,
 };
 use leveret_testkit::{eventually, rabbitmq};
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,9 @@ struct Order {
     id: u32,
 }
 
-const AT_ONCE: OnFailure = OnFailure::Requeue { after: Duration::ZERO };
+fn at_once() -> Retry {
+    Retry::in_place(Duration::ZERO)
+}
 
 #[tokio::test]
 async fn arguments_are_picked_by_type() {
@@ -54,11 +56,9 @@ async fn arguments_are_picked_by_type() {
 }
 
 #[tokio::test]
-async fn messagepack_comes_back_as_it_went_and_what_cannot_be_read_is_discarded() {
+async fn messagepack_comes_back_as_it_went_and_what_cannot_be_read_is_parked() {
     let vhost = rabbitmq::vhost().await;
-    let client = client_with(&vhost, Queue::classic("q").dead_letter_to("amq.fanout")).await;
-    let bad = Topology::new().queue(Queue::classic("bad").bind("amq.fanout", ""));
-    client.apply(&bad).await.unwrap();
+    let client = client_with(&vhost, Queue::classic("q")).await;
     let publisher = publisher(&client).await;
     soon("an outcome", publisher.publish("q", "{")).await.unwrap();
     soon("an outcome", publisher.publish("q", MsgPack(&Order { id: 7 }))).await.unwrap();
@@ -71,7 +71,7 @@ async fn messagepack_comes_back_as_it_went_and_what_cannot_be_read_is_discarded(
     let runner = client.consumer("q").handle(handler);
     let summary = soon("the end", runner.run_until(stop)).await.unwrap();
     assert_eq!((summary.handled, summary.failed), (1, 1));
-    until_depth(&client, "bad", 1).await;
+    until_depth(&client, "q.parked", 1).await;
 }
 
 #[tokio::test]
@@ -98,7 +98,7 @@ async fn a_failed_message_comes_again_and_a_panic_fails_it_alone() {
             all.insert(done.recv().await.unwrap());
         }
     };
-    let runner = client.consumer("q").on_failure(AT_ONCE).handle(handler);
+    let runner = client.consumer("q").retry(at_once()).handle(handler);
     let summary = soon("the end", runner.run_until(stop)).await.unwrap();
     assert_eq!((summary.handled, summary.failed), (3, 2));
 }
@@ -286,7 +286,7 @@ async fn of_a_batch_that_failed_in_part_only_that_part_comes_again() {
             all.push(bodies.recv().await.unwrap());
         }
     };
-    let runner = client.consumer("q").on_failure(AT_ONCE).handle_batches(options, handler);
+    let runner = client.consumer("q").retry(at_once()).handle_batches(options, handler);
     let summary = soon("the end", runner.run_until(stop)).await.unwrap();
     assert_eq!((summary.handled, summary.failed), (5, 4));
     all.sort();

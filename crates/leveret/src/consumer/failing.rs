@@ -1,0 +1,261 @@
+//! What a consumer does with messages whose handler failed: decides, and carries the decision out.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use tokio::time::sleep;
+
+use super::ConsumerBuilder;
+use super::runner::{Summary, report};
+use crate::client::{Client, Event};
+use crate::delivery::Delivery;
+use crate::error::{Error, ErrorKind};
+use crate::mover::Mover;
+use crate::random;
+use crate::retry::profile::{Profile, Step, WorkQueue};
+use crate::retry::stamp::{self, Detail, Failed};
+use crate::retry::{Deaths, Decision, Diagnosis, Facts, ParkReason, Retry, RetryPolicy};
+use crate::telemetry::Consumed;
+
+/// How long a message that cannot be moved now stays with its consumer before it goes back to its queue: whatever the
+/// trouble is, asking again at once would add to it.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// What all loops of a runner share to settle what failed.
+#[derive(Debug)]
+pub(super) struct Failing {
+    client: Client,
+    queue: String,
+    profile: Arc<dyn Profile>,
+    mover: Mover,
+    counts: Consumed,
+    /// Which declaration of the profile's objects is in force; 0 if there is none. It is made anew when one turns out to
+    /// be missing.
+    declared: tokio::sync::Mutex<u64>,
+    epoch: AtomicU64,
+}
+
+impl Failing {
+    /// With what the consumer was told, or else what suits its queue.
+    pub(super) async fn start(
+        builder: &ConsumerBuilder,
+        counts: Consumed,
+    ) -> Result<Arc<Self>, Error> {
+        let (client, queue) = (&builder.client, &builder.settings.queue);
+        let retry = builder.running.retry.as_ref();
+        let profile = match retry {
+            Some(retry) => retry.profile(),
+            // What is settled already cannot be given back.
+            None if builder.settings.auto_ack => Retry::discard().profile(),
+            None => by_default(client, queue),
+        };
+        let failing = Failing {
+            client: client.clone(),
+            queue: queue.clone(),
+            profile,
+            mover: Mover::new(client, "moving a failed message"),
+            counts,
+            declared: tokio::sync::Mutex::new(0),
+            epoch: AtomicU64::new(0),
+        };
+        if retry.is_some() {
+            // What does not work shows at the start, and not with the first failure.
+            failing.declare(0).await?;
+        }
+        Ok(Arc::new(failing))
+    }
+
+    pub(super) fn profile(&self) -> &Arc<dyn Profile> {
+        &self.profile
+    }
+
+    /// Declares what the profile needs, unless somebody has since `seen`.
+    async fn declare(&self, seen: u64) -> Result<u64, Error> {
+        let mut declared = self.declared.lock().await;
+        if *declared > seen {
+            return Ok(*declared);
+        }
+        let topology = self.profile.topology(&work_queue(&self.client, &self.queue))?;
+        if !topology.is_empty() {
+            self.client.apply(&topology).await?;
+        }
+        *declared += 1;
+        self.epoch.store(*declared, Ordering::Relaxed);
+        Ok(*declared)
+    }
+
+    /// Settles a message whose handler failed.
+    pub(super) async fn settle(&self, delivery: Delivery, seen: Diagnosis) -> Summary {
+        let now = SystemTime::now();
+        let properties = delivery.raw_properties();
+        let failures = self.profile.failures(properties, delivery.queue()).saturating_add(1);
+        let decision = self.profile.policy().decide(&Facts {
+            failures,
+            verdict: seen.verdict,
+            kind: &seen.kind,
+            error: &seen.text,
+            age: stamp::age(properties, now),
+            headers: properties.get().headers.unwrap_or_default(),
+            deaths: Deaths::of(properties),
+            chance: random::unit(),
+        });
+        let mut failed = Failed {
+            failures,
+            kind: &seen.kind,
+            error: &seen.text,
+            at: now,
+            reason: match decision {
+                Decision::Park(reason) => Some(reason),
+                _ => None,
+            },
+        };
+        self.tell(&delivery, &failed, decision);
+        match decision {
+            Decision::Ack => {
+                report(delivery.ack());
+                Summary { handled: 1, ..Summary::default() }
+            }
+            Decision::Requeue => {
+                report(delivery.requeue());
+                Summary { failed: 1, ..Summary::default() }
+            }
+            Decision::RetryAfter(wait) => {
+                let step = |detail| self.profile.retry(&delivery, &failed, wait, detail);
+                match self.carry_out(step).await {
+                    Ok(settle) => {
+                        settle.apply(delivery).await;
+                        self.counts.retried();
+                        Summary { failed: 1, retried: 1, ..Summary::default() }
+                    }
+                    // There is no room for what has to be said about it: it would be tried again for ever.
+                    Err(error) if error.kind() == ErrorKind::Invalid => {
+                        failed.reason = Some(ParkReason::Unmovable);
+                        self.park(delivery, &failed).await
+                    }
+                    Err(error) => give_back(delivery, &error).await,
+                }
+            }
+            Decision::Park(_) => self.park(delivery, &failed).await,
+        }
+    }
+
+    async fn park(&self, delivery: Delivery, failed: &Failed<'_>) -> Summary {
+        let step = |detail| self.profile.park(&delivery, failed, detail);
+        match self.carry_out(step).await {
+            Ok(settle) => {
+                let is_parked = matches!(settle, Settle::Ack);
+                settle.apply(delivery).await;
+                if is_parked {
+                    self.counts.parked();
+                    self.client.core().announce(Event::Parked {
+                        queue: self.queue.clone(),
+                        reason: failed.reason.unwrap_or(ParkReason::Permanent),
+                        error: failed.error.to_owned(),
+                    });
+                }
+                Summary { failed: 1, parked: u64::from(is_parked), ..Summary::default() }
+            }
+            Err(error) => give_back(delivery, &error).await,
+        }
+    }
+
+    /// Does all of a step but settling the original: that has to be the last thing.
+    async fn carry_out(&self, step: impl Fn(Detail) -> Step) -> Result<Settle, Error> {
+        let mut detail = Detail::Full;
+        let mut is_declared_anew = false;
+        loop {
+            let parcel = match step(detail) {
+                Step::Requeue(pause) => return Ok(Settle::Requeue(pause)),
+                Step::DeadLetter => return Ok(Settle::DeadLetter),
+                Step::Move(parcel) => parcel,
+            };
+            let mut epoch = self.epoch.load(Ordering::Relaxed);
+            if epoch == 0 {
+                epoch = self.declare(0).await?;
+            }
+            match self.mover.deliver(*parcel).await {
+                Ok(()) => return Ok(Settle::Ack),
+                // Headers have to fit into a frame.
+                Err(error) if error.kind() == ErrorKind::Invalid && detail == Detail::Full => {
+                    detail = Detail::Needed;
+                }
+                // A wait queue that this policy did not know of before, or that somebody has deleted.
+                Err(error) if is_missing(&error) && !is_declared_anew => {
+                    is_declared_anew = true;
+                    self.declare(epoch).await?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn tell(&self, delivery: &Delivery, failed: &Failed<'_>, decision: Decision) {
+        let (queue, tag) = (delivery.queue(), delivery.delivery_tag());
+        let (attempt, error) = (failed.failures, failed.error);
+        match decision {
+            Decision::Ack => tracing::debug!(queue, tag, "nothing left to do: {error}"),
+            Decision::Requeue => tracing::warn!(queue, tag, "requeued: {error}"),
+            Decision::RetryAfter(wait) => {
+                tracing::warn!(queue, tag, attempt, ?wait, "a message failed: {error}");
+            }
+            // Told when it has happened.
+            Decision::Park(_) => {}
+        }
+    }
+}
+
+/// How the original is settled, when all else is done.
+enum Settle {
+    Ack,
+    DeadLetter,
+    Requeue(Duration),
+}
+
+impl Settle {
+    async fn apply(self, delivery: Delivery) {
+        report(match self {
+            Settle::Ack => delivery.ack(),
+            Settle::DeadLetter => delivery.discard(),
+            Settle::Requeue(pause) => {
+                sleep(pause).await;
+                delivery.requeue()
+            }
+        });
+    }
+}
+
+/// What cannot be moved now is not lost: it goes back to its queue, and comes again.
+async fn give_back(delivery: Delivery, error: &Error) -> Summary {
+    let queue = delivery.queue();
+    tracing::error!(
+        queue,
+        "a failed message goes back to its queue, because it cannot be moved: {error}"
+    );
+    Settle::Requeue(PAUSE).apply(delivery).await;
+    Summary { failed: 1, ..Summary::default() }
+}
+
+/// Whether an exchange or queue of the profile is not there.
+fn is_missing(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unroutable | ErrorKind::Missing)
+}
+
+fn work_queue(client: &Client, name: &str) -> WorkQueue {
+    let topology = client.topology();
+    let known = topology.queues().iter().find(|queue| queue.name() == name);
+    known.map_or_else(
+        || WorkQueue::Unknown(name.to_owned()),
+        |queue| WorkQueue::Known(queue.clone()),
+    )
+}
+
+/// The default policy, where it can be carried out; queues that are gone with their connection, and streams, have no place
+/// for messages that wait.
+fn by_default(client: &Client, queue: &str) -> Arc<dyn Profile> {
+    let tiers = Retry::new(RetryPolicy::default()).profile();
+    match tiers.topology(&work_queue(client, queue)) {
+        Ok(_) => tiers,
+        Err(_) => Retry::in_place(PAUSE).profile(),
+    }
+}

@@ -1,0 +1,195 @@
+//! Sending messages on as they came: a confirmed, mandatory publish, for those who settle the original only after it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::{Instant, timeout_at};
+
+use crate::amqp::{Channel, Confirm, Confirmation, Outcome, Properties, Publish, Table, Value};
+use crate::client::Client;
+use crate::delivery::Delivery;
+use crate::error::{Error, ErrorKind};
+
+/// Headers in which a message keeps what the broker would refuse, or act on at the wrong time.
+pub(crate) mod kept {
+    /// Who published it: the broker refuses the name of anybody but the one who sends it on.
+    pub(crate) const USER_ID: &str = "x-leveret-user-id";
+    /// The `expiration` it had: it may not expire where it waits, or where it is parked.
+    pub(crate) const EXPIRATION: &str = "x-leveret-expiration";
+    /// Its properties as they came, if they are malformed and therefore cannot be sent.
+    pub(crate) const PROPERTIES: &str = "x-leveret-properties";
+}
+
+/// A message on its way from one place to another.
+#[derive(Clone, Debug)]
+pub(crate) struct Parcel {
+    pub(crate) exchange: String,
+    pub(crate) routing_key: String,
+    pub(crate) properties: Properties<'static>,
+    pub(crate) body: Bytes,
+}
+
+impl Parcel {
+    /// What was delivered, as it came, under its own routing key.
+    pub(crate) fn of(delivery: &Delivery, exchange: impl Into<String>) -> Self {
+        let raw = delivery.raw_properties();
+        let mut parcel = Parcel {
+            exchange: exchange.into(),
+            routing_key: delivery.routing_key().to_str_lossy().into_owned(),
+            properties: raw.get().into_owned(),
+            body: delivery.body().clone(),
+        };
+        if raw.fault().is_some() {
+            parcel.set(kept::PROPERTIES, Value::Bytes(raw.as_bytes().to_vec().into()));
+        }
+        parcel
+    }
+
+    /// Sets a header. A value that cannot be sent is left out: it is something that was to be said about the message, and
+    /// must not keep it from moving.
+    pub(crate) fn set<'v>(&mut self, name: &str, value: impl Into<Value<'v>>) {
+        let headers = self.properties.headers.get_or_insert_with(Table::new);
+        if let Err(error) = headers.insert(name, value) {
+            tracing::debug!("header {name:?} is left out: {error}");
+        }
+    }
+
+    pub(crate) fn header(&self, name: &str) -> Option<Value<'_>> {
+        self.properties.headers.as_ref()?.get(name)
+    }
+
+    pub(crate) fn remove(&mut self, name: &str) -> Option<Value<'static>> {
+        let headers = self.properties.headers.as_mut()?;
+        let removed = headers.remove(name);
+        if removed.is_some() && headers.is_empty() {
+            self.properties.headers = None;
+        }
+        removed
+    }
+
+    /// Its expiration waits in a header, so that the message does not expire on the way.
+    pub(crate) fn keep_expiration(&mut self) {
+        if let Some(expiration) = self.properties.expiration.take() {
+            self.set(kept::EXPIRATION, expiration.to_str_lossy().as_ref());
+        }
+    }
+
+    /// Who published it waits in a header, if the broker would refuse it from this user.
+    fn keep_user(&mut self, user: Option<&str>) {
+        let is_other =
+            |id: &crate::amqp::ShortStr<'_>| Some(id.as_bytes()) != user.map(str::as_bytes);
+        if let Some(id) = self.properties.user_id.take_if(|id| is_other(id)) {
+            self.set(kept::USER_ID, id.to_str_lossy().as_ref());
+        }
+    }
+}
+
+/// Publishes parcels on a channel of its own, which is opened anew when it is gone.
+#[derive(Debug)]
+pub(crate) struct Mover {
+    client: Client,
+    what: &'static str,
+    timeout: Duration,
+    open: tokio::sync::Mutex<Option<Open>>,
+}
+
+#[derive(Clone, Debug)]
+struct Open {
+    channel: Arc<Channel<Confirm>>,
+    user: Option<Arc<str>>,
+}
+
+/// A parcel that was sent and has no outcome yet.
+#[must_use = "a message has moved only once that is confirmed"]
+pub(crate) struct Moving {
+    confirmation: Confirmation,
+    what: &'static str,
+    timeout: Duration,
+    deadline: Instant,
+}
+
+impl Mover {
+    /// `what` is done with it, for errors: "parking a message".
+    pub(crate) fn new(client: &Client, what: &'static str) -> Self {
+        let timeout = client.core().options.timeout;
+        Mover { client: client.clone(), what, timeout, open: tokio::sync::Mutex::default() }
+    }
+
+    /// Publishes, and waits until the broker has taken responsibility: the message is in one queue at least.
+    pub(crate) async fn deliver(&self, parcel: Parcel) -> Result<(), Error> {
+        self.send(parcel).await?.confirmed().await
+    }
+
+    /// Publishes. Many can be under way at once.
+    pub(crate) async fn send(&self, mut parcel: Parcel) -> Result<Moving, Error> {
+        let deadline = Instant::now() + self.timeout;
+        loop {
+            let open = self.open(deadline).await?;
+            parcel.keep_user(open.user.as_deref());
+            let publish = Publish {
+                exchange: &parcel.exchange,
+                routing_key: &parcel.routing_key,
+                mandatory: true,
+                properties: parcel.properties.clone(),
+                body: parcel.body.clone(),
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
+            match open.channel.publish_within(&publish, left).await {
+                Ok(confirmation) => {
+                    let (what, timeout) = (self.what, self.timeout);
+                    return Ok(Moving { confirmation, what, timeout, deadline });
+                }
+                // Nothing was sent: the next channel may take it.
+                Err(_) if open.channel.check_open().is_err() => {}
+                Err(error) => return Err(Error::from_amqp(self.what, error)),
+            }
+        }
+    }
+
+    async fn open(&self, deadline: Instant) -> Result<Open, Error> {
+        let late = |_| Error::timed_out(self.what, self.timeout);
+        let mut slot = timeout_at(deadline, self.open.lock()).await.map_err(late)?;
+        if let Some(open) = &*slot
+            && open.channel.check_open().is_ok()
+        {
+            return Ok(open.clone());
+        }
+        let line = self.client.core().publishing(0);
+        loop {
+            self.client.core().check_open()?;
+            let up = timeout_at(deadline, line.up()).await.map_err(late)??;
+            let opening = async { up.connection.open_channel().await?.into_confirm().await };
+            match timeout_at(deadline, opening).await.map_err(late)? {
+                Ok(channel) => {
+                    let user = up.connection.user().map(Arc::from);
+                    return Ok(slot.insert(Open { channel: Arc::new(channel), user }).clone());
+                }
+                Err(error) if error.is_connection_error() => {}
+                Err(error) => return Err(Error::from_amqp(self.what, error)),
+            }
+        }
+    }
+}
+
+impl Moving {
+    /// Waits for the outcome.
+    pub(crate) async fn confirmed(self) -> Result<(), Error> {
+        let what = self.what;
+        match timeout_at(self.deadline, self.confirmation).await {
+            Err(_) => Err(Error::timed_out(what, self.timeout)),
+            Ok(Outcome::Acked) => Ok(()),
+            Ok(Outcome::Nacked) => {
+                Err(Error::new(ErrorKind::Nacked, format!("{what}: the broker could not take it")))
+            }
+            Ok(Outcome::Returned(returned)) => {
+                let text = format!(
+                    "{what}: exchange {:?} has no queue for it",
+                    returned.exchange.as_str()
+                );
+                Err(Error::unroutable(text, returned))
+            }
+            Ok(Outcome::Lost(error)) => Err(Error::from_amqp(what, error)),
+        }
+    }
+}

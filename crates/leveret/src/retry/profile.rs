@@ -1,0 +1,81 @@
+//! What a design of retrying has to say: which objects it needs, how it counts, and what it does with a failed message.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use crate::amqp::RawProperties;
+use crate::delivery::Delivery;
+use crate::error::Error;
+use crate::mover::Parcel;
+use crate::topology::{Queue, Topology};
+
+use super::policy::RetryPolicy;
+use super::stamp::{Detail, Failed};
+
+/// What is done with a failed message.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// Back to its queue, after a pause in which it stays with the consumer.
+    Requeue(Duration),
+    /// Rejected: to the dead-letter exchange of its queue.
+    DeadLetter,
+    /// Published elsewhere, and acked once that is confirmed.
+    Move(Box<Parcel>),
+}
+
+/// A design of retrying.
+pub(crate) trait Profile: Debug + Send + Sync {
+    /// When to try again.
+    fn policy(&self) -> &RetryPolicy;
+
+    /// What it needs on the broker for this queue, the queue itself included if it has to have something. An error if it
+    /// cannot work with this queue, or falls into a trap of the broker.
+    ///
+    /// `queue` is what the client knows of it, or nothing but a name.
+    fn topology(&self, queue: &WorkQueue) -> Result<Topology, Error>;
+
+    /// How many deliveries of a message failed before the present one.
+    fn failures(&self, properties: &RawProperties, queue: &str) -> u32;
+
+    /// What makes it come again.
+    fn retry(
+        &self,
+        delivery: &Delivery,
+        failed: &Failed<'_>,
+        wait: Duration,
+        detail: Detail,
+    ) -> Step;
+
+    /// What parks it.
+    fn park(&self, delivery: &Delivery, failed: &Failed<'_>, detail: Detail) -> Step;
+}
+
+/// The queue whose messages are tried again.
+#[derive(Clone, Debug)]
+pub(crate) enum WorkQueue {
+    /// The client has declared it.
+    Known(Queue),
+    /// Somebody else has.
+    Unknown(String),
+}
+
+impl WorkQueue {
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            WorkQueue::Known(queue) => queue.name(),
+            WorkQueue::Unknown(name) => name,
+        }
+    }
+
+    /// A queue of the same type for messages that wait or are parked.
+    pub(crate) fn companion(&self, name: impl Into<String>) -> Queue {
+        let queue_type = match self {
+            WorkQueue::Known(queue) => queue.queue_type(),
+            WorkQueue::Unknown(_) => None,
+        };
+        match queue_type {
+            Some(queue_type) => Queue::new(name).of_type(queue_type),
+            None => Queue::new(name),
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The default design: wait queues of one delay each, beside a work queue that stays as it is.
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use crate::amqp::{RawProperties, lock};
+use crate::delivery::Delivery;
+use crate::error::{Error, ErrorKind};
+use crate::mover::Parcel;
+use crate::topology::{Binding, Exchange, Queue, QueueType, Topology};
+
+use super::policy::RetryPolicy;
+use super::profile::{Profile, Step, WorkQueue};
+use super::stamp::{self, Detail, Failed, header};
+
+/// How many wait queues there may be beside one work queue. A policy that needs more is refused; a handler that asks for
+/// ever other delays gets the next longer one there is.
+const MAX_TIERS: usize = 64;
+
+/// The longest name of a work queue: what is added to it has to fit into 255 bytes.
+const MAX_NAME: usize = 230;
+
+/// See the documentation of [`Retry`](super::Retry).
+#[derive(Debug)]
+pub(crate) struct Tiers {
+    policy: RetryPolicy,
+    queue_type: Option<QueueType>,
+    /// The waits for which there are queues, or will be before the next message goes there.
+    waits: Mutex<BTreeSet<Duration>>,
+}
+
+impl Tiers {
+    pub(crate) fn new(policy: RetryPolicy, queue_type: Option<QueueType>) -> Self {
+        let waits = policy.all_waits(MAX_TIERS).unwrap_or_default();
+        Tiers { policy, queue_type, waits: Mutex::new(waits) }
+    }
+
+    /// The wait of the queue that comes nearest, and is not shorter unless there is no other.
+    fn tier(&self, wait: Duration) -> Duration {
+        let mut waits = lock(&self.waits);
+        let wait = rounded(wait);
+        if waits.len() < MAX_TIERS {
+            waits.insert(wait);
+        }
+        let longer = waits.range(wait..).next();
+        longer.or_else(|| waits.last()).copied().unwrap_or(wait)
+    }
+
+    fn queue(&self, work: &WorkQueue, name: String) -> Queue {
+        match self.queue_type {
+            Some(queue_type) => Queue::new(name).of_type(queue_type),
+            None => work.companion(name),
+        }
+    }
+
+    fn check(&self, work: &WorkQueue) -> Result<(), Error> {
+        let name = work.name();
+        let refuse = |why: String| {
+            let text = format!("messages of queue {name:?} cannot be tried again like this: {why}");
+            Err(Error::new(ErrorKind::Invalid, text))
+        };
+        if let Some(fault) = self.policy.fault() {
+            return refuse(fault);
+        }
+        if self.policy.all_waits(MAX_TIERS).is_none() {
+            return refuse(format!(
+                "the policy has more than {MAX_TIERS} different waits, and each needs a queue: cap them"
+            ));
+        }
+        if name.is_empty() || name.len() > MAX_NAME {
+            return refuse(format!("its name has to have 1 to {MAX_NAME} bytes"));
+        }
+        let WorkQueue::Known(queue) = work else { return Ok(()) };
+        if queue.is_named_by_broker() || queue.is_exclusive() {
+            return refuse(
+                "it is gone with its connection, and what waits would find nowhere to go"
+                    .to_owned(),
+            );
+        }
+        if queue.queue_type() == Some(QueueType::Stream) {
+            return refuse(
+                "it is a stream, where whatever is tried again is a new message for everybody"
+                    .to_owned(),
+            );
+        }
+        match super::traps::of(queue, &self.policy) {
+            None => Ok(()),
+            Some(trap) => refuse(trap),
+        }
+    }
+}
+
+impl Profile for Tiers {
+    fn policy(&self) -> &RetryPolicy {
+        &self.policy
+    }
+
+    fn topology(&self, work: &WorkQueue) -> Result<Topology, Error> {
+        self.check(work)?;
+        let name = work.name();
+        let (wait, back, parked) = (wait_name(name), return_name(name), parked_name(name));
+        let mut topology = Topology::new()
+            .exchange(Exchange::fanout(parked.as_str()))
+            .exchange(Exchange::fanout(back.as_str()).alternate(parked.as_str()))
+            .exchange(Exchange::headers(wait.as_str()))
+            .queue(self.queue(work, parked.clone()).bind(parked, ""))
+            .binding(Binding::to_queue(name, back.as_str(), ""));
+        for delay in lock(&self.waits).iter() {
+            let tier = tier_name(name, *delay);
+            let mut queue =
+                self.queue(work, tier.clone()).message_ttl(*delay).dead_letter_to(&back);
+            if queue.queue_type() == Some(QueueType::Quorum) {
+                queue = queue.dead_letter_at_least_once();
+            }
+            let binding = Binding::to_queue(tier, wait.as_str(), "")
+                .argument(header::DELAY, milliseconds(*delay));
+            topology = topology.queue(queue).binding(binding);
+        }
+        Ok(topology)
+    }
+
+    fn failures(&self, properties: &RawProperties, _queue: &str) -> u32 {
+        stamp::failures(properties)
+    }
+
+    fn retry(
+        &self,
+        delivery: &Delivery,
+        failed: &Failed<'_>,
+        wait: Duration,
+        detail: Detail,
+    ) -> Step {
+        let name = delivery.queue();
+        let mut parcel = if wait.is_zero() {
+            Parcel::of(delivery, return_name(name))
+        } else {
+            let tier = self.tier(wait);
+            let mut parcel = Parcel::of(delivery, wait_name(name));
+            parcel.set(header::DELAY, milliseconds(tier));
+            parcel.keep_expiration();
+            parcel
+        };
+        failed.stamp(&mut parcel, delivery, detail);
+        Step::Move(Box::new(parcel))
+    }
+
+    fn park(&self, delivery: &Delivery, failed: &Failed<'_>, detail: Detail) -> Step {
+        let mut parcel = Parcel::of(delivery, parked_name(delivery.queue()));
+        parcel.keep_expiration();
+        parcel.remove(header::DELAY);
+        parcel.set(header::RETURN, return_name(delivery.queue()));
+        failed.stamp(&mut parcel, delivery, detail);
+        Step::Move(Box::new(parcel))
+    }
+}
+
+pub(crate) fn wait_name(queue: &str) -> String {
+    format!("{queue}.wait")
+}
+
+pub(crate) fn return_name(queue: &str) -> String {
+    format!("{queue}.return")
+}
+
+pub(crate) fn parked_name(queue: &str) -> String {
+    format!("{queue}.parked")
+}
+
+/// `jobs.wait.1m30s`: in the largest units that say it exactly.
+fn tier_name(queue: &str, wait: Duration) -> String {
+    let mut name = wait_name(queue);
+    name.push('.');
+    let mut rest = wait.as_millis();
+    for (unit, size) in [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)]
+    {
+        if rest >= size {
+            name.push_str(&format!("{}{unit}", rest / size));
+            rest %= size;
+        }
+    }
+    name
+}
+
+fn milliseconds(wait: Duration) -> i64 {
+    i64::try_from(wait.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// Up to whole milliseconds, at least one.
+fn rounded(wait: Duration) -> Duration {
+    let milliseconds = wait.as_nanos().div_ceil(1_000_000).max(1);
+    Duration::from_millis(u64::try_from(milliseconds).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_queue_is_named_by_its_wait() {
+        let name = |milliseconds| tier_name("jobs", Duration::from_millis(milliseconds));
+        assert_eq!(name(2000), "jobs.wait.2s");
+        assert_eq!(name(90_000), "jobs.wait.1m30s");
+        assert_eq!(name(4500), "jobs.wait.4s500ms");
+        assert_eq!(name(14_400_000), "jobs.wait.4h");
+        assert_eq!(name(1), "jobs.wait.1ms");
+    }
+
+    #[test]
+    fn other_waits_get_queues_of_their_own_until_there_are_too_many() {
+        let tiers = Tiers::new(RetryPolicy::fixed(Duration::from_secs(10)), None);
+        for seconds in 0..1000 {
+            tiers.tier(Duration::from_millis(seconds * 10));
+        }
+        assert_eq!(lock(&tiers.waits).len(), MAX_TIERS);
+        assert_eq!(tiers.tier(Duration::from_secs(7)), Duration::from_secs(10));
+        assert_eq!(tiers.tier(Duration::from_secs(70)), Duration::from_secs(10));
+        assert_eq!(tiers.tier(Duration::from_millis(105)), Duration::from_millis(110));
+    }
+}

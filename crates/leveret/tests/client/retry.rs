@@ -1,0 +1,417 @@
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use leveret::amqp::{GetOptions, Properties, Table, Value};
+use leveret::{
+    Attempt, Client, Delivery, ErrorKind, Event, Exchange, Failure, Incoming, Message, Queue,
+    QueueType, Retry, RetryPolicy, Summary, Topology,
+};
+use leveret_broker::Broker;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::{broker, client_of, client_with, depth, soon};
+
+const SECOND: Duration = Duration::from_secs(1);
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// What a handler saw: the attempt, and how long after the beginning.
+type Seen = (u32, Duration);
+
+/// Fails the message until the attempt with this number, and says when it came.
+async fn run(
+    client: &Client,
+    retry: impl Into<Retry>,
+    succeed_at: u32,
+    expect: usize,
+) -> Vec<Seen> {
+    let began = Instant::now();
+    let (sender, mut seen) = mpsc::channel::<Seen>(100);
+    let handler = move |Attempt(attempt): Attempt| {
+        let sender = sender.clone();
+        async move {
+            sender.send((attempt, began.elapsed())).await.unwrap();
+            if attempt < succeed_at { Err("not yet") } else { Ok(()) }
+        }
+    };
+    let mut all = Vec::new();
+    let stop = async {
+        while all.len() < expect {
+            all.push(seen.recv().await.unwrap());
+        }
+        // What may follow has time to.
+        tokio::time::sleep(DAY).await;
+        while let Ok(more) = seen.try_recv() {
+            all.push(more);
+        }
+    };
+    client.consumer("q").retry(retry).handle(handler).run_until(stop).await.unwrap();
+    all
+}
+
+async fn parked(client: &Client) -> Delivery {
+    client.get("q.parked", GetOptions::default()).await.unwrap().expect("a parked message")
+}
+
+fn text(delivery: &Delivery, header: &str) -> String {
+    let value = delivery.header(header).unwrap_or_else(|| panic!("no header {header}"));
+    value.as_str().expect("text").to_owned()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_message_comes_again_after_its_waits_and_counts_its_attempts() {
+    for queue in [Queue::classic("q"), Queue::quorum("q")] {
+        let broker = broker();
+        let client = client_with(&broker, queue).await;
+        let publisher = client.publisher("").build().await.unwrap();
+        publisher.publish("q", "job").await.unwrap();
+        let policy = RetryPolicy::exponential(2 * SECOND, 1.5).capped(4 * SECOND).max_retries(5);
+        let seen = run(&client, policy, 5, 5).await;
+        let waits = [0, 2000, 5000, 9000, 13_000].map(Duration::from_millis);
+        for (n, (attempt, at)) in seen.iter().enumerate() {
+            assert_eq!(*attempt, n as u32 + 1);
+            assert!(*at >= waits[n] && *at < waits[n] + SECOND / 2, "{seen:?}");
+        }
+        assert_eq!(seen.len(), 5);
+        assert_eq!((depth(&broker, "q"), depth(&broker, "q.parked")), (Some(0), Some(0)));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn max_retries_means_one_delivery_more_and_then_it_is_parked_with_its_story() {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    let topology = Topology::new()
+        .exchange(Exchange::topic("orders"))
+        .queue(Queue::quorum("q").bind("orders", "order.*"));
+    client.apply(&topology).await.unwrap();
+    let mut events = client.events();
+    let publisher = client.publisher("orders").build().await.unwrap();
+    publisher.publish("order.paid", Message::new("job").message_id("7")).await.unwrap();
+    let seen = run(&client, RetryPolicy::fixed(SECOND).max_retries(2), 99, 3).await;
+    assert_eq!(seen.len(), 3);
+
+    let parked = parked(&client).await;
+    assert_eq!(parked.body(), "job");
+    assert_eq!(parked.routing_key(), "order.paid");
+    let attempts = parked.header("x-leveret-attempts").and_then(|value| value.as_i64());
+    assert_eq!(attempts, Some(3));
+    assert_eq!(text(&parked, "x-leveret-error"), "not yet");
+    assert_eq!(text(&parked, "x-leveret-error-kind"), "error");
+    assert_eq!(text(&parked, "x-leveret-reason"), "exhausted");
+    assert_eq!(text(&parked, "x-leveret-queue"), "q");
+    assert_eq!(text(&parked, "x-leveret-exchange"), "orders");
+    assert_eq!(text(&parked, "x-leveret-routing-key"), "order.paid");
+    let history = parked.header("x-leveret-history").unwrap().into_owned();
+    assert_eq!(history.as_array().unwrap().iter().count(), 3);
+    for time in ["x-leveret-first-failure", "x-leveret-last-failure"] {
+        assert!(matches!(parked.header(time), Some(Value::Timestamp(1_700_000_000..))));
+    }
+    parked.ack().unwrap();
+    loop {
+        if let Event::Parked { queue, .. } = soon("news", events.next()).await.unwrap() {
+            assert_eq!(queue, "q");
+            break;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_short_wait_does_not_stand_behind_a_long_one() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    let began = Instant::now();
+    let (sender, mut seen) = mpsc::channel(10);
+    let handler = move |body: String, Attempt(attempt): Attempt| {
+        let sender = sender.clone();
+        async move {
+            sender.send((body.clone(), attempt, began.elapsed())).await.unwrap();
+            match (body.as_str(), attempt) {
+                ("long", 1) => Err(Failure::retry_after(3600 * SECOND, "busy")),
+                ("short", 1) => Err(Failure::retry_after(SECOND, "busy")),
+                _ => Ok(()),
+            }
+        }
+    };
+    publisher.publish("q", "long").await.unwrap();
+    publisher.publish("q", "short").await.unwrap();
+    let stop = async {
+        let mut again = Vec::new();
+        while again.len() < 2 {
+            let (body, attempt, at) = seen.recv().await.unwrap();
+            if attempt == 2 {
+                again.push((body, at.as_secs()));
+            }
+        }
+        assert_eq!(again, [("short".to_owned(), 1), ("long".to_owned(), 3600)]);
+    };
+    client
+        .consumer("q")
+        .retry(RetryPolicy::default())
+        .handle(handler)
+        .run_until(stop)
+        .await
+        .unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_error_decides_what_becomes_of_the_message() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    let counts = Arc::new(Mutex::new(HashMap::<String, u32>::new()));
+    let handler = {
+        let counts = Arc::clone(&counts);
+        move |body: String| {
+            let mut counts = counts.lock().unwrap();
+            let count = counts.entry(body.clone()).or_default();
+            *count += 1;
+            let outcome = match (body.as_str(), *count) {
+                ("permanent", _) => Err(Failure::permanent("never").kind("bad")),
+                ("done", _) => Err(Failure::done("it was there already")),
+                ("requeue", 1..=50) => Err(Failure::requeue("not here")),
+                ("retry", 1) => Err(Failure::retry("not now")),
+                _ => Ok(()),
+            };
+            async move { outcome }
+        }
+    };
+    for body in ["permanent", "done", "requeue", "retry"] {
+        publisher.publish("q", body).await.unwrap();
+    }
+    let runner =
+        client.consumer("q").retry(RetryPolicy::fixed(SECOND).max_retries(1)).handle(handler);
+    let summary = runner.run_until(tokio::time::sleep(DAY)).await.unwrap();
+    let expected = [("permanent", 1), ("done", 1), ("requeue", 51), ("retry", 2)];
+    for (body, count) in expected {
+        assert_eq!(counts.lock().unwrap()[body], count, "{body}");
+    }
+    assert_eq!((summary.handled, summary.retried, summary.parked), (3, 1, 1));
+    let parked = parked(&client).await;
+    assert_eq!(parked.body(), "permanent");
+    assert_eq!(text(&parked, "x-leveret-reason"), "permanent");
+    assert_eq!(text(&parked, "x-leveret-error-kind"), "bad");
+    parked.ack().unwrap();
+}
+
+/// Everything a message may have.
+fn properties() -> Properties<'static> {
+    let text = |text: &'static str| Some(text.try_into().unwrap());
+    // In the order in which RabbitMQ 4 keeps them.
+    let copies = leveret::amqp::Array::from_values([Value::from("other")]).unwrap();
+    let headers = [("CC", Value::Array(copies)), ("n", 5.into()), ("tenant", "acme".into())];
+    Properties {
+        content_type: text("application/json"),
+        content_encoding: text("gzip"),
+        headers: Some(Table::from_pairs(headers).unwrap()),
+        delivery_mode: Some(2),
+        priority: Some(3),
+        correlation_id: text("c"),
+        reply_to: text("r"),
+        expiration: text("3000000"),
+        message_id: text("m"),
+        timestamp: Some(7),
+        kind: text("order"),
+        user_id: text("guest"),
+        app_id: text("shop"),
+        cluster_id: text("x"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_properties_and_headers_are_kept_and_nobody_else_gets_a_copy() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    client.apply(&Topology::new().queue(Queue::classic("other"))).await.unwrap();
+    let publisher = client.publisher("").build().await.unwrap();
+    publisher.publish("q", Message::with_properties("job", properties())).await.unwrap();
+    assert_eq!(depth(&broker, "other"), Some(1), "CC sends a copy when it is published");
+    let (sender, mut seen) = mpsc::channel(10);
+    let handler = move |incoming: Incoming| {
+        let sender = sender.clone();
+        async move {
+            sender.send(incoming).await.unwrap();
+            Err::<(), _>("no")
+        }
+    };
+    let runner =
+        client.consumer("q").retry(RetryPolicy::fixed(SECOND).max_retries(2)).handle(handler);
+    runner.run_until(tokio::time::sleep(60 * SECOND)).await.unwrap();
+    assert_eq!(depth(&broker, "other"), Some(1), "and never again");
+
+    let mine = |properties: &Properties<'_>| {
+        let mut own = properties.clone().into_owned();
+        let headers = own.headers.as_mut().unwrap();
+        let added: Vec<_> = headers
+            .iter()
+            .map(|(name, _)| name.to_str_lossy().into_owned())
+            .filter(|name| name.starts_with("x-") || name.starts_with("leveret-"))
+            .collect();
+        for name in added {
+            headers.remove(name);
+        }
+        own
+    };
+    let original = properties();
+    for attempt in 1..=3u32 {
+        let incoming = seen.try_recv().unwrap();
+        let mut expected = original.clone();
+        if attempt > 1 {
+            let kept = incoming.header("x-leveret-expiration").unwrap().into_owned();
+            assert_eq!(kept.as_str(), Some("3000000"));
+            expected.expiration = None;
+        }
+        assert_eq!(mine(&incoming.properties()), expected, "attempt {attempt}");
+        assert_eq!(
+            (incoming.exchange().to_string(), incoming.routing_key().to_string()),
+            (String::new(), "q".to_owned())
+        );
+    }
+    let parked = parked(&client).await;
+    assert_eq!(mine(&parked.properties()), Properties { expiration: None, ..original });
+    parked.ack().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_waits_for_a_queue_that_is_gone_is_parked() {
+    for queue in [Queue::classic("q"), Queue::quorum("q")] {
+        let broker = broker();
+        let client = client_with(&broker, queue).await;
+        let publisher = client.publisher("").build().await.unwrap();
+        publisher.publish("q", "job").await.unwrap();
+        let failing = client
+            .consumer("q")
+            .retry(RetryPolicy::fixed(60 * SECOND))
+            .handle(async || Err::<(), _>("no"));
+        failing.run_until(tokio::time::sleep(SECOND)).await.unwrap();
+        assert_eq!(depth(&broker, "q.wait.1m"), Some(1));
+        client.delete_queue("q", Default::default()).await.unwrap();
+        tokio::time::sleep(61 * SECOND).await;
+        assert_eq!(parked(&client).await.body(), "job");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn queues_that_somebody_has_deleted_are_declared_again() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    let other = client_of(&broker).await;
+    publisher.publish("q", "job").await.unwrap();
+    let deleting = async {
+        tokio::time::sleep(SECOND / 2).await;
+        assert_eq!(depth(&broker, "q.wait.1s"), Some(1));
+        tokio::time::sleep(SECOND / 4).await;
+        for queue in ["q.wait.2s", "q.parked"] {
+            other.delete_queue(queue, Default::default()).await.unwrap();
+        }
+        other.delete_exchange("q.wait", Default::default()).await.unwrap();
+        tokio::time::sleep(DAY).await;
+    };
+    let policy = RetryPolicy::linear(SECOND).max_retries(2);
+    let runner = client.consumer("q").retry(policy).handle(async || Err::<(), _>("no"));
+    let summary = runner.run_until(deleting).await.unwrap();
+    assert_eq!((summary.retried, summary.parked), (2, 1));
+    assert_eq!(parked(&client).await.body(), "job");
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_policy_messages_are_tried_again_and_parked_and_nothing_is_declared_before() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    let (sender, mut began) = mpsc::channel(100);
+    let handler = move |body: String| {
+        let sender = sender.clone();
+        async move {
+            sender.send(body.clone()).await.unwrap();
+            if body == "bad" { Err("no") } else { Ok(()) }
+        }
+    };
+    let stop = async {
+        publisher.publish("q", "good").await.unwrap();
+        began.recv().await.unwrap();
+        assert_eq!(depth(&broker, "q.parked"), None);
+        publisher.publish("q", "bad").await.unwrap();
+        tokio::time::sleep(DAY).await;
+    };
+    let summary = client.consumer("q").handle(handler).run_until(stop).await.unwrap();
+    let Summary { handled, failed, retried, parked, .. } = summary;
+    assert_eq!((handled, failed, retried, parked), (1, 11, 10, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_work_is_refused_at_the_start_with_the_reason() {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    let topology = Topology::new()
+        .queue(Queue::quorum("limited").delivery_limit(3))
+        .queue(Queue::temporary("mine"))
+        .queue(Queue::classic("q"));
+    client.apply(&topology).await.unwrap();
+    let policy = || RetryPolicy::fixed(SECOND);
+    let table = [
+        ("limited", Retry::from(policy().max_retries(5)), "delivery limit is 3"),
+        ("limited", Retry::in_place(SECOND), "delivery limit is 3"),
+        ("mine", policy().into(), "gone with its connection"),
+        ("q", RetryPolicy::linear(SECOND).max_retries(1000).into(), "cap them"),
+        ("q", RetryPolicy::exponential(SECOND, 0.0).into(), "multiplier"),
+    ];
+    for (queue, retry, word) in table {
+        let runner = client.consumer(queue).retry(retry).handle(async || ());
+        let error = soon("a refusal", runner.run()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains(word), "{error}");
+    }
+    for builder in [client.consumer("q").auto_ack(), client.consumer("q").at_most_once()] {
+        let error = builder.retry(policy()).handle(async || ()).run().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_of_another_type_can_be_asked_for() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let retry = Retry::new(RetryPolicy::fixed(SECOND)).queue_type(QueueType::Quorum);
+    let runner = client.consumer("q").retry(retry).handle(async || ());
+    runner.run_until(async {}).await.unwrap();
+    let topology = client.topology();
+    for name in ["q.wait.1s", "q.parked"] {
+        let queue = topology.queues().iter().find(|queue| queue.name() == name).unwrap();
+        assert_eq!(queue.queue_type(), Some(QueueType::Quorum));
+    }
+}
+
+/// The broker does this to what is published next, so that a step of moving fails.
+type Fault = fn(&Broker);
+
+#[tokio::test(start_paused = true)]
+async fn a_step_that_fails_may_double_a_message_and_never_loses_it() {
+    let faults: [(&str, Fault); 2] = [
+        ("a nack", |broker| broker.faults().nack_publishes(1)),
+        ("a cut", |broker| {
+            broker.faults().cut_all_connections();
+        }),
+    ];
+    for (what, fault) in faults {
+        let broker = broker();
+        let client = client_with(&broker, Queue::classic("q")).await;
+        let publisher = client.publisher("").build().await.unwrap();
+        publisher.publish("q", "job").await.unwrap();
+        let broken = Arc::new(Mutex::new(Some((broker.clone(), fault))));
+        let handler = move || {
+            if let Some((broker, fault)) = broken.lock().unwrap().take() {
+                fault(&broker);
+            }
+            async { Err::<(), _>("no") }
+        };
+        let policy = RetryPolicy::fixed(SECOND).max_retries(1);
+        let runner = client.consumer("q").retry(policy).handle(handler);
+        let summary = runner.run_until(tokio::time::sleep(DAY)).await.unwrap();
+        assert!(summary.parked >= 1, "after {what}: {summary:?}");
+        assert_eq!(parked(&client).await.body(), "job", "after {what}");
+    }
+}
