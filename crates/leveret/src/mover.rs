@@ -6,7 +6,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::{Instant, timeout_at};
 
-use crate::amqp::{Channel, Confirm, Confirmation, Outcome, Properties, Publish, Table, Value};
+use crate::amqp::{
+    Channel, Confirm, Confirmation, Outcome, Properties, Publish, RawProperties, Table, Value,
+};
 use crate::client::Client;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
@@ -28,7 +30,14 @@ pub(crate) struct Parcel {
     pub(crate) routing_key: String,
     pub(crate) properties: Properties<'static>,
     pub(crate) body: Bytes,
+    /// How many bytes the broker may add to its headers on the way, before it is delivered again: where a message was
+    /// dead-lettered is one of them. Headers that then no longer fit into a frame would cost whoever gets it the connection.
+    pub(crate) reserve: usize,
 }
+
+/// Room for what the broker says about a death: an entry of `x-death` and the first and last one once more, with the names
+/// of a queue, an exchange and a routing key in each.
+pub(crate) const ROOM_FOR_A_DEATH: usize = 2048;
 
 impl Parcel {
     /// What was delivered, as it came, under its own routing key.
@@ -39,6 +48,7 @@ impl Parcel {
             routing_key: delivery.routing_key().to_str_lossy().into_owned(),
             properties: raw.get().into_owned(),
             body: delivery.body().clone(),
+            reserve: 0,
         };
         if raw.fault().is_some() {
             parcel.set(kept::PROPERTIES, Value::Bytes(raw.as_bytes().to_vec().into()));
@@ -98,6 +108,22 @@ pub(crate) struct Mover {
 struct Open {
     channel: Arc<Channel<Confirm>>,
     user: Option<Arc<str>>,
+    frame_max: usize,
+}
+
+impl Open {
+    /// Its headers fit into a frame, now and when it is delivered again.
+    fn check_room(&self, parcel: &Parcel) -> Result<(), Error> {
+        if parcel.reserve == 0 {
+            return Ok(());
+        }
+        let size = RawProperties::from(&parcel.properties).as_bytes().len();
+        if size + parcel.reserve <= self.frame_max {
+            return Ok(());
+        }
+        let text = format!("the properties of the message have {size} bytes, and leave no room");
+        Err(Error::new(ErrorKind::Invalid, text))
+    }
 }
 
 /// A parcel that was sent and has no outcome yet.
@@ -127,6 +153,7 @@ impl Mover {
         loop {
             let open = self.open(deadline).await?;
             parcel.keep_user(open.user.as_deref());
+            open.check_room(&parcel)?;
             let publish = Publish {
                 exchange: &parcel.exchange,
                 routing_key: &parcel.routing_key,
@@ -163,7 +190,9 @@ impl Mover {
             match timeout_at(deadline, opening).await.map_err(late)? {
                 Ok(channel) => {
                     let user = up.connection.user().map(Arc::from);
-                    return Ok(slot.insert(Open { channel: Arc::new(channel), user }).clone());
+                    let frame_max = up.connection.frame_max().get() as usize;
+                    let open = Open { channel: Arc::new(channel), user, frame_max };
+                    return Ok(slot.insert(open).clone());
                 }
                 Err(error) if error.is_connection_error() => {}
                 Err(error) => return Err(Error::from_amqp(self.what, error)),

@@ -8,5 +8,6 @@ mod rabbitmq_client {
     mod handling;
     mod pool;
     mod publishing;
+    mod retry;
     mod topology;
 }

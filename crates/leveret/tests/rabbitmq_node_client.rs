@@ -6,5 +6,6 @@ mod rabbitmq_node_client {
     mod accounts;
     mod channels;
     mod nodes;
+    mod plans;
     mod scene;
 }

@@ -142,7 +142,13 @@ impl Failing {
 
     async fn park(&self, delivery: Delivery, failed: &Failed<'_>) -> Summary {
         let step = |detail| self.profile.park(&delivery, failed, detail);
-        match self.carry_out(step).await {
+        let mut carried_out = self.carry_out(step).await;
+        if carried_out.as_ref().is_err_and(|error| error.kind() == ErrorKind::Invalid) {
+            // There is no room for a word about it: it is parked as it came.
+            let bare = |detail| bare(&delivery, step(detail));
+            carried_out = self.carry_out_with(Detail::Needed, bare).await;
+        }
+        match carried_out {
             Ok(settle) => {
                 let is_parked = matches!(settle, Settle::Ack);
                 settle.apply(delivery).await;
@@ -162,7 +168,14 @@ impl Failing {
 
     /// Does all of a step but settling the original: that has to be the last thing.
     async fn carry_out(&self, step: impl Fn(Detail) -> Step) -> Result<Settle, Error> {
-        let mut detail = Detail::Full;
+        self.carry_out_with(Detail::Full, step).await
+    }
+
+    async fn carry_out_with(
+        &self,
+        mut detail: Detail,
+        step: impl Fn(Detail) -> Step,
+    ) -> Result<Settle, Error> {
         let mut is_declared_anew = false;
         loop {
             let parcel = match step(detail) {
@@ -203,6 +216,16 @@ impl Failing {
             Decision::Park(_) => {}
         }
     }
+}
+
+/// The same step, with nothing added to the message.
+fn bare(delivery: &Delivery, mut step: Step) -> Step {
+    if let Step::Move(parcel) = &mut step {
+        parcel.properties = delivery.properties().into_owned();
+        // It must not expire in the parking lot.
+        parcel.properties.expiration = None;
+    }
+    step
 }
 
 /// How the original is settled, when all else is done.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::amqp::{RawProperties, lock};
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
-use crate::mover::Parcel;
+use crate::mover::{Parcel, ROOM_FOR_A_DEATH};
 use crate::topology::{Binding, Exchange, Queue, QueueType, Topology};
 
 use super::policy::RetryPolicy;
@@ -139,6 +139,7 @@ impl Profile for Tiers {
             let mut parcel = Parcel::of(delivery, wait_name(name));
             parcel.set(header::DELAY, milliseconds(tier));
             parcel.keep_expiration();
+            parcel.reserve = ROOM_FOR_A_DEATH;
             parcel
         };
         failed.stamp(&mut parcel, delivery, detail);

@@ -1,0 +1,246 @@
+use std::time::Duration;
+
+use leveret::amqp::{Array, GetOptions, Properties, Table, Value};
+use leveret::{
+    Attempt, Client, Delivery, Exchange, Failure, Incoming, Message, Queue, RetryPolicy, Topology,
+};
+use leveret_testkit::{eventually, rabbitmq};
+use tokio::sync::mpsc;
+
+use crate::support::client::{
+    CONSUMING, PUBLISHING, SOON, client, client_with, cut, publisher, soon, until_depth,
+};
+use crate::support::plan::Planned;
+
+const SHORT: Duration = Duration::from_millis(150);
+
+fn types() -> [Queue; 2] {
+    [Queue::classic("q"), Queue::quorum("q")]
+}
+
+/// The only message of a queue, as soon as it is there.
+async fn the_message(client: &Client, queue: &str) -> Delivery {
+    let found = async {
+        loop {
+            if let Ok(Some(message)) = client.get(queue, GetOptions::default()).await {
+                return message;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    soon("a message", found).await
+}
+
+/// What a message may have, in the order in which RabbitMQ 4 keeps headers.
+fn properties() -> Properties<'static> {
+    let text = |text: &'static str| Some(text.try_into().unwrap());
+    let copies = Array::from_values([Value::from("other")]).unwrap();
+    let headers = [("CC", Value::Array(copies)), ("n", 5.into()), ("tenant", "acme".into())];
+    Properties {
+        content_type: text("application/json"),
+        headers: Some(Table::from_pairs(headers).unwrap()),
+        delivery_mode: Some(2),
+        priority: Some(3),
+        correlation_id: text("c"),
+        reply_to: text("r"),
+        message_id: text("m"),
+        timestamp: Some(7),
+        kind: text("order"),
+        user_id: text("guest"),
+        app_id: text("shop"),
+        ..Properties::default()
+    }
+}
+
+/// Without what was added on the way.
+fn own(properties: &Properties<'_>) -> Properties<'static> {
+    let mut own = properties.clone().into_owned();
+    let headers = own.headers.take().unwrap_or_default();
+    let mut kept = Table::new();
+    for (name, value) in headers.iter() {
+        let text = name.to_str_lossy();
+        if !text.starts_with("x-") && !text.starts_with("leveret-") {
+            kept.insert(text.as_ref(), value).unwrap();
+        }
+    }
+    own.headers = Some(kept);
+    own
+}
+
+#[tokio::test]
+async fn a_failed_message_comes_again_with_all_it_had_and_is_parked_in_the_end() {
+    for queue in types() {
+        let vhost = rabbitmq::vhost().await;
+        let client = client(&vhost).await;
+        let topology = Topology::new()
+            .exchange(Exchange::topic("orders"))
+            .queue(queue.bind("orders", "order.#"))
+            .queue(Queue::classic("other").bind("orders", "other"));
+        client.apply(&topology).await.unwrap();
+        let publisher = soon("a publisher", client.publisher("orders").build()).await.unwrap();
+        let message = Message::with_properties("job", properties());
+        soon("an outcome", publisher.publish("order.paid", message)).await.unwrap();
+        until_depth(&client, "other", 1).await;
+        let (sender, mut seen) = mpsc::channel(10);
+        let handler = move |incoming: Incoming, Attempt(attempt): Attempt| {
+            let sender = sender.clone();
+            async move {
+                sender.send((incoming, attempt)).await.unwrap();
+                Err::<(), _>("no")
+            }
+        };
+        let policy = RetryPolicy::fixed(SHORT).max_retries(2);
+        let stop = async {
+            for expected in 1..=3 {
+                let (incoming, attempt) = soon("an attempt", seen.recv()).await.unwrap();
+                assert_eq!(attempt, expected);
+                assert_eq!(own(&incoming.properties()), properties());
+                assert_eq!(incoming.routing_key(), "order.paid");
+                assert_eq!(incoming.exchange(), "orders");
+            }
+            until_depth(&client, "q.parked", 1).await;
+        };
+        let runner = client.consumer("q").retry(policy).handle(handler);
+        let summary = soon("the end", runner.run_until(stop)).await.unwrap();
+        assert_eq!((summary.retried, summary.parked), (2, 1));
+        until_depth(&client, "other", 1).await;
+        let parked = the_message(&client, "q.parked").await;
+        assert_eq!(own(&parked.properties()), properties());
+        assert_eq!(parked.routing_key(), "order.paid");
+        let text = |name: &str| {
+            let value = parked.header(name).unwrap_or_else(|| panic!("no header {name}"));
+            value.as_str().expect("text").to_owned()
+        };
+        assert_eq!(text("x-leveret-reason"), "exhausted");
+        assert_eq!(text("x-leveret-exchange"), "orders");
+        assert_eq!(text("x-leveret-error"), "no");
+        parked.ack().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_short_wait_does_not_stand_behind_a_long_one() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client_with(&vhost, Queue::classic("q")).await;
+    let publisher = publisher(&client).await;
+    let (sender, mut done) = mpsc::channel(10);
+    let handler = move |body: String, Attempt(attempt): Attempt| {
+        let sender = sender.clone();
+        async move {
+            match (body.as_str(), attempt) {
+                ("long", 1) => Err(Failure::retry_after(Duration::from_secs(3600), "busy")),
+                ("short", 1) => Err(Failure::retry_after(Duration::from_secs(1), "busy")),
+                _ => {
+                    sender.send(body).await.unwrap();
+                    Ok(())
+                }
+            }
+        }
+    };
+    for body in ["long", "short"] {
+        soon("an outcome", publisher.publish("q", body)).await.unwrap();
+    }
+    let stop = async { assert_eq!(soon("the short one", done.recv()).await.unwrap(), "short") };
+    let runner = client.consumer("q").retry(RetryPolicy::default()).handle(handler);
+    soon("the end", runner.run_until(stop)).await.unwrap();
+    until_depth(&client, "q.wait.1h", 1).await;
+}
+
+#[tokio::test]
+async fn what_waits_for_a_queue_that_is_gone_is_parked() {
+    for queue in types() {
+        let vhost = rabbitmq::vhost().await;
+        let client = client_with(&vhost, queue).await;
+        let publisher = publisher(&client).await;
+        soon("an outcome", publisher.publish("q", "job")).await.unwrap();
+        let policy = RetryPolicy::fixed(Duration::from_secs(2));
+        let runner = client.consumer("q").retry(policy).handle(async || Err::<(), _>("no"));
+        let stop = until_depth(&client, "q.wait.2s", 1);
+        soon("the end", runner.run_until(stop)).await.unwrap();
+        client.delete_queue("q", Default::default()).await.unwrap();
+        let parked = the_message(&client, "q.parked").await;
+        assert_eq!(parked.body(), "job");
+        parked.ack().unwrap();
+    }
+}
+
+/// The broker refuses a name that is not the publisher's own, and closes the channel.
+#[tokio::test]
+async fn what_was_published_by_somebody_else_can_be_tried_again() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client_with(&vhost, Queue::classic("q")).await;
+    if vhost.broker().is_embedded() {
+        return;
+    }
+    let body = serde_json::json!({ "password": "elf", "tags": "" });
+    let management = vhost.broker().management();
+    management.put(&["users", "rudolf"], body).await.unwrap();
+    let allowed = serde_json::json!({ "configure": ".*", "write": ".*", "read": ".*" });
+    management.put(&["permissions", vhost.name(), "rudolf"], allowed).await.unwrap();
+    let url = vhost.url().replacen("guest:guest@", "rudolf:elf@", 1);
+    let rudolf = soon("a client", Client::connect(url)).await.unwrap();
+    let user_id = Some("rudolf".try_into().unwrap());
+    let message = Message::with_properties("job", Properties { user_id, ..Properties::default() });
+    soon("an outcome", publisher(&rudolf).await.publish("q", message)).await.unwrap();
+    let policy = RetryPolicy::fixed(SHORT).max_retries(1);
+    let runner = client.consumer("q").retry(policy).handle(async || Err::<(), _>("no"));
+    let stop = async {
+        eventually(SOON, "a parked message", async || {
+            client.inspect_queue("q.parked").await.is_ok_and(|queue| queue.messages == 1)
+        })
+        .await;
+    };
+    soon("the end", runner.run_until(stop)).await.unwrap();
+    let parked = the_message(&client, "q.parked").await;
+    assert_eq!(parked.properties().user_id, None);
+    assert_eq!(parked.header("x-leveret-user-id").unwrap().as_str(), Some("rudolf"));
+    parked.ack().unwrap();
+    management.delete(&["users", "rudolf"]).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_message_whose_headers_leave_no_room_is_parked_as_it_is() {
+    let vhost = rabbitmq::vhost().await;
+    let url = format!("{}?frame_max=8192", vhost.url());
+    let client = soon("a client", Client::connect(url)).await.unwrap();
+    client.apply(&Topology::new().queue(Queue::classic("q"))).await.unwrap();
+    let publisher = publisher(&client).await;
+    let large = Message::new("large").header("large", "x".repeat(7600));
+    let full = Message::new("full").header("full", "x".repeat(8120));
+    for message in [large, full] {
+        soon("an outcome", publisher.publish("q", message)).await.unwrap();
+    }
+    let policy = RetryPolicy::fixed(SHORT).max_retries(1);
+    let error = "y".repeat(5000);
+    let handler = move || {
+        let error = error.clone();
+        async move { Err::<(), _>(error) }
+    };
+    let runner = client.consumer("q").retry(policy).handle(handler);
+    let stop = until_depth_of_a_queue_to_come(&client, "q.parked", 2);
+    let summary = soon("the end", runner.run_until(stop)).await.unwrap();
+    assert_eq!(summary.parked, 2, "{summary:?}");
+}
+
+async fn until_depth_of_a_queue_to_come(client: &Client, queue: &str, messages: u32) {
+    eventually(SOON, format!("{messages} messages in {queue}"), async || {
+        client.inspect_queue(queue).await.is_ok_and(|found| found.messages == messages)
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_end_where_their_plans_say_while_connections_are_cut() {
+    for (queue, messages) in [(Queue::classic("q"), 800), (Queue::quorum("q"), 800)] {
+        let vhost = rabbitmq::vhost().await;
+        let client = client(&vhost).await;
+        let planned = Planned::begin(client.clone(), queue, messages, SHORT).await;
+        if !vhost.broker().is_embedded() {
+            planned.progress(20).await;
+            cut(&vhost, &client, CONSUMING).await;
+            planned.progress(40).await;
+            cut(&vhost, &client, PUBLISHING).await;
+        }
+        planned.end("q").await;
+    }
+}
