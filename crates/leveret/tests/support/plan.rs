@@ -123,9 +123,23 @@ impl Planned {
         let planned = (0..self.messages).filter(|n| matches!(plan(*n), End::Acked { .. })).count();
         eventually(HANGS, format!("{percent} % of the messages"), async || {
             let done = self.seen.acked.iter().filter(acked).count();
-            if done * 100 >= planned * percent { Ok(()) } else { Err(format!("{done}")) }
+            if done * 100 >= planned * percent {
+                return Ok(());
+            }
+            Err(format!("{done} of {planned}; {}", self.depths().await))
         })
         .await;
+    }
+
+    /// How many messages are where, for whoever looks for those that do not come.
+    async fn depths(&self) -> String {
+        let mut depths = String::new();
+        for queue in self.client.topology().queues() {
+            let info = self.client.inspect_queue(queue.name()).await;
+            let found = info.map_or("?".to_owned(), |info| format!("{info:?}"));
+            depths.push_str(&format!("{found}, "));
+        }
+        format!("{depths} health {:?}", self.client.health())
     }
 
     /// Waits until nothing is left to do, and compares with the plans. Says how many came twice.
