@@ -22,13 +22,12 @@
 //! # }
 //! ```
 //!
-//! Every method of the protocol has its call, but for these, which are left out on purpose:
+//! Every method of the protocol has its call. These fields have no option, on purpose:
 //!
-//! - `immediate` of `basic.publish`: RabbitMQ closes the connection on it (540, not implemented).
+//! - `immediate` of `basic.publish`, `prefetch-size` of `basic.qos`, `basic.recover` without `requeue`: RabbitMQ closes
+//!   the connection on them (540, not implemented). `no-local` of `basic.consume`: it does nothing there.
 //! - `nowait`: the broker answers such a call only by closing the channel if it fails, and then some other call gets the
 //!   blame. To spare the wait, let several calls be under way at once: `tokio::join!(...)`.
-//! - `basic.recover-async`: nothing answers it, so nobody knows which of the deliveries that follow are old ones, on
-//!   which an ack costs the channel. [`Channel::recover`] does the same and is answered.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::{Buf, Bytes};
 use futures_core::Stream;
 use leveret::amqp::{
-    Channel, ConsumeOptions, ErrorKind, GetOptions, Limits, Options, Outcome, Publish,
+    Channel, ConsumeOptions, Delivery, ErrorKind, GetOptions, Limits, Options, Outcome, Publish,
     QueueOptions, Refused, ReplyCode,
 };
 use leveret_testkit::peer::Received;
@@ -699,6 +699,44 @@ async fn deliveries_of_before_a_recover_send_nothing() {
     assert_eq!(four.delivery_tag(), 4);
     four.ack().unwrap();
     assert_eq!(broker.expect::<basic::Ack>(1).await.delivery_tag, 4);
+}
+
+#[tokio::test]
+async fn a_recover_that_nothing_answers_tells_old_deliveries_from_new_ones_all_the_same() {
+    let (connection, mut broker) = connected().await;
+    let channel = open_channel(&connection, &mut broker).await;
+    let mut consumer = consuming(&channel, ConsumeOptions::default(), &mut broker).await;
+    send_deliveries(&mut broker, 1, 1..=2).await;
+    let one = consumer.next().await.unwrap().unwrap();
+    // It waits for nothing.
+    channel.recover_async().await.unwrap();
+    assert_eq!(one.ack().unwrap_err().kind(), ErrorKind::Stale);
+    assert!(broker.expect::<basic::RecoverAsync>(1).await.requeue);
+    assert!(broker.expect::<basic::Recover>(1).await.requeue);
+    // This one was on its way. Nobody can know, so it must not be settled.
+    send_deliveries(&mut broker, 1, 3..=3).await;
+    let mut old = Vec::new();
+    while old.last().is_none_or(|last: &Delivery| last.delivery_tag() < 3) {
+        old.push(consumer.next().await.unwrap().unwrap());
+    }
+    for delivery in old {
+        assert_eq!(delivery.nack(Refused::Requeue).unwrap_err().kind(), ErrorKind::Stale);
+    }
+    broker.send(1, &basic::RecoverOk {}).await;
+    send_deliveries(&mut broker, 1, 4..=4).await;
+    consumer.next().await.unwrap().unwrap().ack().unwrap();
+    assert_eq!(broker.expect::<basic::Ack>(1).await.delivery_tag, 4);
+}
+
+#[tokio::test]
+async fn a_recover_that_nothing_answers_is_refused_on_a_closed_channel() {
+    let (connection, mut broker) = connected().await;
+    let channel = open_channel(&connection, &mut broker).await;
+    let close = channel::Close { reply_code: ReplyCode::NOT_FOUND, ..Default::default() };
+    broker.send(1, &close).await;
+    broker.expect::<channel::CloseOk>(1).await;
+    let refused = channel.recover_async().await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ChannelClosed(ReplyCode::NOT_FOUND));
 }
 
 #[tokio::test(start_paused = true)]

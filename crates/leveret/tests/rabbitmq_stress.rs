@@ -442,9 +442,11 @@ impl Worker {
     }
 
     async fn recover(&mut self) {
-        let abandoned = self.dice.one_in(3);
-        let patience = if abandoned { 1 } else { TO_THE_END };
-        let _ = polled(patience, self.channel().recover()).await;
+        match self.dice.below(3) {
+            0 => drop(polled(1, self.channel().recover()).await),
+            1 => drop(polled(TO_THE_END, self.channel().recover()).await),
+            _ => drop(self.channel().recover_async().await),
+        }
         // What came before is of no use, and what waits in the consumers may be either.
         self.held.clear();
         self.consumers.clear();

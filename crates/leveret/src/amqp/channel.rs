@@ -462,6 +462,13 @@ impl<M> Channel<M> {
         self.link.recover().await
     }
 
+    /// The same as [`Channel::recover`], by `basic.recover-async`, which the broker does not answer: this resolves when it
+    /// is in the outbound buffer. From then on no delivery can be settled until the first new one has come. Obsolete,
+    /// as the specification has it.
+    pub async fn recover_async(&self) -> Result<(), Error> {
+        self.link.recover_async()
+    }
+
     /// Limits how much may be delivered to all consumers of the channel together. (From 4.3 on, RabbitMQ accepts this
     /// and does not do it.)
     pub async fn prefetch_for_all(&self, prefetch: u16) -> Result<(), Error> {

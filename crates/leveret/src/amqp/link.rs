@@ -25,6 +25,9 @@ use super::settled::{Mark, Settled};
 /// is dropped.
 const KEEP_RETURNED: usize = 1024;
 
+/// The only kind that RabbitMQ knows: to whoever is free, and not to who had them.
+const RECOVER: basic::Recover = basic::Recover { requeue: true };
+
 /// One channel, as the connection's reader and its handles share it.
 #[derive(Debug)]
 pub(super) struct ChannelState {
@@ -299,18 +302,35 @@ impl Link {
         }
     }
 
-    /// Has everything unsettled delivered anew. From the moment this is sent, old deliveries are of no more use: the
-    /// broker would close the channel on an ack for one.
+    /// Has everything unsettled delivered anew.
     pub(super) async fn recover(&self) -> Result<(), Error> {
-        let recover = basic::Recover { requeue: true };
-        let reply = {
-            let mut settled = lock(&self.channel.settled);
-            let send = || self.send_method(&recover);
-            let reply = self.channel.calls.begin(basic::Recover::NAME, Subject::None, send)?;
-            settled.pause();
-            reply
-        };
+        let reply = self.begin_recover(|| self.send_method(&RECOVER))?;
         self.reply(basic::Recover::NAME, reply).await.map(drop)
+    }
+
+    /// Has everything unsettled delivered anew, without waiting for the broker.
+    ///
+    /// Nothing answers `basic.recover-async`, so nobody could tell the old deliveries that are still under way from the
+    /// new ones. Hence a `basic.recover` goes with it, for its answer. RabbitMQ takes both in one go, and has nothing
+    /// to do for the second.
+    pub(super) fn recover_async(&self) -> Result<(), Error> {
+        let send = || {
+            self.send(|outbound, max| {
+                let recover_async = basic::RecoverAsync { requeue: true };
+                outbound.method(self.channel.id, &recover_async, max)?;
+                Ok(outbound.method(self.channel.id, &RECOVER, max)?)
+            })
+        };
+        self.begin_recover(send).map(drop)
+    }
+
+    /// From the moment a recover is sent, old deliveries are of no more use: the broker would close the channel on an
+    /// ack for one.
+    fn begin_recover(&self, send: impl FnOnce() -> Result<(), Error>) -> Result<Awaited, Error> {
+        let mut settled = lock(&self.channel.settled);
+        let reply = self.channel.calls.begin(basic::Recover::NAME, Subject::None, send)?;
+        settled.pause();
+        Ok(reply)
     }
 
     pub(super) fn ack(&self, tag: u64) -> Result<(), Error> {
