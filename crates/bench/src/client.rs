@@ -1,4 +1,4 @@
-//! Whole clients: Leveret, lapin and amqprs against a null peer and a real RabbitMQ.
+//! Whole clients: Leveret, and its peers lapin, amqprs, deadpool-lapin and RustStream, against a null peer and a real RabbitMQ.
 //!
 //! ```text
 //!   this process --starts--> null peer, RabbitMQ
@@ -15,12 +15,14 @@ use leveret_testkit::rabbitmq::Version;
 mod amqprs;
 mod broker;
 mod child;
+mod deadpool;
 mod deliveries;
 mod jobs;
 mod lapin;
 mod leveret;
 mod meter;
 mod null_peer;
+mod ruststream;
 mod table;
 mod tags;
 mod targets;
@@ -176,9 +178,13 @@ async fn once(run: Run, peers: &Peers) -> Result<Result<Measured, String>, Failu
     if let Some(broker) = broker {
         broker.prepare(run).await?;
     }
-    let measured = child::start(run).await?;
+    let mut measured = child::start(run).await?;
     if let Some(broker) = broker {
-        broker.clear(run).await?;
+        let left = expect("are left in the queues", run.left(), broker.clear(run).await?);
+        measured = measured.and_then(|measured| match left {
+            Ok(()) => Ok(measured),
+            Err(wrong) => Err(wrong.to_string()),
+        });
     }
     Ok(measured)
 }

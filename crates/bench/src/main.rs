@@ -38,7 +38,8 @@ struct Arguments {
 enum Job {
     /// Encoding and decoding alone: leveret-wire and amq-protocol, the codec of lapin
     Codec,
-    /// Whole clients: Leveret, lapin and amqprs against a null peer and a real RabbitMQ
+    /// Whole clients: Leveret's engine and toolkit, lapin, amqprs, deadpool-lapin and RustStream, against a null peer and a
+    /// real RabbitMQ
     Client(client::Arguments),
     /// Whole brokers: the embedded one and RabbitMQ
     Broker(broker::Arguments),

@@ -52,12 +52,15 @@ impl Broker {
         Ok(())
     }
 
-    /// Takes the queues of a run away, with what is in them.
-    pub(crate) async fn clear(&self, run: Run) -> Result<(), Failure> {
+    /// Takes the queues of a run away, and gives how many messages were in them.
+    pub(crate) async fn clear(&self, run: Run) -> Result<u64, Failure> {
+        let mut left = 0;
         for place in 0..run.channels {
-            self.channel.delete_queue(&run.queue(place), DeleteQueue::default()).await?;
+            let queue = run.queue(place);
+            let deleted = self.channel.delete_queue(&queue, DeleteQueue::default()).await?;
+            left += u64::from(deleted);
         }
-        Ok(())
+        Ok(left)
     }
 }
 

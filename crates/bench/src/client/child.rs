@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::jobs::{Client, Run};
 use super::meter::Measured;
-use super::{amqprs, lapin, leveret, toolkit};
+use super::{amqprs, deadpool, lapin, leveret, ruststream, toolkit};
 
 /// A run takes seconds; one that takes this long hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -25,6 +25,8 @@ pub(crate) fn run_one(run: Run) -> io::Result<()> {
                 Client::Toolkit => toolkit::run(run).await,
                 Client::Lapin => lapin::run(run).await,
                 Client::Amqprs => amqprs::run(run).await,
+                Client::Deadpool => deadpool::run(run).await,
+                Client::Ruststream => ruststream::run(run).await,
             }
         };
         match tokio::time::timeout(PATIENCE, done).await {

@@ -34,6 +34,10 @@ pub(crate) enum Client {
     Lapin,
     /// amqprs
     Amqprs,
+    /// deadpool-lapin: lapin, its connection from a pool
+    Deadpool,
+    /// RustStream on lapin: its publisher with confirms, and its handlers
+    Ruststream,
 }
 
 impl Client {
@@ -110,6 +114,17 @@ impl Run {
         if self.peer == Peer::Null { self.share() } else { 0 }
     }
 
+    /// How many messages are in its queues on RabbitMQ once the client has gone, whatever it has counted itself.
+    pub(crate) fn left(&self) -> u64 {
+        match self.job {
+            Job::Publish | Job::Consume | Job::AutoAck => 0,
+            Job::Confirm | Job::Mandatory | Job::Latency => self.messages,
+            Job::Returns => {
+                (0..self.messages).filter(|number| !is_unroutable(*number)).count() as u64
+            }
+        }
+    }
+
     /// Which queue to ask about after the last ack, and what the answer has to be.
     pub(crate) fn acked(&self, channel: u64) -> (String, u64) {
         match self.peer {
@@ -129,6 +144,9 @@ impl Job {
     /// Whether it makes sense with this client and peer, and with so many channels.
     pub(crate) fn exists_for(self, client: Client, peer: Peer, channels: u64) -> bool {
         match self {
+            Job::Confirm | Job::Consume => true,
+            // They stand beside the toolkit, for what is promised of it.
+            _ if matches!(client, Client::Deadpool | Client::Ruststream) => false,
             Job::Latency => channels == 1,
             // The others keep nothing to know a return by.
             Job::Mandatory => client.is_ours(),

@@ -17,8 +17,16 @@ use super::jobs::{
 use super::meter::{Failure, Latency, Measured, Meter, all, expect};
 
 pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
-    let uri = format!("amqp://guest:guest@127.0.0.1:{}/%2f", run.port);
-    let connection = Connection::connect(&uri, ConnectionProperties::default()).await?;
+    let connection = Connection::connect(&uri(run), ConnectionProperties::default()).await?;
+    run_on(&connection, run).await
+}
+
+pub(crate) fn uri(run: Run) -> String {
+    format!("amqp://guest:guest@127.0.0.1:{}/%2f", run.port)
+}
+
+/// Does the job on this connection, and closes it.
+pub(crate) async fn run_on(connection: &Connection, run: Run) -> Result<Measured, Failure> {
     let mut channels = Vec::new();
     for place in 0..run.channels {
         let channel = connection.create_channel().await?;

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 use crate::measure::cpu_time;
 
-/// A failure of any of the three libraries.
+/// A failure of any of the libraries.
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// The readings at the start of a run.

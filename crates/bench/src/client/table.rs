@@ -25,9 +25,23 @@ impl Row {
             == (other.peer, other.job, other.size, other.channels)
     }
 
-    fn target(&self) -> Option<Target> {
+    fn cpu(&self) -> Option<f64> {
+        self.result.as_ref().ok().map(Measured::cpu_us_per_message)
+    }
+
+    /// How many times the CPU time that this client took in the same setting.
+    fn times(&self, client: Client, setting: &[Row]) -> Option<f64> {
+        let other = setting.iter().find(|row| row.client == client)?;
+        Some(self.cpu()? / other.cpu()?)
+    }
+
+    fn target(&self, setting: &[Row]) -> Option<Target> {
         let measured = self.result.as_ref().ok()?;
-        targets::of(self.client, self.job, self.peer, self.size, measured)
+        match self.client {
+            Client::Leveret => targets::of_engine(self.job, self.peer, self.size, measured),
+            Client::Toolkit => targets::of_toolkit(self.job, self.times(Client::Leveret, setting)?),
+            _ => None,
+        }
     }
 }
 
@@ -36,19 +50,11 @@ fn settings(rows: &[Row]) -> impl Iterator<Item = &[Row]> {
     rows.chunk_by(Row::same_setting)
 }
 
-/// How much less CPU time Leveret takes than the best of the others.
-fn ratio_to_best_peer(setting: &[Row]) -> Option<f64> {
-    let cpu = |row: &Row| row.result.as_ref().ok().map(Measured::cpu_us_per_message);
-    let ours = setting.iter().find(|row| row.client == Client::Leveret).and_then(cpu)?;
-    let others = setting.iter().filter(|row| !row.client.is_ours()).filter_map(cpu);
-    others.min_by(f64::total_cmp).map(|best| best / ours)
-}
-
 pub(crate) fn print(rows: &[Row]) -> String {
     let mut out = String::new();
     let _ = writeln!(
         out,
-        "{:<8}  {:<9} {:>6} {:>3}  {:<8} {:>9} {:>11} {:>11} {:>10} {:>9} {:>9} {:>9} {:>8}  target",
+        "{:<8}  {:<9} {:>6} {:>3}  {:<10} {:>9} {:>11} {:>11} {:>8} {:>9} {:>9} {:>9} {:>9} {:>8}  target",
         "peer",
         "job",
         "size",
@@ -57,7 +63,8 @@ pub(crate) fn print(rows: &[Row]) -> String {
         "messages",
         "CPU µs/msg",
         "messages/s",
-        "best/ours",
+        "× engine",
+        "× toolkit",
         "wake-ups",
         "sleeps",
         "allocs",
@@ -69,14 +76,14 @@ pub(crate) fn print(rows: &[Row]) -> String {
         }
     }
     out.push_str(
-        "wake-ups, sleeps and allocations per 1000 messages; MiB: the most memory that was held\n",
+        "× engine, × toolkit: times the CPU time that leveret, and toolkit, took; wake-ups, sleeps and allocations per 1000 messages; MiB: the most memory that was held\n",
     );
     out
 }
 
 fn print_row(out: &mut String, row: &Row, setting: &[Row]) {
     let Row { peer, job, size, channels, client, result } = row;
-    let _ = write!(out, "{peer:<8}  {job:<9} {size:>6} {channels:>3}  {client:<8} ");
+    let _ = write!(out, "{peer:<8}  {job:<9} {size:>6} {channels:>3}  {client:<10} ");
     let measured = match result {
         Ok(measured) => measured,
         Err(reason) => {
@@ -84,26 +91,27 @@ fn print_row(out: &mut String, row: &Row, setting: &[Row]) {
             return;
         }
     };
-    let ratio = match client {
-        Client::Leveret => ratio_to_best_peer(setting).map(|ratio| format!("{ratio:.1}")),
-        _ => None,
+    let times = |other: Client| {
+        let times = row.times(other, setting).filter(|_| *client != other);
+        times.map_or(String::new(), |times| format!("{times:.2}"))
     };
     let per_1000 = |count: u64| count as f64 * 1000.0 / measured.messages as f64;
     let allocations =
         measured.allocations.map_or("–".to_owned(), |count| format!("{:.1}", per_1000(count)));
     let _ = write!(
         out,
-        "{:>9} {:>11.3} {:>11.0} {:>10} {:>9.1} {:>9.1} {:>9} {:>8.1}  ",
+        "{:>9} {:>11.3} {:>11.0} {:>8} {:>9} {:>9.1} {:>9.1} {:>9} {:>8.1}  ",
         measured.messages,
         measured.cpu_us_per_message(),
         measured.messages_per_second(),
-        ratio.unwrap_or_default(),
+        times(Client::Leveret),
+        times(Client::Toolkit),
         per_1000(measured.polls),
         per_1000(measured.parks),
         allocations,
         measured.memory_kib as f64 / 1024.0,
     );
-    if let Some(Target { text, met }) = row.target() {
+    if let Some(Target { text, met }) = row.target(setting) {
         let _ = write!(out, "{text} {} ", if met { "met" } else { "MISSED" });
     }
     if let Some(latency) = measured.latency {
@@ -132,10 +140,9 @@ pub(crate) fn json(rows: &[Row]) -> Value {
                 value["cpu_us_per_message"] = json!(measured.cpu_us_per_message());
                 value["messages_per_second"] = json!(measured.messages_per_second());
                 value["median_run"] = measured.to_json();
-                if row.client == Client::Leveret {
-                    value["times_best_peer"] = json!(ratio_to_best_peer(setting));
-                }
-                if let Some(Target { text, met }) = row.target() {
+                value["times_engine"] = json!(row.times(Client::Leveret, setting));
+                value["times_toolkit"] = json!(row.times(Client::Toolkit, setting));
+                if let Some(Target { text, met }) = row.target(setting) {
                     value["target"] = json!({ "text": text, "met": met });
                 }
             }
