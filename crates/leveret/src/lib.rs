@@ -68,7 +68,7 @@ mod trace;
 
 pub use client::{
     Backoff, Client, ClientBuilder, ConnectLimits, ConnectionHealth, ConsumerHealth, Event, Events,
-    Health, IntoEndpoints,
+    Health, IntoEndpoints, PoolHealth, PublisherHealth,
 };
 pub use consumer::{
     BatchOptions, BatchOutcome, BatchRunner, BoxError, ConsumerBuilder, Deliveries, FromIncoming,

@@ -9,7 +9,7 @@ use crate::amqp::{self, ConsumeOptions, Consumer, ReplyCode};
 use crate::client::Client;
 use crate::client::core::{Core, Subscription};
 use crate::client::event::Event;
-use crate::client::health::Entry;
+use crate::client::registry::Entry;
 use crate::error::{Error, ErrorKind};
 
 #[derive(Debug)]

@@ -70,7 +70,7 @@ impl UnconfirmedPublisher {
             match channel.publish(&publish).await {
                 Ok(()) => return Ok(()),
                 Err(_) if channel.check_open().is_err() => {}
-                Err(error) => return Err(Error::from_amqp(settings.what(), error)),
+                Err(error) => return Err(self.shared.line.failed(settings.what(), error)),
             }
         }
     }
@@ -82,7 +82,7 @@ impl Shared {
     }
 
     async fn open(&self, deadline: Instant) -> Result<Arc<Channel>, Error> {
-        let late = |_| Error::timed_out(self.settings.what(), self.settings.timeout);
+        let late = |_| self.line.timed_out(self.settings.what(), self.settings.timeout);
         let _alone = timeout_at(deadline, self.opening.lock()).await.map_err(late)?;
         loop {
             if let Some(channel) = self.open_now() {
@@ -93,7 +93,7 @@ impl Shared {
             match timeout_at(deadline, opening).await.map_err(late)? {
                 Ok(channel) => *lock(&self.channel) = Some(Arc::new(channel)),
                 Err(error) if error.is_connection_error() => {}
-                Err(error) => return Err(Error::from_amqp(self.settings.what(), error)),
+                Err(error) => return Err(self.line.failed(self.settings.what(), error)),
             }
         }
     }
