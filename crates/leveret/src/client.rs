@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::amqp::{self, DeleteExchange, DeleteQueue, GetOptions, Options};
+use crate::amqp::{self, DeleteExchange, DeleteQueue, GetOptions};
 use crate::consumer::ConsumerBuilder;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
@@ -116,7 +116,7 @@ impl ClientBuilder {
     /// A broker in this process.
     #[cfg(feature = "embedded")]
     pub fn broker(mut self, broker: &leveret_broker::Broker) -> Self {
-        self.endpoints.push(Endpoint::Embedded(broker.clone(), Options::default()));
+        self.endpoints.push(Endpoint::Embedded(broker.clone(), amqp::Options::default()));
         self
     }
 

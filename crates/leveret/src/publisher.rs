@@ -18,19 +18,19 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
-use crate::amqp::{self, Channel, Confirm, Properties, Publish, Table, lock};
+use crate::amqp::{self, Channel, Confirm, Properties, Publish, lock};
 use crate::client::Client;
 use crate::client::health::PublisherHealth;
 use crate::client::line::Line;
 use crate::error::{Error, ErrorKind};
 use crate::message::IntoMessage;
 use crate::telemetry::Published;
-use crate::trace::TraceContext;
 
 mod batch;
 mod book;
 mod ids;
 mod keeper;
+mod span;
 mod ticket;
 mod unconfirmed;
 
@@ -41,6 +41,7 @@ pub use unconfirmed::UnconfirmedPublisher;
 use book::{Book, Held};
 use ids::Ids;
 use keeper::Keeper;
+use span::PublishSpan;
 
 /// What becomes of messages that the broker had not confirmed when the connection or channel was lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -248,7 +249,13 @@ impl Publisher {
 
     /// Publishes, and waits for the outcome.
     pub async fn publish(&self, routing_key: &str, message: impl IntoMessage) -> Result<(), Error> {
-        self.send(routing_key, message).await?.await
+        let span = PublishSpan::begin(self.exchange(), routing_key);
+        let outcome = match self.send_within(&span, routing_key, message).await {
+            Ok(ticket) => ticket.await,
+            Err(error) => Err(error),
+        };
+        span.end(&outcome);
+        outcome
     }
 
     /// Publishes, and gives a ticket to await the outcome by: for throughput, many can be under way at once.
@@ -260,10 +267,23 @@ impl Publisher {
         routing_key: &str,
         message: impl IntoMessage,
     ) -> Result<Ticket, Error> {
+        let span = PublishSpan::begin(self.exchange(), routing_key);
+        let sent = self.send_within(&span, routing_key, message).await;
+        span.end(&sent);
+        sent
+    }
+
+    async fn send_within(
+        &self,
+        span: &PublishSpan,
+        routing_key: &str,
+        message: impl IntoMessage,
+    ) -> Result<Ticket, Error> {
         let (body, properties) = message.into_message()?.into_parts()?;
         let shared = self.shared();
         let mut id = [0; ids::ROOM];
-        let publish = shared.prepare(routing_key, body, properties, &mut id);
+        let mut publish = shared.prepare(routing_key, body, properties, &mut id);
+        span.put_into(&mut publish.properties);
         let number = match shared.send_now(&publish) {
             Some(number) => number,
             None => shared.send(&publish).await?,
@@ -312,10 +332,6 @@ impl Shared {
         settings.complete(&mut publish.properties);
         if publish.properties.message_id.is_none() {
             publish.properties.message_id = Some(self.ids.next(id));
-        }
-        if let Some(context) = TraceContext::current() {
-            let headers = publish.properties.headers.get_or_insert_with(Table::new);
-            context.child().put_into(headers);
         }
         publish
     }

@@ -8,6 +8,7 @@ mod client {
     mod pool;
     mod publishing;
     mod recovery;
+    mod spans;
     mod telemetry;
     mod topology;
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout, timeout_at};
+use tracing::{Instrument as _, Span, field};
 
 use super::ConsumerBuilder;
 use super::handler::{BoxError, BoxFuture, IntoOutcome};
@@ -14,6 +15,8 @@ use super::service::contained;
 use super::stream::Deliveries;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
+use crate::telemetry::Consumed;
+use crate::trace::TraceContext;
 
 /// How messages are put together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +59,7 @@ impl IntoBatchOutcome for BatchOutcome {
 pub struct BatchRunner {
     builder: ConsumerBuilder,
     options: BatchOptions,
-    call: Box<dyn Fn(Vec<Incoming>) -> BoxFuture<BatchOutcome> + Send + Sync>,
+    call: CallBatch,
 }
 
 impl BatchRunner {
@@ -81,7 +84,8 @@ impl BatchRunner {
         let running = builder.running.clone();
         let size = usize::from(options.size.max(1));
         builder.settings.prefetch = builder.settings.prefetch.max(options.size);
-        let states = Arc::new(running.states);
+        let counts = Consumed::new(&builder.settings.queue);
+        let handling = Handling { states: Arc::new(running.states), call, counts };
         let mut deliveries = builder.stream().await?;
         let mut summary = Summary::default();
         let mut stop = pin!(stop);
@@ -92,7 +96,7 @@ impl BatchRunner {
             };
             let count = batch.len() as u64;
             if count > 0 {
-                let mut handling = pin!(handle(batch, &states, &*call, running.on_failure));
+                let mut handling = pin!(handling.handle(batch, running.on_failure));
                 tokio::select! {
                     biased;
                     done = &mut handling => summary.add(done),
@@ -144,23 +148,87 @@ async fn collect(
     (batch, None)
 }
 
-async fn handle(
-    batch: Vec<Delivery>,
-    states: &Arc<States>,
-    call: &(dyn Fn(Vec<Incoming>) -> BoxFuture<BatchOutcome> + Send + Sync),
-    on_failure: OnFailure,
-) -> Summary {
-    let incoming = batch.iter().map(|delivery| Incoming::new(delivery, states)).collect();
-    let outcome = match contained(|| call(incoming)).await {
-        Ok(outcome) => outcome,
-        Err(panic) => BatchOutcome::Whole(Err(panic)),
-    };
+type CallBatch = Box<dyn Fn(Vec<Incoming>) -> BoxFuture<BatchOutcome> + Send + Sync>;
+
+struct Handling {
+    states: Arc<States>,
+    call: CallBatch,
+    counts: Consumed,
+}
+
+impl Handling {
+    /// Has a batch handled, and settles it.
+    async fn handle(&self, batch: Vec<Delivery>, on_failure: OnFailure) -> Summary {
+        let in_flight = self.counts.begin(batch.len());
+        let began = Instant::now();
+        let outcome = self.call(&batch).await;
+        drop(in_flight);
+        let (summary, refused) = settle(batch, outcome);
+        self.counts.end(began.elapsed(), summary.handled, summary.failed);
+        refuse(refused, on_failure).await;
+        summary
+    }
+
+    /// Calls the handler. The batch is a trace of its own, with links to those of its messages.
+    async fn call(&self, batch: &[Delivery]) -> BatchOutcome {
+        let incoming: Vec<_> =
+            batch.iter().map(|delivery| Incoming::new(delivery, &self.states)).collect();
+        let span = span_of(&incoming);
+        let call = contained(|| (self.call)(incoming));
+        let outcome = if span.is_disabled() {
+            call.await
+        } else {
+            let context = TraceContext::root();
+            context.record(&span, None);
+            context.scope(call.instrument(span)).await
+        };
+        outcome.unwrap_or_else(|panic| BatchOutcome::Whole(Err(panic)))
+    }
+}
+
+/// So many messages of a batch are linked to at most, as the conventions of OpenTelemetry have it.
+const MAX_LINKS: usize = 128;
+
+/// By the conventions of OpenTelemetry for messaging.
+fn span_of(batch: &[Incoming]) -> Span {
+    let span = tracing::info_span!(
+        target: "leveret",
+        "process",
+        otel.name = field::Empty,
+        otel.kind = "consumer",
+        messaging.system = "rabbitmq",
+        messaging.operation.name = "process",
+        messaging.operation.type = "process",
+        messaging.destination.name = field::Empty,
+        messaging.batch.message_count = batch.len(),
+        links = field::Empty,
+        trace_id = field::Empty,
+        span_id = field::Empty,
+        parent_id = field::Empty,
+    );
+    if span.is_disabled() {
+        return span;
+    }
+    if let Some(first) = batch.first() {
+        span.record("otel.name", format!("process {}", first.queue()));
+        span.record("messaging.destination.name", first.queue());
+    }
+    let contexts = batch.iter().filter_map(|one| TraceContext::of(one.raw_properties()));
+    let links: Vec<_> = contexts.take(MAX_LINKS).map(|context| context.to_string()).collect();
+    if !links.is_empty() {
+        span.record("links", links.join(" "));
+    }
+    span
+}
+
+/// Settles what is done, and gives the rest, with the reasons.
+fn settle(batch: Vec<Delivery>, outcome: BatchOutcome) -> (Summary, Vec<(Delivery, BoxError)>) {
     let mut summary = Summary::default();
     let mut outcomes = match outcome {
         BatchOutcome::Whole(Ok(())) => {
             summary.handled = batch.len() as u64;
             settle_all(batch);
-            return summary;
+            return (summary, Vec::new());
         }
         BatchOutcome::Whole(Err(error)) => {
             let text: Arc<str> = error.to_string().into();
@@ -181,8 +249,7 @@ async fn handle(
         }
     }
     summary.failed = refused.len() as u64;
-    refuse(refused, on_failure).await;
-    summary
+    (summary, refused)
 }
 
 /// One ack for all: the consumer has its channel for itself, so what is before the last belongs to the batch, or was
