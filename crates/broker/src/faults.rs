@@ -79,6 +79,12 @@ impl Faults {
         host.map_or(0, |host| host.with(|vhost| vhost.cancel_all_consumers(queue)))
     }
 
+    /// Forgets all consumers of a queue, and says nothing of it to their clients. Says how many there were.
+    pub fn forget_consumers(&self, virtual_host: &str, queue: &str) -> usize {
+        let host = self.shared.host(virtual_host);
+        host.map_or(0, |host| host.with(|vhost| vhost.forget_all_consumers(queue)))
+    }
+
     /// Neither reads nor writes, on any connection, until [`Faults::thaw`]. Time goes on.
     pub fn freeze(&self) {
         self.shared.set_frozen(true);

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::amqp::{self, DeleteExchange, DeleteQueue, GetOptions, Options};
+use crate::amqp::{self, DeleteExchange, DeleteQueue, GetOptions};
 use crate::consumer::ConsumerBuilder;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
@@ -14,17 +15,19 @@ use crate::publisher::PublisherBuilder;
 use crate::topology::{Applied, Topology};
 
 mod backoff;
+mod checkup;
 pub(crate) mod core;
 mod endpoint;
 pub(crate) mod event;
 pub(crate) mod health;
 pub(crate) mod line;
+pub(crate) mod registry;
 
 pub use backoff::Backoff;
 pub use core::ConnectLimits;
 pub use endpoint::IntoEndpoints;
 pub use event::{Event, Events};
-pub use health::{ConnectionHealth, ConsumerHealth, Health};
+pub use health::{ConnectionHealth, ConsumerHealth, Health, PoolHealth, PublisherHealth};
 
 use self::core::Core;
 use endpoint::{Endpoint, Endpoints};
@@ -64,11 +67,13 @@ pub struct Client {
 #[derive(Debug)]
 struct Owner {
     core: Arc<Core>,
+    checkup: JoinHandle<()>,
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
         self.core.begin_close();
+        self.checkup.abort();
     }
 }
 
@@ -94,6 +99,7 @@ impl Default for ClientBuilder {
                 give_up_after: None,
                 max_subscriptions: 1000,
                 timeout: Duration::from_secs(30),
+                check_every: Duration::from_secs(30),
             },
         }
     }
@@ -110,7 +116,7 @@ impl ClientBuilder {
     /// A broker in this process.
     #[cfg(feature = "embedded")]
     pub fn broker(mut self, broker: &leveret_broker::Broker) -> Self {
-        self.endpoints.push(Endpoint::Embedded(broker.clone(), Options::default()));
+        self.endpoints.push(Endpoint::Embedded(broker.clone(), amqp::Options::default()));
         self
     }
 
@@ -151,6 +157,13 @@ impl ClientBuilder {
         self
     }
 
+    /// How often the broker is asked whether it still has the client's consumers, as [`Client::check_health`] does. Every
+    /// half a minute by default; [`Duration::MAX`] is never.
+    pub fn check_every(mut self, time: Duration) -> Self {
+        self.options.check_every = time;
+        self
+    }
+
     /// The deadlines and bounds of each connection.
     pub fn limits(mut self, limits: amqp::Limits) -> Self {
         for endpoint in &mut self.endpoints {
@@ -165,7 +178,8 @@ impl ClientBuilder {
             self = self.in_memory()?;
         }
         let core = Core::new(self.options, Endpoints::new(self.endpoints));
-        let client = Client { owner: Arc::new(Owner { core }) };
+        let checkup = tokio::spawn(checkup::keep_checking(Arc::clone(&core)));
+        let client = Client { owner: Arc::new(Owner { core, checkup }) };
         client.core().home().up().await?;
         Ok(client)
     }
@@ -340,25 +354,13 @@ impl Client {
 
     /// How the client is at this moment.
     pub fn health(&self) -> Health {
+        let registry = &self.core().health;
         Health {
             connections: self.core().lines().iter().map(|line| health::of_line(line)).collect(),
-            consumers: self.core().health.consumers(),
+            consumers: registry.consumers(),
+            publishers: registry.publishers.all().iter().map(|one| one.health()).collect(),
+            pools: registry.pools.all().iter().map(|pool| pool.health()).collect(),
         }
-    }
-
-    /// The same, and asks the broker whether it agrees: a consumer that it has silently forgotten is found, reported as
-    /// not live, and begun anew. It takes a round trip for each queue that is consumed.
-    ///
-    /// The broker's count of consumers is that of all clients, so one that was forgotten beside others is not found.
-    pub async fn check_health(&self) -> Health {
-        for queue in self.core().health.consumed() {
-            if let Ok(info) = self.inspect_queue(&queue).await
-                && info.consumers == 0
-            {
-                self.core().health.stop_consumers(&queue);
-            }
-        }
-        self.health()
     }
 
     /// Closes all connections: what was published is confirmed first, up to a deadline; consumers end. Closing twice is

@@ -27,6 +27,7 @@ enum Detail {
     None,
     Conflicts(Vec<Conflict>),
     Returned(Box<Returned>),
+    Blocked(String),
 }
 
 /// The kinds of errors, for a program to branch on.
@@ -95,6 +96,21 @@ impl Error {
         Error::new(ErrorKind::TimedOut, format!("{what} took longer than {after:?}"))
     }
 
+    /// The same, because the broker takes no publishes.
+    pub(crate) fn blocked(what: impl fmt::Display, after: Duration, reason: String) -> Self {
+        let text = format!("{what} took longer than {after:?}: blocked by the broker: {reason}");
+        Error::with(ErrorKind::TimedOut, text, Detail::Blocked(reason), None)
+    }
+
+    pub(crate) fn caused_by_block(
+        what: impl fmt::Display,
+        source: amqp::Error,
+        reason: String,
+    ) -> Self {
+        let text = format!("{what} is blocked by the broker: {reason}");
+        Error::with(kind_of(&source), text, Detail::Blocked(reason), Some(source.into()))
+    }
+
     pub(crate) fn closed(what: impl fmt::Display) -> Self {
         Error::new(ErrorKind::Closed, format!("{what} was closed"))
     }
@@ -124,6 +140,14 @@ impl Error {
     pub fn returned(&self) -> Option<&Returned> {
         match &self.0.detail {
             Detail::Returned(returned) => Some(returned),
+            _ => None,
+        }
+    }
+
+    /// Why the broker takes no publishes, in its words (`low on memory`), if that is what a publish has waited for.
+    pub fn blocked_by_broker(&self) -> Option<&str> {
+        match &self.0.detail {
+            Detail::Blocked(reason) => Some(reason),
             _ => None,
         }
     }

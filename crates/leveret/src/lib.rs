@@ -4,27 +4,60 @@
 //! consumes with a [`ConsumerBuilder`]; brokers may come and go underneath.
 //!
 //! ```
-//! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), leveret::Error> {
-//! use std::sync::Arc;
-//! use leveret::{Client, Exchange, Json, Queue, State, Topology};
-//! use tokio::sync::Notify;
+//! use std::time::Duration;
 //!
-//! let client = Client::embedded().await?; // no server needed; or Client::connect("amqp://localhost")
+//! use leveret::prelude::*;
+//! use serde::{Deserialize, Serialize};
+//! use tokio::sync::mpsc;
+//!
+//! #[derive(Clone, Serialize, Deserialize)]
+//! struct Order {
+//!     number: u32,
+//! }
+//!
+//! // A handler is an async function: its arguments are picked by type, and its result decides what becomes of the message.
+//! async fn bill(Json(order): Json<Order>, State(bills): State<mpsc::Sender<u32>>) -> Result<(), BoxError> {
+//!     Ok(bills.send(order.number).await?)
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), BoxError> {
+//! // No server needed; or Client::connect("amqp://localhost"), or a list of URLs, of which the first that answers is used.
+//! let client = Client::embedded().await?;
+//!
+//! // Topology is a value. Once applied, it is remembered, and restored after every reconnect.
 //! let topology = Topology::new()
 //!     .exchange(Exchange::topic("orders"))
-//!     .queue(Queue::quorum("billing").bind("orders", "order.*"));
+//!     .queue(Queue::quorum("billing").bind("orders", "order.*"))
+//!     .queue(Queue::quorum("audit").bind("orders", "#"));
 //! client.apply(&topology).await?;
 //!
+//! // Publishing: `Ok` means routed, confirmed, safe. The error says which of unroutable, nacked, timed out, lost.
 //! let orders = client.publisher("orders").build().await?;
-//! orders.publish("order.created", Json(42)).await?; // Ok: routed, confirmed, safe
+//! let order = Order { number: 1 };
+//! orders.publish("order.created", Json(&order)).await?;
+//! let ticket = orders.send("order.created", Json(&order)).await?; // for throughput: in the window now ...
+//! ticket.await?; // ... and safe now
+//! orders.publish_batch((2..10).map(|number| ("order.created", Json(Order { number })))).await?;
 //!
-//! async fn bill(Json(order): Json<u32>, State(done): State<Arc<Notify>>) {
-//!     println!("billing order {order}");
-//!     done.notify_one();
-//! }
-//! let done = Arc::new(Notify::new());
-//! client.consumer("billing").workers(16).state(done.clone()).handle(bill).run_until(done.notified()).await?;
+//! // Consuming, with a handler: it drains when it is told to stop, and says what it did.
+//! let (sender, mut bills) = mpsc::channel::<u32>(100);
+//! let ten_bills = async { for _ in 0..10 { bills.recv().await; } };
+//! let summary = client
+//!     .consumer("billing")
+//!     .workers(16)
+//!     .layer(tower::timeout::TimeoutLayer::new(Duration::from_secs(30)))
+//!     .state(sender)
+//!     .handle(bill)
+//!     .run_until(ten_bills)
+//!     .await?;
+//! assert_eq!(summary.handled, 10);
+//!
+//! // Or as a stream, which goes on when the broker was away.
+//! let mut deliveries = client.consumer("audit").stream().await?;
+//! let delivery = deliveries.next().await.expect("ten of them")?;
+//! delivery.ack()?;
+//! client.close().await;
 //! # Ok(())
 //! # }
 //! ```
@@ -35,16 +68,30 @@
 //!
 //! | name | of each | what |
 //! |---|---|---|
-//! | `leveret_published_total` | exchange | messages that were sent to the broker, each once |
-//! | `leveret_confirmed_total`, `leveret_nacked_total`, `leveret_returned_total` | exchange | the broker's answers |
-//! | `leveret_lost_total`, `leveret_replayed_total` | exchange | no answer before the channel went; sent again |
-//! | `leveret_consumed_total`, `leveret_acked_total`, `leveret_failed_total` | queue | messages given to handlers, and how that ended |
-//! | `leveret_retried_total`, `leveret_parked_total` | queue | failed messages that wait to be tried again, and those that are not |
-//! | `leveret_in_flight` | queue | messages that handlers are at work on |
-//! | `leveret_handler_seconds` | queue | how long handlers take |
-//! | `leveret_pool_wait_seconds` | | how long borrowers wait for a channel |
+//! | `leveret_published_total` | exchange | counter: messages that were sent to the broker, each once |
+//! | `leveret_confirmed_total`, `leveret_nacked_total`, `leveret_returned_total` | exchange | counters: the broker's answers |
+//! | `leveret_lost_total`, `leveret_replayed_total` | exchange | counters: no answer before the channel went; sent again |
+//! | `leveret_consumed_total` | queue | counter: messages that were taken from the queue, by streams and handlers |
+//! | `leveret_acked_total`, `leveret_failed_total` | queue | counters: messages whose handler succeeded, or not |
+//! | `leveret_retried_total`, `leveret_parked_total` | queue | counters: failed messages that wait to be tried again, and those that are not |
+//! | `leveret_in_flight` | queue | gauge: messages that handlers are at work on |
+//! | `leveret_handler_seconds` | queue | histogram: how long handlers take, for a message or a batch |
+//! | `leveret_pool_wait_seconds` | | histogram: how long borrowers wait for a channel |
 //!
-//! Spans and events go to `tracing`, by OpenTelemetry's conventions for messaging; [`TraceContext`] travels in headers.
+//! # What is traced
+//!
+//! Spans and events go to `tracing`, under the target `leveret`, by OpenTelemetry's conventions for messaging. What nobody
+//! collects costs nothing.
+//!
+//! | span | of each | fields |
+//! |---|---|---|
+//! | `publish` | publish, from its begin to its outcome; send, until it is sent; batch | destination, routing key, message and conversation id, number of messages of a batch, error |
+//! | `process` | call of a handler | destination, routing key, delivery tag, message and conversation id |
+//! | `process` | call of a handler of batches | queue, number of messages, `links`: the contexts of the messages |
+//!
+//! [`TraceContext`] travels in the headers: a message that is published within a `publish` span belongs to that, and the
+//! `process` span of its handler to the message (`trace_id`, `span_id` and `parent_id`). A batch has many parents, so it is
+//! a trace of its own, with links.
 //!
 //! # Features
 //!
@@ -62,6 +109,7 @@ mod message;
 mod mover;
 mod payload;
 mod pool;
+pub mod prelude;
 mod publisher;
 mod random;
 mod retry;
@@ -71,7 +119,7 @@ mod trace;
 
 pub use client::{
     Backoff, Client, ClientBuilder, ConnectLimits, ConnectionHealth, ConsumerHealth, Event, Events,
-    Health, IntoEndpoints,
+    Health, IntoEndpoints, PoolHealth, PublisherHealth,
 };
 pub use consumer::{
     Attempt, BatchOptions, BatchOutcome, BatchRunner, BoxError, ConsumerBuilder, Deliveries,

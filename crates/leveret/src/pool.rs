@@ -12,6 +12,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Deref;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -20,7 +21,8 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::amqp::{Channel, Confirm, Tally, lock};
 use crate::client::Client;
-use crate::client::line::Line;
+use crate::client::health::PoolHealth;
+use crate::client::line::{Line, State};
 use crate::error::Error;
 use crate::telemetry::waited_for_channel;
 
@@ -69,7 +71,10 @@ impl ChannelPoolBuilder {
             lines,
             size,
             timeout,
-            _client: client,
+            borrowed: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
+            failure: Mutex::default(),
+            client,
         };
         let deadline = Instant::now() + timeout;
         for number in 0..size {
@@ -77,7 +82,9 @@ impl ChannelPoolBuilder {
             pool.open(&mut slot, deadline).await?;
             lock(&pool.idle).push_back(slot);
         }
-        Ok(ChannelPool { pool: Arc::new(pool) })
+        let pool = Arc::new(pool);
+        pool.client.core().health.pools.add(&pool);
+        Ok(ChannelPool { pool })
     }
 }
 
@@ -111,7 +118,8 @@ pub struct ChannelPool {
     pool: Arc<Pool>,
 }
 
-struct Pool {
+#[derive(Debug)]
+pub(crate) struct Pool {
     /// As many as slots; none if there is no limit.
     permits: Option<Arc<Semaphore>>,
     /// The channel that was used last is lent first: the others may be gone meanwhile, and that is found out later.
@@ -119,10 +127,16 @@ struct Pool {
     lines: Vec<Arc<Line>>,
     size: usize,
     timeout: Duration,
-    _client: Client,
+    /// How many channels are lent, and how many borrowers wait for one.
+    borrowed: AtomicUsize,
+    waiting: AtomicUsize,
+    /// Why the last channel that was to be opened could not be.
+    failure: Mutex<Option<Error>>,
+    client: Client,
 }
 
 /// The place of one channel.
+#[derive(Debug)]
 struct Slot {
     line: usize,
     /// Open or not; none if it has never been opened, or nobody knows how far its closing got.
@@ -135,27 +149,12 @@ impl ChannelPool {
         let pool = &self.pool;
         let began = Instant::now();
         let deadline = began + pool.timeout;
-        let permit = match &pool.permits {
-            None => None,
-            Some(permits) => {
-                let permit = timeout_at(deadline, Arc::clone(permits).acquire_owned()).await;
-                let late = |_| {
-                    let what = format!("waiting for one of the {} channels of the pool", pool.size);
-                    Error::timed_out(what, pool.timeout)
-                };
-                Some(permit.map_err(late)?.map_err(|_| Error::closed("the pool"))?)
-            }
-        };
+        let waiting = Counted::new(&pool.waiting);
+        let permit = pool.permit(deadline).await?;
         let slot = lock(&pool.idle).pop_front();
-        // From here on the slot goes back by itself, whatever fails.
-        let mut borrowed = BorrowedChannel {
-            slot: slot.unwrap_or(Slot { line: 0, channel: None }),
-            pool: Arc::clone(pool),
-            before: Tally::default(),
-            _permit: permit,
-        };
-        pool.open(&mut borrowed.slot, deadline).await?;
-        borrowed.before = borrowed.tally();
+        let borrowed = pool.lend(slot.unwrap_or(Slot { line: 0, channel: None }), permit);
+        let borrowed = borrowed.opened(deadline).await?;
+        drop(waiting);
         waited_for_channel(began.elapsed());
         Ok(borrowed)
     }
@@ -172,22 +171,84 @@ impl ChannelPool {
 }
 
 impl Pool {
+    /// The right to a slot, as soon as there is one; none is needed if there is no limit.
+    async fn permit(&self, deadline: Instant) -> Result<Option<OwnedSemaphorePermit>, Error> {
+        let Some(permits) = &self.permits else { return Ok(None) };
+        let permit = timeout_at(deadline, Arc::clone(permits).acquire_owned()).await;
+        let late = |_| {
+            let what = format!("waiting for one of the {} channels of the pool", self.size);
+            Error::timed_out(what, self.timeout)
+        };
+        permit.map_err(late)?.map(Some).map_err(|_| Error::closed("the pool"))
+    }
+
+    /// From here on the slot goes back by itself, whatever fails.
+    fn lend(self: &Arc<Self>, slot: Slot, permit: Option<OwnedSemaphorePermit>) -> BorrowedChannel {
+        self.borrowed.fetch_add(1, Ordering::Relaxed);
+        let pool = Arc::clone(self);
+        BorrowedChannel { slot, pool, before: Tally::default(), _permit: permit }
+    }
+
+    /// Opens idle channels that are gone, before somebody needs them. What fails is known to health then.
+    pub(crate) async fn refill(self: &Arc<Self>) {
+        let deadline = Instant::now() + self.timeout;
+        while let Some(permit) =
+            self.permits.as_ref().and_then(|permits| Arc::clone(permits).try_acquire_owned().ok())
+        {
+            let broken = {
+                let mut idle = lock(&self.idle);
+                let at = idle.iter().position(|slot| !slot.is_open() && self.can_open(slot));
+                at.and_then(|at| idle.remove(at))
+            };
+            let Some(slot) = broken else { return };
+            if self.lend(slot, Some(permit)).opened(deadline).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Whether its connection is there and takes what is sent.
+    fn can_open(&self, slot: &Slot) -> bool {
+        let line = &self.lines[slot.line];
+        matches!(line.state(), State::Up(_)) && line.blocked().is_none()
+    }
+
+    pub(crate) fn health(&self) -> PoolHealth {
+        let idle = lock(&self.idle);
+        let borrowed = self.borrowed.load(Ordering::Relaxed);
+        PoolHealth {
+            size: self.size,
+            open: idle.iter().filter(|slot| slot.is_open()).count() + borrowed,
+            idle: idle.len(),
+            borrowed,
+            waiting: self.waiting.load(Ordering::Relaxed),
+            error: lock(&self.failure).clone(),
+        }
+    }
+
     /// Sees to it that the slot has an open channel.
     async fn open(&self, slot: &mut Slot, deadline: Instant) -> Result<(), Error> {
+        let opened = self.try_open(slot, deadline).await;
+        *lock(&self.failure) = opened.as_ref().err().cloned();
+        opened
+    }
+
+    async fn try_open(&self, slot: &mut Slot, deadline: Instant) -> Result<(), Error> {
         let what = "opening a channel of the pool";
-        let late = |_| Error::timed_out(what, self.timeout);
+        let line = &self.lines[slot.line];
+        let late = |_| line.timed_out(what, self.timeout);
         if let Some(channel) = &slot.channel {
             if channel.check_open().is_ok() {
                 return Ok(());
             }
             // Not before the broker has closed the old one, or there would be one too many.
             let closed = timeout_at(deadline, channel.close()).await;
-            let late = |_| Error::timed_out("closing a broken channel of the pool", self.timeout);
+            let late = |_| line.timed_out("closing a broken channel of the pool", self.timeout);
             let _ = closed.map_err(late)?;
             slot.channel = None;
         }
         loop {
-            let up = timeout_at(deadline, self.lines[slot.line].up()).await.map_err(late)??;
+            let up = timeout_at(deadline, line.up()).await.map_err(late)??;
             let opening = async { up.connection.open_channel().await?.into_confirm().await };
             match timeout_at(deadline, opening).await.map_err(late)? {
                 Ok(channel) => {
@@ -195,7 +256,7 @@ impl Pool {
                     return Ok(());
                 }
                 Err(error) if error.is_connection_error() => {}
-                Err(error) => return Err(Error::from_amqp(what, error)),
+                Err(error) => return Err(line.failed(what, error)),
             }
         }
     }
@@ -213,7 +274,36 @@ pub struct BorrowedChannel {
     _permit: Option<OwnedSemaphorePermit>,
 }
 
+impl Slot {
+    fn is_open(&self) -> bool {
+        self.channel.as_ref().is_some_and(|channel| channel.check_open().is_ok())
+    }
+}
+
+/// Counts as one for as long as it lives.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl<'a> Counted<'a> {
+    fn new(counter: &'a AtomicUsize) -> Self {
+        counter.fetch_add(1, Ordering::Relaxed);
+        Counted(counter)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl BorrowedChannel {
+    async fn opened(mut self, deadline: Instant) -> Result<Self, Error> {
+        let pool = Arc::clone(&self.pool);
+        pool.open(&mut self.slot, deadline).await?;
+        self.before = self.tally();
+        Ok(self)
+    }
+
     /// Waits until everything published on it has its outcome, and gives it back. Says how many got which.
     ///
     /// Where outcomes are missing after the pool's timeout, the channel is closed and replaced.
@@ -249,6 +339,7 @@ impl Drop for BorrowedChannel {
         {
             channel.close_now();
         }
+        self.pool.borrowed.fetch_sub(1, Ordering::Relaxed);
         if self.pool.size > 0 {
             lock(&self.pool.idle).push_front(Slot { line: *line, channel });
         }

@@ -18,18 +18,19 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
-use crate::amqp::{self, Channel, Confirm, Properties, Publish, Table, lock};
+use crate::amqp::{self, Channel, Confirm, Properties, Publish, lock};
 use crate::client::Client;
+use crate::client::health::PublisherHealth;
 use crate::client::line::Line;
 use crate::error::{Error, ErrorKind};
 use crate::message::IntoMessage;
 use crate::telemetry::Published;
-use crate::trace::TraceContext;
 
 mod batch;
 mod book;
 mod ids;
 mod keeper;
+mod span;
 mod ticket;
 mod unconfirmed;
 
@@ -40,6 +41,7 @@ pub use unconfirmed::UnconfirmedPublisher;
 use book::{Book, Held};
 use ids::Ids;
 use keeper::Keeper;
+use span::PublishSpan;
 
 /// What becomes of messages that the broker had not confirmed when the connection or channel was lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -133,14 +135,16 @@ impl PublisherBuilder {
         let line = client.core().publishing(0);
         let channel = opened(&line, &settings).await?;
         let shared = Arc::new(Shared {
+            line,
             phase: watch::Sender::new(Phase::Open { channel: Arc::new(channel), epoch: 0 }),
             book: Mutex::new(Book::new(settings.on_loss, Published::new(&settings.exchange))),
             kick: Notify::new(),
             ids: Ids::new(),
             settings,
         });
+        client.core().health.publishers.add(&shared);
         let keeper =
-            tokio::spawn(Keeper::new(Arc::clone(&shared), Arc::clone(client.core()), line).run());
+            tokio::spawn(Keeper::new(Arc::clone(&shared), Arc::clone(client.core())).run());
         Ok(Publisher { handle: Arc::new(Handle { shared, keeper, _client: client }) })
     }
 
@@ -153,13 +157,13 @@ impl PublisherBuilder {
 /// Waits for the line and opens a channel with confirms on it.
 async fn opened(line: &Line, settings: &Settings) -> Result<Channel<Confirm>, Error> {
     let deadline = Instant::now() + settings.timeout;
-    let late = |_| Error::timed_out(settings.what(), settings.timeout);
+    let late = |_| line.timed_out(settings.what(), settings.timeout);
     loop {
         let up = timeout_at(deadline, line.up()).await.map_err(late)??;
         match timeout_at(deadline, open(&up.connection, settings)).await.map_err(late)? {
             Ok(channel) => return Ok(channel),
             Err(error) if error.is_connection_error() => {}
-            Err(error) => return Err(Error::from_amqp(settings.what(), error)),
+            Err(error) => return Err(line.failed(settings.what(), error)),
         }
     }
 }
@@ -192,15 +196,16 @@ enum Phase {
         epoch: u64,
     },
     /// Not now.
-    Interrupted,
+    Interrupted { since: Instant },
     /// Never again.
     Ended(Error),
 }
 
 /// What a publisher, its tickets and its keeper share.
 #[derive(Debug)]
-struct Shared {
+pub(crate) struct Shared {
     settings: Settings,
+    line: Arc<Line>,
     phase: watch::Sender<Phase>,
     book: Mutex<Book>,
     /// Wakes the keeper: there is something to watch over, or to send again.
@@ -244,7 +249,13 @@ impl Publisher {
 
     /// Publishes, and waits for the outcome.
     pub async fn publish(&self, routing_key: &str, message: impl IntoMessage) -> Result<(), Error> {
-        self.send(routing_key, message).await?.await
+        let span = PublishSpan::begin(self.exchange(), routing_key);
+        let outcome = match self.send_within(&span, routing_key, message).await {
+            Ok(ticket) => ticket.await,
+            Err(error) => Err(error),
+        };
+        span.end(&outcome);
+        outcome
     }
 
     /// Publishes, and gives a ticket to await the outcome by: for throughput, many can be under way at once.
@@ -256,10 +267,23 @@ impl Publisher {
         routing_key: &str,
         message: impl IntoMessage,
     ) -> Result<Ticket, Error> {
+        let span = PublishSpan::begin(self.exchange(), routing_key);
+        let sent = self.send_within(&span, routing_key, message).await;
+        span.end(&sent);
+        sent
+    }
+
+    async fn send_within(
+        &self,
+        span: &PublishSpan,
+        routing_key: &str,
+        message: impl IntoMessage,
+    ) -> Result<Ticket, Error> {
         let (body, properties) = message.into_message()?.into_parts()?;
         let shared = self.shared();
         let mut id = [0; ids::ROOM];
-        let publish = shared.prepare(routing_key, body, properties, &mut id);
+        let mut publish = shared.prepare(routing_key, body, properties, &mut id);
+        span.put_into(&mut publish.properties);
         let number = match shared.send_now(&publish) {
             Some(number) => number,
             None => shared.send(&publish).await?,
@@ -309,10 +333,6 @@ impl Shared {
         if publish.properties.message_id.is_none() {
             publish.properties.message_id = Some(self.ids.next(id));
         }
-        if let Some(context) = TraceContext::current() {
-            let headers = publish.properties.headers.get_or_insert_with(Table::new);
-            context.child().put_into(headers);
-        }
         publish
     }
 
@@ -340,9 +360,10 @@ impl Shared {
                     if self.settings.on_loss == OnLoss::Fail {
                         return Err(Error::from_amqp(self.settings.what(), error));
                     }
-                    self.until_closed(&channel).await;
+                    let late = |_| self.line.timed_out(self.settings.what(), self.settings.timeout);
+                    timeout_at(deadline, self.until_closed(&channel)).await.map_err(late)?;
                 }
-                Err(error) => return Err(Error::from_amqp(self.settings.what(), error)),
+                Err(error) => return Err(self.line.failed(self.settings.what(), error)),
             }
         }
     }
@@ -359,13 +380,13 @@ impl Shared {
     async fn until_open(&self, deadline: Instant) -> Result<(Arc<Channel<Confirm>>, u64), Error> {
         let patience = self.settings.timeout;
         let mut phase = self.phase.subscribe();
-        let settled = phase.wait_for(|phase| !matches!(phase, Phase::Interrupted));
+        let settled = phase.wait_for(|phase| !matches!(phase, Phase::Interrupted { .. }));
         match timeout_at(deadline, settled).await {
-            Err(_) => Err(Error::timed_out(self.settings.what(), patience)),
+            Err(_) => Err(self.line.timed_out(self.settings.what(), patience)),
             Ok(Ok(phase)) => match &*phase {
                 Phase::Open { channel, epoch } => Ok((Arc::clone(channel), *epoch)),
                 Phase::Ended(error) => Err(error.clone()),
-                Phase::Interrupted => Err(Error::closed("the publisher")),
+                Phase::Interrupted { .. } => Err(Error::closed("the publisher")),
             },
             Ok(Err(_)) => Err(Error::closed("the publisher")),
         }
@@ -401,13 +422,31 @@ impl Shared {
             let (channel, _) = self.until_open(deadline).await?;
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Error::timed_out(self.settings.what(), patience));
+                return Err(self.line.timed_out(self.settings.what(), patience));
             }
             let confirmed = channel.confirmed(left).await;
             if confirmed.is_err() && channel.check_open().is_err() {
-                let late = |_| Error::timed_out(self.settings.what(), patience);
+                let late = |_| self.line.timed_out(self.settings.what(), patience);
                 timeout_at(deadline, self.until_closed(&channel)).await.map_err(late)?;
             }
+        }
+    }
+}
+
+impl Shared {
+    pub(crate) fn health(&self) -> PublisherHealth {
+        let blocked = self.line.blocked();
+        let (interrupted, error) = match &*self.phase.borrow() {
+            Phase::Open { .. } => (None, None),
+            Phase::Interrupted { since } => (Some(*since), None),
+            Phase::Ended(error) => (None, Some(error.clone())),
+        };
+        PublisherHealth {
+            exchange: self.settings.exchange.clone(),
+            unconfirmed: lock(&self.book).unanswered(),
+            held_back_since: interrupted.or(blocked.as_ref().map(|blocked| blocked.since)),
+            blocked: blocked.map(|blocked| blocked.reason),
+            error,
         }
     }
 }

@@ -56,10 +56,24 @@ mod counted {
         }
     }
 
-    /// What is counted of a consumer.
+    /// What is counted of a stream of deliveries.
+    #[derive(Clone)]
+    pub(crate) struct Delivered(Counter);
+
+    impl Delivered {
+        pub(crate) fn new(queue: &str) -> Self {
+            Delivered(counter!("leveret_consumed_total", "queue" => queue.to_owned()))
+        }
+
+        #[inline]
+        pub(crate) fn delivered(&self) {
+            self.0.increment(1);
+        }
+    }
+
+    /// What is counted of handlers.
     #[derive(Clone)]
     pub(crate) struct Consumed {
-        consumed: Counter,
         handled: Counter,
         failed: Counter,
         retried: Counter,
@@ -72,7 +86,6 @@ mod counted {
         pub(crate) fn new(queue: &str) -> Self {
             let count = |name: &'static str| counter!(name, "queue" => queue.to_owned());
             Consumed {
-                consumed: count("leveret_consumed_total"),
                 handled: count("leveret_acked_total"),
                 failed: count("leveret_failed_total"),
                 retried: count("leveret_retried_total"),
@@ -82,17 +95,20 @@ mod counted {
             }
         }
 
+        /// A handler is at work on so many messages, until what this gives is dropped: a handler may be, too.
         #[inline]
-        pub(crate) fn begin(&self) {
-            self.consumed.increment(1);
-            self.in_flight.increment(1.0);
+        pub(crate) fn begin(&self, messages: usize) -> InFlight<'_> {
+            let messages = messages as f64;
+            self.in_flight.increment(messages);
+            InFlight { gauge: &self.in_flight, messages }
         }
 
+        /// It has ended: so many messages were handled, so many not.
         #[inline]
-        pub(crate) fn end(&self, took: Duration, is_handled: bool) {
-            self.in_flight.decrement(1.0);
+        pub(crate) fn end(&self, took: Duration, handled: u64, failed: u64) {
             self.seconds.record(took.as_secs_f64());
-            if is_handled { self.handled.increment(1) } else { self.failed.increment(1) }
+            self.handled.increment(handled);
+            self.failed.increment(failed);
         }
 
         pub(crate) fn retried(&self) {
@@ -101,6 +117,17 @@ mod counted {
 
         pub(crate) fn parked(&self) {
             self.parked.increment(1);
+        }
+    }
+
+    pub(crate) struct InFlight<'a> {
+        gauge: &'a Gauge,
+        messages: f64,
+    }
+
+    impl Drop for InFlight<'_> {
+        fn drop(&mut self) {
+            self.gauge.decrement(self.messages);
         }
     }
 
@@ -138,23 +165,44 @@ mod counted {
             Consumed
         }
 
-        pub(crate) fn begin(&self) {}
+        pub(crate) fn begin(&self, _messages: usize) -> InFlight {
+            InFlight
+        }
 
-        pub(crate) fn end(&self, _took: Duration, _is_handled: bool) {}
+        pub(crate) fn end(&self, _took: Duration, _handled: u64, _failed: u64) {}
 
         pub(crate) fn retried(&self) {}
 
         pub(crate) fn parked(&self) {}
     }
 
+    pub(crate) struct InFlight;
+
+    #[derive(Clone)]
+    pub(crate) struct Delivered;
+
+    impl Delivered {
+        pub(crate) fn new(_queue: &str) -> Self {
+            Delivered
+        }
+
+        pub(crate) fn delivered(&self) {}
+    }
+
     pub(crate) fn waited_for_channel(_seconds: Duration) {}
 }
 
-pub(crate) use counted::{Consumed, Published, waited_for_channel};
+pub(crate) use counted::{Consumed, Delivered, Published, waited_for_channel};
 
 impl std::fmt::Debug for Published {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Published")
+    }
+}
+
+impl std::fmt::Debug for Delivered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Delivered")
     }
 }
 

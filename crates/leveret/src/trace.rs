@@ -1,4 +1,5 @@
-//! Trace context: which trace a message belongs to, in its headers as W3C has it (`traceparent`, `tracestate`).
+//! Trace context: which trace a message belongs to, in its headers as W3C has it (`traceparent`, `tracestate`,
+//! `baggage`).
 //!
 //! A handler runs within the context of its message, and what it publishes carries it on. Elsewhere a context is entered
 //! with [`TraceContext::scope`]: from an incoming HTTP request, for example.
@@ -6,11 +7,14 @@
 use std::fmt;
 use std::str::FromStr;
 
+use tracing::Span;
+
 use crate::amqp::{RawProperties, Table};
 use crate::random;
 
 const PARENT: &str = "traceparent";
 const STATE: &str = "tracestate";
+const BAGGAGE: &str = "baggage";
 
 tokio::task_local! {
     static CURRENT: TraceContext;
@@ -31,13 +35,15 @@ pub struct TraceContext {
     span_id: u64,
     flags: u8,
     state: Option<String>,
+    baggage: Option<String>,
 }
 
 impl TraceContext {
     /// The beginning of a new trace, which is to be recorded.
     pub fn root() -> Self {
         let trace_id = u128::from(random::number()) << 64 | u128::from(random::number());
-        TraceContext { trace_id: trace_id.max(1), span_id: new_span(), flags: 1, state: None }
+        let (state, baggage) = (None, None);
+        TraceContext { trace_id: trace_id.max(1), span_id: new_span(), flags: 1, state, baggage }
     }
 
     /// Something that happens because of this, in the same trace.
@@ -76,9 +82,23 @@ impl TraceContext {
             return None;
         }
         let mut context: TraceContext = properties.header(PARENT)?.as_str()?.parse().ok()?;
-        context.state =
-            properties.header(STATE).and_then(|state| state.as_str().map(str::to_owned));
+        let text = |name| properties.header(name)?.as_str().map(str::to_owned);
+        (context.state, context.baggage) = (text(STATE), text(BAGGAGE));
         Some(context)
+    }
+
+    /// The context of what is made of a message with this one, or of the beginning of a trace.
+    pub(crate) fn within(parent: Option<&TraceContext>) -> Self {
+        parent.map_or_else(TraceContext::root, TraceContext::child)
+    }
+
+    /// Says in a span which place in which trace it has.
+    pub(crate) fn record(&self, span: &Span, parent: Option<&TraceContext>) {
+        span.record("trace_id", self.trace_id());
+        span.record("span_id", self.span_id());
+        if let Some(parent) = parent {
+            span.record("parent_id", parent.span_id());
+        }
     }
 
     /// Puts it into the headers of a message, unless they have one.
@@ -88,8 +108,10 @@ impl TraceContext {
         }
         // Text of this length always fits.
         let _ = headers.insert(PARENT, self.to_string());
-        if let Some(state) = &self.state {
-            let _ = headers.insert(STATE, state.clone());
+        for (name, text) in [(STATE, &self.state), (BAGGAGE, &self.baggage)] {
+            if let Some(text) = text {
+                let _ = headers.insert(name, text.clone());
+            }
         }
     }
 }
@@ -138,7 +160,8 @@ impl FromStr for TraceContext {
         if trace_id == 0 || span_id == 0 {
             return Err(InvalidTraceContext);
         }
-        Ok(TraceContext { trace_id, span_id, flags: number(flags)? as u8, state: None })
+        let flags = number(flags)? as u8;
+        Ok(TraceContext { trace_id, span_id, flags, state: None, baggage: None })
     }
 }
 

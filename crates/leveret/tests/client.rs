@@ -4,10 +4,12 @@ mod client {
     mod batches;
     mod consuming;
     mod handling;
+    mod health;
     mod pool;
     mod publishing;
     mod recovery;
     mod retry;
+    mod spans;
     mod telemetry;
     mod topology;
 }

@@ -457,15 +457,21 @@ impl Vhost {
 
     /// The broker ends a consumer: its queue is gone.
     pub(super) fn cancel_by_broker(&mut self, id: ConsumerId) {
-        let Some(consumer) = self.consumers.remove(id) else { return };
-        if let Some(channel) = self.channels.get_mut(consumer.channel) {
-            channel.consumers.remove(&consumer.tag);
-        }
+        let Some(consumer) = self.drop_consumer(id) else { return };
         let channel = self.channels.get(consumer.channel);
         let connection = channel.and_then(|found| self.connections.get(found.connection));
         if connection.is_some_and(|found| found.hears_of_cancels) {
             let cancel = basic::Cancel { consumer_tag: consumer.tag, nowait: true };
             self.reply(consumer.channel, &cancel);
         }
+    }
+
+    /// Says nothing of it to its client.
+    pub(super) fn drop_consumer(&mut self, id: ConsumerId) -> Option<Consumer> {
+        let consumer = self.consumers.remove(id)?;
+        if let Some(channel) = self.channels.get_mut(consumer.channel) {
+            channel.consumers.remove(&consumer.tag);
+        }
+        Some(consumer)
     }
 }

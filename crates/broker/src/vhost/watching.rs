@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Channel, Destination, Vhost};
+use super::{Channel, ConsumerId, Destination, Vhost};
 use crate::message::Message;
 use crate::queue::Queue;
 use crate::refusal::Refusal;
@@ -53,10 +53,19 @@ impl Vhost {
 
     /// Cancels all consumers of a queue, and says how many there were.
     pub(crate) fn cancel_all_consumers(&mut self, queue: &str) -> usize {
+        self.end_all_consumers(queue, Vhost::cancel_by_broker)
+    }
+
+    /// The same, and says nothing of it to their clients.
+    pub(crate) fn forget_all_consumers(&mut self, queue: &str) -> usize {
+        self.end_all_consumers(queue, |vhost, consumer| drop(vhost.drop_consumer(consumer)))
+    }
+
+    fn end_all_consumers(&mut self, queue: &str, end: impl Fn(&mut Vhost, ConsumerId)) -> usize {
         let Some(id) = self.queue_names.get(queue.as_bytes()).copied() else { return 0 };
         let consumers: Vec<_> = self.queues[id].turns.iter().collect();
         for consumer in &consumers {
-            self.cancel_by_broker(*consumer);
+            end(self, *consumer);
             let found = &mut self.queues[id];
             found.turns.remove(*consumer);
             found.exclusive_consumer.take_if(|exclusive| exclusive == consumer);

@@ -111,6 +111,18 @@ async fn consumers_are_cancelled() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn consumers_are_forgotten_without_a_word() {
+    let broker = broker();
+    let connection = connect(&broker).await;
+    let channel = with_queue(&connection).await;
+    let mut consumer = channel.consume("q", ConsumeOptions::default()).await.unwrap();
+    assert_eq!(broker.faults().forget_consumers("/", "q"), 1);
+    assert_eq!(channel.inspect_queue("q").await.unwrap().consumers, 0);
+    assert!(put(&channel, "q", "x").await.is_acked());
+    tokio::time::timeout(Duration::from_secs(5), consumer.next()).await.unwrap_err();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_frozen_broker_says_nothing_until_it_is_thawed() {
     let broker = broker();
     let connection = connect(&broker).await;

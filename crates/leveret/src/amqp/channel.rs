@@ -153,6 +153,11 @@ impl Channel<Plain> {
         Ok(Channel { link, mode: PhantomData })
     }
 
+    /// Another handle to a channel that is open for a consumer.
+    pub(super) fn over(link: Arc<Link>) -> Self {
+        Channel { link, mode: PhantomData }
+    }
+
     /// Turns confirms on: each publish gets an outcome.
     pub async fn into_confirm(self) -> Result<Channel<Confirm>, Error> {
         self.link.call::<confirm::SelectOk>(&confirm::Select { nowait: false }).await?;

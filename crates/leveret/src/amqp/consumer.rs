@@ -10,6 +10,7 @@ use futures_core::Stream;
 use leveret_wire::{Content, ShortStr};
 use tokio::sync::Notify;
 
+use super::channel::Channel;
 use super::delivery::{Delivery, Source};
 use super::error::Error;
 use super::link::Link;
@@ -171,17 +172,30 @@ impl ConsumerQueue {
 }
 
 /// Tells whether the broker still delivers to a consumer, without holding on to it.
-#[derive(Debug)]
-pub(crate) struct Pulse(Weak<ConsumerQueue>);
+#[derive(Clone, Debug)]
+pub(crate) struct Pulse {
+    queue: Weak<ConsumerQueue>,
+    link: Weak<Link>,
+}
 
 impl Pulse {
     pub(crate) fn is_alive(&self) -> bool {
-        self.0.upgrade().is_some_and(|queue| queue.is_alive())
+        self.queue.upgrade().is_some_and(|queue| queue.is_alive())
     }
 
-    /// Somebody knows that the broker no longer delivers to it.
+    /// Its channel, to ask the broker something on. None if the consumer is gone.
+    pub(crate) fn channel(&self) -> Option<Channel> {
+        self.link.upgrade().map(Channel::over)
+    }
+
+    /// Somebody knows that the broker no longer delivers to it. It is asked not to, all the same.
     pub(crate) fn stop(&self, error: Error) {
-        if let Some(queue) = self.0.upgrade() {
+        if let Some(queue) = self.queue.upgrade() {
+            if let Some(link) = self.link.upgrade()
+                && queue.begin_cancel()
+            {
+                link.cancel_and_forget(&queue.tag);
+            }
             queue.end(End::Failed(error));
         }
     }
@@ -274,7 +288,7 @@ impl Consumer {
 
     /// For others to tell whether the broker still delivers to it.
     pub(crate) fn pulse(&self) -> Pulse {
-        Pulse(Arc::downgrade(&self.queue))
+        Pulse { queue: Arc::downgrade(&self.queue), link: Arc::downgrade(&self.link) }
     }
 
     /// Asks the broker for no more deliveries. Those that came before its answer are still handed out; then the stream

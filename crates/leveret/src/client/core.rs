@@ -8,8 +8,8 @@ use tokio::sync::watch;
 use super::backoff::Backoff;
 use super::endpoint::Endpoints;
 use super::event::{Announcer, Event};
-use super::health::Registry;
 use super::line::{Line, Role};
+use super::registry::Registry;
 use crate::amqp::lock;
 use crate::error::Error;
 use crate::topology::Remembered;
@@ -23,6 +23,7 @@ pub(crate) struct Options {
     pub(crate) give_up_after: Option<Duration>,
     pub(crate) max_subscriptions: usize,
     pub(crate) timeout: Duration,
+    pub(crate) check_every: Duration,
 }
 
 /// How long a client tries to connect for the first time.

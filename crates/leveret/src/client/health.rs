@@ -1,13 +1,8 @@
-//! How a client is: the truth of the moment about its connections and consumers.
-
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+//! How a client is: the truth of the moment about its connections, consumers, publishers and pools.
 
 use tokio::time::Instant;
 
 use super::line::{Line, State};
-use crate::amqp::{self, Pulse, lock};
 use crate::error::Error;
 
 /// What [`Client::health`](super::Client::health) found.
@@ -17,13 +12,21 @@ pub struct Health {
     pub connections: Vec<ConnectionHealth>,
     /// The consumers that were begun and not stopped.
     pub consumers: Vec<ConsumerHealth>,
+    /// The publishers with confirms.
+    pub publishers: Vec<PublisherHealth>,
+    /// The channel pools.
+    pub pools: Vec<PoolHealth>,
 }
 
 impl Health {
-    /// Whether all connections are up, none is blocked, and all consumers get messages.
+    /// Whether all connections are up, none is blocked, all consumers get messages, no publisher is held back, and no pool
+    /// lacks a channel that it could not open.
     pub fn is_healthy(&self) -> bool {
         let up = |connection: &ConnectionHealth| connection.is_up && connection.blocked.is_none();
-        self.connections.iter().all(up) && self.consumers.iter().all(|consumer| consumer.is_live)
+        self.connections.iter().all(up)
+            && self.consumers.iter().all(|consumer| consumer.is_live)
+            && self.publishers.iter().all(PublisherHealth::is_ready)
+            && self.pools.iter().all(|pool| pool.error.is_none())
     }
 }
 
@@ -55,6 +58,45 @@ pub struct ConsumerHealth {
     pub error: Option<Error>,
 }
 
+/// One publisher.
+#[derive(Clone, Debug)]
+pub struct PublisherHealth {
+    /// The exchange it publishes to.
+    pub exchange: String,
+    /// How many of its messages have no outcome yet.
+    pub unconfirmed: usize,
+    /// Since when what is published waits: there is no channel, or the broker takes no publishes.
+    pub held_back_since: Option<Instant>,
+    /// Why the broker takes no publishes, while it does not.
+    pub blocked: Option<String>,
+    /// Why it will never publish again.
+    pub error: Option<Error>,
+}
+
+impl PublisherHealth {
+    /// Whether the broker takes what is published.
+    pub fn is_ready(&self) -> bool {
+        self.held_back_since.is_none() && self.error.is_none()
+    }
+}
+
+/// One channel pool.
+#[derive(Clone, Debug)]
+pub struct PoolHealth {
+    /// How many channels it is to have; 0 if each borrower gets one of its own.
+    pub size: usize,
+    /// How many of them are open; one that is borrowed counts, since only its borrower knows.
+    pub open: usize,
+    /// How many nobody uses, open or to be opened for the next borrower.
+    pub idle: usize,
+    /// How many are lent.
+    pub borrowed: usize,
+    /// How many borrowers wait for one.
+    pub waiting: usize,
+    /// Why the last channel that was to be opened could not be.
+    pub error: Option<Error>,
+}
+
 pub(crate) fn of_line(line: &Line) -> ConnectionHealth {
     let mut health = ConnectionHealth {
         name: line.name.clone(),
@@ -67,102 +109,10 @@ pub(crate) fn of_line(line: &Line) -> ConnectionHealth {
         State::Up(up) => {
             health.is_up = !up.connection.is_closed();
             health.endpoint = Some(up.endpoint.to_string());
-            health.blocked = up.connection.blocked().borrow().clone();
+            health.blocked = line.blocked().map(|blocked| blocked.reason);
         }
         State::Down(error) => health.error = error,
         State::Ended(error) => health.error = Some(error),
     }
     health
-}
-
-/// The consumers of a client.
-#[derive(Debug, Default)]
-pub(crate) struct Registry {
-    consumers: Mutex<BTreeMap<u64, Known>>,
-    next: AtomicU64,
-}
-
-/// What is known of a consumer.
-#[derive(Debug)]
-struct Known {
-    health: ConsumerHealth,
-    /// Tells whether it still is as it was when it was begun: its owner may not have noticed yet.
-    pulse: Option<Pulse>,
-}
-
-impl Known {
-    fn health(&self) -> ConsumerHealth {
-        let mut health = self.health.clone();
-        health.is_live &= self.pulse.as_ref().is_some_and(Pulse::is_alive);
-        health
-    }
-}
-
-impl Registry {
-    /// The queues that are consumed, as far as this side knows.
-    pub(crate) fn consumed(&self) -> BTreeSet<String> {
-        let consumers = lock(&self.consumers);
-        let live = consumers.values().filter(|known| known.health().is_live);
-        live.map(|known| known.health.queue.clone()).collect()
-    }
-
-    /// The broker has no consumers on this queue: those that believe to be are to begin anew.
-    pub(crate) fn stop_consumers(&self, queue: &str) {
-        for known in lock(&self.consumers).values().filter(|known| known.health.queue == queue) {
-            if let Some(pulse) = &known.pulse {
-                pulse.stop(amqp::Error::unknown_consumer());
-            }
-        }
-    }
-
-    pub(crate) fn consumers(&self) -> Vec<ConsumerHealth> {
-        lock(&self.consumers).values().map(Known::health).collect()
-    }
-}
-
-/// A consumer's own entry, which goes with it.
-#[derive(Debug)]
-pub(crate) struct Entry {
-    core: Arc<super::core::Core>,
-    id: u64,
-}
-
-impl Entry {
-    /// Not live yet.
-    pub(crate) fn new(core: &Arc<super::core::Core>, queue: &str) -> Entry {
-        let id = core.health.next.fetch_add(1, Ordering::Relaxed);
-        let health = ConsumerHealth {
-            queue: queue.to_owned(),
-            is_live: false,
-            since: Instant::now(),
-            error: None,
-        };
-        lock(&core.health.consumers).insert(id, Known { health, pulse: None });
-        Entry { core: Arc::clone(core), id }
-    }
-
-    pub(crate) fn live(&self, pulse: Pulse) {
-        self.set(None, Some(pulse));
-    }
-
-    pub(crate) fn lost(&self, error: Error) {
-        self.set(Some(error), None);
-    }
-
-    fn set(&self, error: Option<Error>, pulse: Option<Pulse>) {
-        if let Some(known) = lock(&self.core.health.consumers).get_mut(&self.id) {
-            let health = &mut known.health;
-            if health.is_live != pulse.is_some() {
-                health.since = Instant::now();
-            }
-            (health.is_live, health.error) = (pulse.is_some(), error);
-            known.pulse = pulse;
-        }
-    }
-}
-
-impl Drop for Entry {
-    fn drop(&mut self) {
-        lock(&self.core.health.consumers).remove(&self.id);
-    }
 }

@@ -11,7 +11,8 @@
 //! one when it fails.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -20,7 +21,7 @@ use tokio::time::{Instant, sleep};
 
 use super::core::Core;
 use super::event::Event;
-use crate::amqp::{self, Connection, ErrorKind as Amqp};
+use crate::amqp::{self, Connection, ErrorKind as Amqp, lock};
 use crate::error::{Error, ErrorKind};
 use crate::topology::{Declarer, Failed};
 
@@ -72,11 +73,19 @@ impl Up {
     }
 }
 
+/// The broker takes no publishes on a line: why, and since when.
+#[derive(Clone, Debug)]
+pub(crate) struct Blocked {
+    pub(crate) reason: String,
+    pub(crate) since: Instant,
+}
+
 /// The handle to a line.
 #[derive(Debug)]
 pub(crate) struct Line {
     pub(crate) name: String,
     state: watch::Receiver<State>,
+    blocked: Arc<Mutex<Option<Blocked>>>,
     task: JoinHandle<()>,
 }
 
@@ -84,12 +93,42 @@ impl Line {
     /// Begins to connect.
     pub(crate) fn start(core: &Arc<Core>, name: String, role: Role) -> Line {
         let (sender, state) = watch::channel(State::Down(None));
-        let driver = Driver { core: Arc::clone(core), name: name.clone(), role, state: sender };
-        Line { name, state, task: tokio::spawn(driver.run()) }
+        let blocked = Arc::default();
+        let driver = Driver {
+            core: Arc::clone(core),
+            name: name.clone(),
+            role,
+            state: sender,
+            blocked: Arc::clone(&blocked),
+        };
+        Line { name, state, blocked, task: tokio::spawn(driver.run()) }
     }
 
     pub(crate) fn state(&self) -> State {
         self.state.borrow().clone()
+    }
+
+    /// Why the broker takes no publishes on it, while it does not.
+    pub(crate) fn blocked(&self) -> Option<Blocked> {
+        lock(&self.blocked).clone()
+    }
+
+    /// What was attempted on it did not happen in time: why, if the broker has said.
+    pub(crate) fn timed_out(&self, what: impl fmt::Display, after: Duration) -> Error {
+        match self.blocked() {
+            Some(Blocked { reason, .. }) => Error::blocked(what, after, reason),
+            None => Error::timed_out(what, after),
+        }
+    }
+
+    /// What an error means for what was attempted on it.
+    pub(crate) fn failed(&self, what: impl fmt::Display, error: amqp::Error) -> Error {
+        match self.blocked() {
+            Some(Blocked { reason, .. }) if error.kind() == Amqp::Timeout => {
+                Error::caused_by_block(what, error, reason)
+            }
+            _ => Error::from_amqp(what.to_string(), error),
+        }
     }
 
     /// The connection, as soon as there is one, or the reason why there will be none.
@@ -129,6 +168,7 @@ struct Driver {
     name: String,
     role: Role,
     state: watch::Sender<State>,
+    blocked: Arc<Mutex<Option<Blocked>>>,
 }
 
 impl Driver {
@@ -185,6 +225,7 @@ impl Driver {
                 }
                 connected = self.connected_at_home(index) => at_home.insert(connected).1.left(&up),
             };
+            *lock(&self.blocked) = None;
             self.state.send_replace(State::Down(Some(error.clone())));
             self.core.announce(Event::Lost { connection: self.name.clone(), error });
             if at_home.is_some() {
@@ -294,6 +335,9 @@ impl Driver {
     /// Stays until the connection ends; meanwhile, tries to restore what could not be restored.
     async fn stay(&self, connection: &Connection, mut failed: Vec<Failed>) -> amqp::Error {
         let mut blocked = connection.blocked();
+        if blocked.borrow().is_some() {
+            blocked.mark_changed();
+        }
         let mut tries = 0;
         loop {
             tokio::select! {
@@ -333,6 +377,8 @@ impl Driver {
     }
 
     fn announce_blocked(&self, reason: Option<String>) {
+        let since = Instant::now();
+        *lock(&self.blocked) = reason.clone().map(|reason| Blocked { reason, since });
         let connection = self.name.clone();
         self.core.announce(match reason {
             Some(reason) => Event::Blocked { connection, reason },

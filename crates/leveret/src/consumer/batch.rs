@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout, timeout_at};
+use tracing::{Instrument as _, Span, field};
 
 use super::ConsumerBuilder;
 use super::failing::Failing;
@@ -18,6 +19,7 @@ use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 use crate::retry::Diagnosis;
 use crate::telemetry::Consumed;
+use crate::trace::TraceContext;
 
 /// How messages are put together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +62,7 @@ impl IntoBatchOutcome for BatchOutcome {
 pub struct BatchRunner {
     builder: ConsumerBuilder,
     options: BatchOptions,
-    call: Box<dyn Fn(Vec<Incoming>) -> BoxFuture<BatchOutcome> + Send + Sync>,
+    call: CallBatch,
 }
 
 impl BatchRunner {
@@ -86,9 +88,10 @@ impl BatchRunner {
         let running = builder.running.clone();
         let size = usize::from(options.size.max(1));
         builder.settings.prefetch = builder.settings.prefetch.max(options.size);
-        let states = Arc::new(running.states);
         let counts = Consumed::new(&builder.settings.queue);
-        let failing = Failing::start(&builder, counts).await?;
+        let failing = Failing::start(&builder, counts.clone()).await?;
+        let states = Arc::new(running.states);
+        let handling = Handling { states, call, counts, failing };
         let mut deliveries = builder.stream().await?;
         let mut summary = Summary::default();
         let mut stop = pin!(stop);
@@ -99,7 +102,7 @@ impl BatchRunner {
             };
             let count = batch.len() as u64;
             if count > 0 {
-                let mut handling = pin!(handle(batch, &states, &*call, &failing));
+                let mut handling = pin!(handling.handle(batch));
                 tokio::select! {
                     biased;
                     done = &mut handling => summary.add(done),
@@ -151,24 +154,99 @@ async fn collect(
     (batch, None)
 }
 
-async fn handle(
-    batch: Vec<Delivery>,
-    states: &Arc<States>,
-    call: &(dyn Fn(Vec<Incoming>) -> BoxFuture<BatchOutcome> + Send + Sync),
-    failing: &Arc<Failing>,
-) -> Summary {
-    let incoming =
-        batch.iter().map(|delivery| Incoming::new(delivery, states, failing.profile())).collect();
-    let outcome = match contained(|| call(incoming)).await {
-        Ok(outcome) => outcome,
-        Err(panic) => BatchOutcome::Whole(Err(panic)),
-    };
+type CallBatch = Box<dyn Fn(Vec<Incoming>) -> BoxFuture<BatchOutcome> + Send + Sync>;
+
+struct Handling {
+    states: Arc<States>,
+    call: CallBatch,
+    counts: Consumed,
+    failing: Arc<Failing>,
+}
+
+impl Handling {
+    /// Has a batch handled, and settles it.
+    async fn handle(&self, batch: Vec<Delivery>) -> Summary {
+        let in_flight = self.counts.begin(batch.len());
+        let began = Instant::now();
+        let outcome = self.call(&batch).await;
+        drop(in_flight);
+        let (mut summary, failed) = settle(batch, outcome);
+        self.counts.end(began.elapsed(), summary.handled, failed.len() as u64);
+        let mut settling = JoinSet::new();
+        for (delivery, diagnosis) in failed {
+            let failing = Arc::clone(&self.failing);
+            settling.spawn(async move { failing.settle(delivery, diagnosis).await });
+        }
+        while let Some(settled) = settling.join_next().await {
+            match settled {
+                Ok(settled) => summary.add(settled),
+                Err(_) => summary.failed += 1,
+            }
+        }
+        summary
+    }
+
+    /// Calls the handler. The batch is a trace of its own, with links to those of its messages.
+    async fn call(&self, batch: &[Delivery]) -> BatchOutcome {
+        let profile = self.failing.profile();
+        let incoming = batch.iter().map(|delivery| Incoming::new(delivery, &self.states, profile));
+        let incoming: Vec<_> = incoming.collect();
+        let span = span_of(&incoming);
+        let call = contained(|| (self.call)(incoming));
+        let outcome = if span.is_disabled() {
+            call.await
+        } else {
+            let context = TraceContext::root();
+            context.record(&span, None);
+            context.scope(call.instrument(span)).await
+        };
+        outcome.unwrap_or_else(|panic| BatchOutcome::Whole(Err(panic)))
+    }
+}
+
+/// So many messages of a batch are linked to at most, as the conventions of OpenTelemetry have it.
+const MAX_LINKS: usize = 128;
+
+/// By the conventions of OpenTelemetry for messaging.
+fn span_of(batch: &[Incoming]) -> Span {
+    let span = tracing::info_span!(
+        target: "leveret",
+        "process",
+        otel.name = field::Empty,
+        otel.kind = "consumer",
+        messaging.system = "rabbitmq",
+        messaging.operation.name = "process",
+        messaging.operation.type = "process",
+        messaging.destination.name = field::Empty,
+        messaging.batch.message_count = batch.len(),
+        links = field::Empty,
+        trace_id = field::Empty,
+        span_id = field::Empty,
+        parent_id = field::Empty,
+    );
+    if span.is_disabled() {
+        return span;
+    }
+    if let Some(first) = batch.first() {
+        span.record("otel.name", format!("process {}", first.queue()));
+        span.record("messaging.destination.name", first.queue());
+    }
+    let contexts = batch.iter().filter_map(|one| TraceContext::of(one.raw_properties()));
+    let links: Vec<_> = contexts.take(MAX_LINKS).map(|context| context.to_string()).collect();
+    if !links.is_empty() {
+        span.record("links", links.join(" "));
+    }
+    span
+}
+
+/// Settles what is done, and gives the rest, with the reasons.
+fn settle(batch: Vec<Delivery>, outcome: BatchOutcome) -> (Summary, Vec<(Delivery, Diagnosis)>) {
     let mut summary = Summary::default();
     let mut outcomes = match outcome {
         BatchOutcome::Whole(Ok(())) => {
             summary.handled = batch.len() as u64;
             settle_all(batch);
-            return summary;
+            return (summary, Vec::new());
         }
         BatchOutcome::Whole(Err(error)) => {
             let seen = Diagnosis::of(&error);
@@ -179,30 +257,21 @@ async fn handle(
             each.collect::<Vec<_>>().into_iter()
         }
     };
-    let mut settling = JoinSet::new();
-    let mut fail = |delivery, seen| {
-        let failing = Arc::clone(failing);
-        settling.spawn(async move { failing.settle(delivery, seen).await });
-    };
+    let mut failed = Vec::new();
     for delivery in batch {
         match outcomes.next() {
             Some(Ok(())) => {
                 summary.handled += 1;
                 report(delivery.ack());
             }
-            Some(Err(seen)) => fail(delivery, seen),
+            Some(Err(diagnosis)) => failed.push((delivery, diagnosis)),
             None => {
-                fail(delivery, Diagnosis::of(&"the handler did not say what became of it".into()))
+                let said_nothing = "the handler did not say what became of it".into();
+                failed.push((delivery, Diagnosis::of(&said_nothing)));
             }
         }
     }
-    while let Some(settled) = settling.join_next().await {
-        match settled {
-            Ok(settled) => summary.add(settled),
-            Err(_) => summary.failed += 1,
-        }
-    }
-    summary
+    (summary, failed)
 }
 
 /// One ack for all: the consumer has its channel for itself, so what is before the last belongs to the batch, or was

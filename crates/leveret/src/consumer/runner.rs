@@ -290,18 +290,20 @@ impl Done {
 impl Shared {
     /// Calls the handler, within the trace of the message if it has one.
     async fn call(&self, incoming: Incoming) -> Result<(), BoxError> {
-        self.counts.begin();
+        let in_flight = self.counts.begin(1);
         let began = Instant::now();
-        let context = TraceContext::of(incoming.raw_properties());
-        let span = span_of(&incoming, context.as_ref());
-        let outcome = match context {
-            None => self.call.call(incoming).instrument(span).await,
-            Some(context) => {
-                let handling = self.call.call(incoming).instrument(span);
-                context.child().scope(handling).await
-            }
+        let parent = TraceContext::of(incoming.raw_properties());
+        let span = span_of(&incoming);
+        let outcome = if span.is_disabled() && parent.is_none() {
+            self.call.call(incoming).await
+        } else {
+            let context = TraceContext::within(parent.as_ref());
+            context.record(&span, parent.as_ref());
+            context.scope(self.call.call(incoming).instrument(span)).await
         };
-        self.counts.end(began.elapsed(), outcome.is_ok());
+        drop(in_flight);
+        let handled = u64::from(outcome.is_ok());
+        self.counts.end(began.elapsed(), handled, 1 - handled);
         outcome
     }
 
@@ -346,7 +348,7 @@ impl Shared {
 }
 
 /// By the conventions of OpenTelemetry for messaging.
-fn span_of(incoming: &Incoming, context: Option<&TraceContext>) -> Span {
+fn span_of(incoming: &Incoming) -> Span {
     let span = tracing::info_span!(
         target: "leveret",
         "process",
@@ -361,6 +363,7 @@ fn span_of(incoming: &Incoming, context: Option<&TraceContext>) -> Span {
         messaging.message.id = tracing::field::Empty,
         messaging.message.conversation_id = tracing::field::Empty,
         trace_id = tracing::field::Empty,
+        span_id = tracing::field::Empty,
         parent_id = tracing::field::Empty,
     );
     if span.is_disabled() {
@@ -377,10 +380,6 @@ fn span_of(incoming: &Incoming, context: Option<&TraceContext>) -> Span {
     }
     if let Some(id) = properties.correlation_id {
         span.record("messaging.message.conversation_id", id.to_string());
-    }
-    if let Some(context) = context {
-        span.record("trace_id", context.trace_id());
-        span.record("parent_id", context.span_id());
     }
     span
 }

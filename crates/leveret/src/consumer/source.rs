@@ -9,8 +9,9 @@ use crate::amqp::{self, ConsumeOptions, Consumer, ReplyCode};
 use crate::client::Client;
 use crate::client::core::{Core, Subscription};
 use crate::client::event::Event;
-use crate::client::health::Entry;
+use crate::client::registry::Entry;
 use crate::error::{Error, ErrorKind};
+use crate::telemetry::Delivered;
 
 #[derive(Debug)]
 pub(super) struct Source {
@@ -20,6 +21,7 @@ pub(super) struct Source {
     options: ConsumeOptions,
     place: Subscription,
     health: Entry,
+    pub(super) counts: Delivered,
 }
 
 impl Source {
@@ -31,6 +33,7 @@ impl Source {
             queue: settings.queue.as_str().into(),
             place: core.subscribe(core.remembered.is_exclusive(&settings.queue)),
             health: Entry::new(core, &settings.queue),
+            counts: Delivered::new(&settings.queue),
             core: Arc::clone(core),
             settings,
             options,

@@ -106,6 +106,7 @@ impl Deliveries {
             match &mut self.state {
                 State::Live(consumer) => match ready!(Pin::new(consumer).poll_next(context)) {
                     Some(Ok(delivery)) => {
+                        self.source.counts.delivered();
                         let delivery = Delivery::new(delivery, &self.source.queue);
                         return Poll::Ready(Some(Ok(delivery)));
                     }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::span::PublishSpan;
 use super::{Publisher, Ticket};
 use crate::error::Error;
 use crate::message::IntoMessage;
@@ -51,10 +52,13 @@ impl Publisher {
         K: AsRef<str>,
         M: IntoMessage,
     {
+        let span = PublishSpan::of_batch(self.exchange());
         let mut tickets: Vec<Result<Ticket, Error>> = Vec::new();
         for (routing_key, message) in messages {
-            tickets.push(self.send(routing_key.as_ref(), message).await);
+            let within = span.for_message();
+            tickets.push(self.send_within(&within, routing_key.as_ref(), message).await);
         }
+        span.count(tickets.len());
         let mut report = BatchError { confirmed: 0, failed: Vec::new() };
         for (index, ticket) in tickets.into_iter().enumerate() {
             let outcome = match ticket {
@@ -66,6 +70,12 @@ impl Publisher {
                 Err(error) => report.failed.push((index, error)),
             }
         }
-        if report.failed.is_empty() { Ok(report.confirmed) } else { Err(report) }
+        match report.failed.first() {
+            None => Ok(report.confirmed),
+            Some((_, error)) => {
+                span.end::<()>(&Err(error.clone()));
+                Err(report)
+            }
+        }
     }
 }

@@ -1,10 +1,11 @@
 //! The keeper of a publisher: gives it a new channel when one is lost, sends again what was not confirmed, and ends what
 //! takes too long.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::book::{Again, Overdue, Patience, lost};
 use super::{OnLoss, Phase, Shared, open};
@@ -12,7 +13,6 @@ use crate::amqp::{
     self, Channel, Confirm, Connection, ErrorKind as Amqp, Publish, ReplyCode, lock,
 };
 use crate::client::core::Core;
-use crate::client::line::Line;
 use crate::error::Error;
 
 /// A watch is looked at this often in the time that a publish may take.
@@ -27,7 +27,6 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(super) struct Keeper {
     shared: Arc<Shared>,
     core: Arc<Core>,
-    line: Arc<Line>,
     tick: Duration,
     patience: Patience,
 }
@@ -62,7 +61,7 @@ enum Wake {
 }
 
 impl Keeper {
-    pub(super) fn new(shared: Arc<Shared>, core: Arc<Core>, line: Arc<Line>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, core: Arc<Core>) -> Self {
         let settings = &shared.settings;
         let shortest = settings.resend_after.unwrap_or(settings.timeout).min(settings.timeout);
         let tick = (shortest / TICKS).clamp(TICK_RANGE.0, TICK_RANGE.1);
@@ -71,14 +70,15 @@ impl Keeper {
         };
         let patience =
             Patience { whole: ticks(settings.timeout), resend: settings.resend_after.map(ticks) };
-        Keeper { shared, core, line, tick, patience }
+        Keeper { shared, core, tick, patience }
     }
 
     /// Keeps the publisher going until the client is closed.
     pub(super) async fn run(self) {
         while let Some((channel, _)) = self.shared.open_now() {
             let why = self.serve(&channel).await;
-            self.shared.phase.send_replace(Phase::Interrupted);
+            let since = Instant::now();
+            self.shared.phase.send_replace(Phase::Interrupted { since });
             drop(channel);
             let phase = match self.watching(self.reopen(why)).await {
                 Ok((channel, epoch)) => Phase::Open { channel, epoch },
@@ -93,23 +93,25 @@ impl Keeper {
 
     /// Watches over a channel, until it is over.
     async fn serve(&self, channel: &Channel<Confirm>) -> Why {
-        // Something may have gone over the channel before, after all that was on it had been sent again.
-        self.shared.kick.notify_one();
         loop {
-            let wake = tokio::select! {
-                error = channel.ended() => return Why::of(&error),
-                wake = self.next_wake() => wake,
-            };
-            match wake {
-                Wake::Tick(Overdue::Nothing) => {}
-                Wake::Tick(Overdue::Channel) => {
-                    channel.close_now();
-                    return Why::Lost;
-                }
-                Wake::Kick => {
-                    if let Err(error) = self.replay(channel, Why::Lost).await {
-                        return Why::of(&error);
-                    }
+            // Something may have gone over the channel before, after all that was on it had been sent again.
+            let mut replay = pin!(self.replay(channel, Why::Lost));
+            let (mut is_replaying, mut is_kicked) = (true, false);
+            while is_replaying || !is_kicked {
+                tokio::select! {
+                    error = channel.ended() => return Why::of(&error),
+                    replayed = &mut replay, if is_replaying => match replayed {
+                        Ok(()) => is_replaying = false,
+                        Err(error) => return Why::of(&error),
+                    },
+                    wake = self.next_wake() => match wake {
+                        Wake::Kick => is_kicked = true,
+                        Wake::Tick(Overdue::Nothing) => {}
+                        Wake::Tick(Overdue::Channel) => {
+                            channel.close_now();
+                            return Why::Lost;
+                        }
+                    },
                 }
             }
         }
@@ -117,7 +119,7 @@ impl Keeper {
 
     /// Does something, and looks at the watch meanwhile.
     async fn watching<T>(&self, work: impl Future<Output = T>) -> T {
-        let mut work = std::pin::pin!(work);
+        let mut work = pin!(work);
         loop {
             tokio::select! {
                 done = &mut work => return done,
@@ -140,7 +142,7 @@ impl Keeper {
         let settings = &self.shared.settings;
         let late = || {
             let what = format!("{}, and the broker's confirmation of it,", settings.what());
-            Error::timed_out(what, settings.timeout)
+            self.shared.line.timed_out(what, settings.timeout)
         };
         Wake::Tick(lock(&self.shared.book).tick(self.patience, late))
     }
@@ -149,7 +151,7 @@ impl Keeper {
     async fn reopen(&self, mut why: Why) -> Result<(Arc<Channel<Confirm>>, u64), Error> {
         let mut was_restored = false;
         loop {
-            let up = self.line.up().await?;
+            let up = self.shared.line.up().await?;
             if why == Why::NoExchange && !was_restored {
                 // Somebody has deleted it. If this client declared it before, it does so again.
                 let exchange = &self.shared.settings.exchange;
@@ -185,8 +187,17 @@ impl Keeper {
         Ok((channel, epoch))
     }
 
-    /// Sends again what was lost, in order. Fails if the channel does.
+    /// Sends again what was lost, in order. Fails if the channel does; one that is still open, but does not take it,
+    /// is closed.
     async fn replay(&self, channel: &Channel<Confirm>, why: Why) -> Result<(), amqp::Error> {
+        let replayed = self.send_lost(channel, why).await;
+        if replayed.is_err() {
+            channel.close_now();
+        }
+        replayed
+    }
+
+    async fn send_lost(&self, channel: &Channel<Confirm>, why: Why) -> Result<(), amqp::Error> {
         if self.shared.settings.on_loss == OnLoss::Fail {
             return Ok(());
         }
@@ -234,5 +245,42 @@ impl Keeper {
             }
             Err(error) => Err(error),
         }
+    }
+}
+
+#[cfg(all(test, feature = "embedded"))]
+mod tests {
+    use super::*;
+    use crate::client::Client;
+    use crate::error::ErrorKind;
+    use crate::publisher::Ticket;
+    use crate::publisher::book::Held;
+    use crate::topology::{Queue, Topology};
+
+    #[tokio::test(start_paused = true)]
+    async fn deadlines_are_kept_while_something_is_sent_again() {
+        let patience = Duration::from_secs(10);
+        let broker = leveret_broker::Broker::builder().start().unwrap();
+        let client = Client::builder().broker(&broker).connect().await.unwrap();
+        client.apply(&Topology::new().queue(Queue::classic("q"))).await.unwrap();
+        let publisher = client.publisher("").timeout(patience).build().await.unwrap();
+        let shared = publisher.shared();
+
+        // A message of a channel that was lost, entered when the next channel is at work already.
+        let up = shared.line.up().await.unwrap();
+        let lost = open(&up.connection, &shared.settings).await.unwrap();
+        let publish = Publish { routing_key: "q", body: "1".into(), ..Publish::default() };
+        let confirmation = lost.publish_now(&publish).unwrap().unwrap();
+        lost.close_now();
+        let held = Held::new(&publish, confirmation);
+
+        broker.faults().block("no memory");
+        publisher.publish("q", "the last").await.unwrap();
+        up.connection.blocked().wait_for(Option::is_some).await.unwrap();
+        let began = Instant::now();
+        let number = shared.enter(held, u64::MAX);
+        let error = Ticket::new(Arc::clone(&publisher.handle), number).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        assert!(began.elapsed() < 2 * patience, "after {:?}", began.elapsed());
     }
 }

@@ -6,11 +6,13 @@ use std::sync::{Arc, Mutex};
 use tokio::time::{Instant, timeout_at};
 
 use super::Settings;
+use super::span::PublishSpan;
 use crate::amqp::{Channel, Publish, lock};
 use crate::client::Client;
 use crate::client::line::Line;
 use crate::error::Error;
 use crate::message::IntoMessage;
+use crate::telemetry::Published;
 
 /// Publishes to one exchange without confirms.
 ///
@@ -24,6 +26,7 @@ pub struct UnconfirmedPublisher {
 
 struct Shared {
     settings: Settings,
+    counts: Published,
     line: Arc<Line>,
     channel: Mutex<Option<Arc<Channel>>>,
     /// Held by whoever opens the next channel.
@@ -34,6 +37,7 @@ struct Shared {
 impl UnconfirmedPublisher {
     pub(super) async fn new(client: Client, settings: Settings) -> Result<Self, Error> {
         let shared = Shared {
+            counts: Published::new(&settings.exchange),
             settings,
             line: client.core().publishing(0),
             channel: Mutex::default(),
@@ -52,10 +56,23 @@ impl UnconfirmedPublisher {
 
     /// Publishes, and waits for nothing but room: in the outbound buffer, or for the broker to come back.
     pub async fn publish(&self, routing_key: &str, message: impl IntoMessage) -> Result<(), Error> {
+        let span = PublishSpan::begin(self.exchange(), routing_key);
+        let published = self.publish_within(&span, routing_key, message).await;
+        span.end(&published);
+        published
+    }
+
+    async fn publish_within(
+        &self,
+        span: &PublishSpan,
+        routing_key: &str,
+        message: impl IntoMessage,
+    ) -> Result<(), Error> {
         let (body, properties) = message.into_message()?.into_parts()?;
         let settings = &self.shared.settings;
         let mut properties = properties.unwrap_or_default();
         settings.complete(&mut properties);
+        span.put_into(&mut properties);
         let exchange = &settings.exchange;
         let publish = Publish { exchange, routing_key, mandatory: false, properties, body };
         let mut deadline = None;
@@ -68,9 +85,12 @@ impl UnconfirmedPublisher {
                 }
             };
             match channel.publish(&publish).await {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    self.shared.counts.published();
+                    return Ok(());
+                }
                 Err(_) if channel.check_open().is_err() => {}
-                Err(error) => return Err(Error::from_amqp(settings.what(), error)),
+                Err(error) => return Err(self.shared.line.failed(settings.what(), error)),
             }
         }
     }
@@ -82,7 +102,7 @@ impl Shared {
     }
 
     async fn open(&self, deadline: Instant) -> Result<Arc<Channel>, Error> {
-        let late = |_| Error::timed_out(self.settings.what(), self.settings.timeout);
+        let late = |_| self.line.timed_out(self.settings.what(), self.settings.timeout);
         let _alone = timeout_at(deadline, self.opening.lock()).await.map_err(late)?;
         loop {
             if let Some(channel) = self.open_now() {
@@ -93,7 +113,7 @@ impl Shared {
             match timeout_at(deadline, opening).await.map_err(late)? {
                 Ok(channel) => *lock(&self.channel) = Some(Arc::new(channel)),
                 Err(error) if error.is_connection_error() => {}
-                Err(error) => return Err(Error::from_amqp(self.settings.what(), error)),
+                Err(error) => return Err(self.line.failed(self.settings.what(), error)),
             }
         }
     }

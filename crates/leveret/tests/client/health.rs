@@ -1,0 +1,184 @@
+use std::time::Duration;
+
+use leveret::amqp::{Channel, Confirm, Publish};
+use leveret::{Client, Error, ErrorKind, Event, Health, Next, Queue};
+use leveret_broker::Broker;
+
+use crate::{broker, builder_of, client_with, soon};
+
+const BRIEFLY: Duration = Duration::from_secs(2);
+
+async fn until(client: &Client, what: &str, is_so: impl Fn(&Health) -> bool) {
+    soon(what, async {
+        while !is_so(&client.health()) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+}
+
+/// Has the broker close a channel.
+async fn spoil(channel: &Channel<Confirm>) {
+    let nowhere = Publish { exchange: "missing", routing_key: "q", ..Publish::default() };
+    drop(channel.publish(&nowhere).await.unwrap());
+    let _ = soon("the end of a channel", channel.ended()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pool_tells_who_has_its_channels_and_who_waits() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let pool = client.channel_pool().size(2).build().await.unwrap();
+    let numbers = || {
+        let pool = &client.health().pools[0];
+        (pool.size, pool.open, pool.idle, pool.borrowed, pool.waiting)
+    };
+    assert_eq!(numbers(), (2, 2, 2, 0, 0));
+    let one = pool.borrow().await.unwrap();
+    let two = pool.borrow().await.unwrap();
+    let third = tokio::spawn({
+        let pool = pool.clone();
+        async move { pool.borrow().await.map(drop) }
+    });
+    until(&client, "a borrower that waits", |health| health.pools[0].waiting == 1).await;
+    assert_eq!(numbers(), (2, 2, 0, 2, 1));
+    spoil(&two).await;
+    // What was given back last is lent first.
+    drop(two);
+    drop(one);
+    soon("a channel", third).await.unwrap().unwrap();
+    // The one that the broker has closed waits to be opened, and that is no fault yet.
+    assert_eq!(numbers(), (2, 1, 2, 0, 0));
+    assert!(client.health().is_healthy());
+    soon("a check", client.check_health()).await;
+    assert_eq!(numbers(), (2, 2, 2, 0, 0));
+    drop(pool);
+    assert!(client.health().pools.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pool_that_cannot_be_refilled_is_not_healthy() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let pool = client.channel_pool().size(1).timeout(BRIEFLY).build().await.unwrap();
+    spoil(&pool.borrow().await.unwrap()).await;
+    broker.faults().freeze();
+    let error = soon("an answer", pool.borrow()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    let health = client.health();
+    assert!(health.pools[0].error.is_some() && !health.is_healthy(), "{health:?}");
+    broker.faults().thaw();
+    soon("a channel", pool.borrow()).await.unwrap();
+    assert!(client.health().is_healthy(), "{:?}", client.health());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_publisher_tells_since_when_it_is_held_back() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    assert!(client.health().publishers[0].is_ready());
+    broker.faults().freeze();
+    broker.faults().cut_connections_named("test (publishing)");
+    let ticket = publisher.send("q", "1").await.unwrap();
+    let held_back = |health: &Health| health.publishers[0].held_back_since.is_some();
+    until(&client, "the loss", held_back).await;
+    let health = client.health();
+    assert_eq!((&*health.publishers[0].exchange, health.publishers[0].unconfirmed), ("", 1));
+    assert!(!health.is_healthy());
+    broker.faults().thaw();
+    soon("an outcome", ticket).await.unwrap();
+    assert!(client.health().is_healthy(), "{:?}", client.health());
+    drop(publisher);
+    until(&client, "its end", |health| health.publishers.is_empty()).await;
+}
+
+/// A client whose publishing connection is blocked.
+async fn blocked(broker: &Broker) -> (Client, leveret::Publisher) {
+    let client = client_with(broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").timeout(BRIEFLY).build().await.unwrap();
+    let mut events = client.events();
+    broker.faults().block("low on memory");
+    // The broker tells a connection that it is blocked once that publishes.
+    soon("an outcome", publisher.publish("q", "the last")).await.unwrap();
+    assert!(matches!(soon("an event", events.next()).await, Some(Event::Blocked { .. })));
+    (client, publisher)
+}
+
+#[track_caller]
+fn says_why<T>(outcome: Result<T, Error>) {
+    let Err(error) = outcome else { panic!("a broker that blocks takes nothing") };
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert_eq!(error.blocked_by_broker(), Some("low on memory"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_waits_for_a_broker_that_blocks_says_so() {
+    let broker = broker();
+    let (client, publisher) = blocked(&broker).await;
+    let health = client.health();
+    assert_eq!(health.publishers[0].blocked.as_deref(), Some("low on memory"));
+    assert!(health.publishers[0].held_back_since.is_some() && !health.is_healthy());
+    says_why(soon("an outcome", publisher.publish("q", "2")).await);
+    says_why(soon("an outcome", publisher.send("q", "3")).await);
+    says_why(soon("an answer", client.publisher("").timeout(BRIEFLY).build()).await);
+    says_why(soon("an answer", client.publisher("").timeout(BRIEFLY).build_unconfirmed()).await);
+    says_why(soon("an answer", client.channel_pool().timeout(BRIEFLY).build()).await);
+    broker.faults().unblock();
+    soon("an outcome", publisher.publish("q", "4")).await.unwrap();
+    until(&client, "health", Health::is_healthy).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_consumer_that_the_broker_has_forgotten_is_found_and_begins_anew() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let mut streams = [
+        client.consumer("q").prefetch(1).stream().await.unwrap(),
+        client.consumer("q").prefetch(1).stream().await.unwrap(),
+    ];
+    assert!(soon("a check", client.check_health()).await.is_healthy());
+    assert_eq!(broker.faults().forget_consumers("/", "q"), 2);
+    let publisher = client.publisher("").build().await.unwrap();
+    for body in ["1", "2"] {
+        soon("an outcome", publisher.publish("q", body)).await.unwrap();
+    }
+    for stream in &mut streams {
+        assert!(matches!(stream.next_within(Duration::from_secs(1)).await, Next::TimedOut));
+    }
+    let health = soon("a check", client.check_health()).await;
+    assert!(health.consumers.iter().all(|consumer| !consumer.is_live), "{health:?}");
+    let mut kept = Vec::new();
+    for stream in &mut streams {
+        kept.push(soon("a delivery", stream.next()).await.unwrap().unwrap());
+    }
+    until(&client, "health", Health::is_healthy).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_broker_is_asked_by_itself() {
+    let broker = broker();
+    let every = Duration::from_secs(5);
+    let client = builder_of(&broker).check_every(every).connect().await.unwrap();
+    client.apply(&leveret::Topology::new().queue(Queue::classic("q"))).await.unwrap();
+    let mut deliveries = client.consumer("q").stream().await.unwrap();
+    assert!(matches!(deliveries.next_within(2 * every).await, Next::TimedOut));
+    broker.faults().forget_consumers("/", "q");
+    client.publisher("").build().await.unwrap().publish("q", "1").await.unwrap();
+    let delivery = soon("a delivery", deliveries.next()).await.unwrap().unwrap();
+    assert!(!delivery.redelivered());
+    delivery.ack().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_count_that_never_was_right_alarms_nobody() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let mut deliveries = client.consumer("q").stream().await.unwrap();
+    // As on a stream, whose consumers RabbitMQ does not count.
+    broker.faults().forget_consumers("/", "q");
+    for _ in 0..3 {
+        assert!(soon("a check", client.check_health()).await.is_healthy());
+    }
+    assert!(matches!(deliveries.next_within(BRIEFLY).await, Next::TimedOut));
+}

@@ -1,0 +1,127 @@
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use leveret::{BatchOptions, Incoming, Message, Publisher, Queue, State};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+use crate::{broker, client_with, soon};
+
+/// Collects spans, each by its fields.
+#[derive(Clone, Default)]
+struct Collected(Arc<Mutex<Vec<Fields>>>);
+
+#[derive(Clone, Default)]
+struct Fields(BTreeMap<&'static str, String>);
+
+impl Fields {
+    #[track_caller]
+    fn get(&self, name: &str) -> &str {
+        self.0.get(name).unwrap_or_else(|| panic!("no {name} in {:?}", self.0))
+    }
+}
+
+impl Visit for Fields {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.0.insert(field.name(), value.to_owned());
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.0.insert(field.name(), format!("{value:?}"));
+    }
+}
+
+impl Subscriber for Collected {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_span() && metadata.target() == "leveret"
+    }
+
+    fn new_span(&self, attributes: &Attributes<'_>) -> Id {
+        let mut fields = Fields::default();
+        attributes.record(&mut fields);
+        let mut spans = self.0.lock().unwrap();
+        spans.push(fields);
+        Id::from_u64(spans.len() as u64)
+    }
+
+    fn record(&self, span: &Id, values: &Record<'_>) {
+        values.record(&mut self.0.lock().unwrap()[span.into_u64() as usize - 1]);
+    }
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, _: &Event<'_>) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+impl Collected {
+    fn named(&self, name: &str) -> Vec<Fields> {
+        let spans = self.0.lock().unwrap();
+        spans.iter().filter(|span| span.get("otel.name") == name).cloned().collect()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_publish_and_its_handler_are_spans_of_one_trace() {
+    let spans = Collected::default();
+    let _collecting = tracing::subscriber::set_default(spans.clone());
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    client.apply(&leveret::Topology::new().queue(Queue::classic("out"))).await.unwrap();
+    let publisher = client.publisher("").build().await.unwrap();
+    let message = Message::new("1").message_id("m").correlation_id("c");
+    publisher.publish("q", message).await.unwrap();
+    let handler = |_: Incoming, State(publisher): State<Publisher>| async move {
+        publisher.publish("nowhere", "2").await
+    };
+    let stop = tokio::time::sleep(Duration::from_millis(500));
+    let runner = client.consumer("q").state(publisher).handle(handler);
+    soon("the end", runner.run_until(stop)).await.unwrap();
+
+    let publishes = spans.named("publish amq.default");
+    let processes = spans.named("process q");
+    let [first, second] = &publishes[..] else { panic!("two publishes, not {}", publishes.len()) };
+    let [process] = &processes[..] else { panic!("one process, not {}", processes.len()) };
+    assert_eq!(first.get("otel.kind"), "producer");
+    assert_eq!(first.get("messaging.operation.type"), "send");
+    assert_eq!(first.get("messaging.destination.name"), ":q");
+    assert_eq!(first.get("messaging.rabbitmq.destination.routing_key"), "q");
+    assert_eq!(first.get("messaging.message.id"), "m");
+    assert_eq!(first.get("messaging.message.conversation_id"), "c");
+    assert_eq!(second.get("error.type"), "Unroutable");
+    assert_eq!(process.get("messaging.destination.name"), ":q:q");
+    // The handler works because of the first, and the second is published by the handler.
+    let trace = first.get("trace_id");
+    assert_eq!((process.get("trace_id"), second.get("trace_id")), (trace, trace));
+    assert_eq!(process.get("parent_id"), first.get("span_id"));
+    assert_eq!(second.get("parent_id"), process.get("span_id"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_is_one_span_with_links_to_its_messages() {
+    let spans = Collected::default();
+    let _collecting = tracing::subscriber::set_default(spans.clone());
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    publisher.publish_batch([("q", "1"), ("q", "2")]).await.unwrap();
+    publisher.publish("q", "3").await.unwrap();
+    let options = BatchOptions { size: 3, within: Duration::from_secs(1) };
+    let stop = tokio::time::sleep(Duration::from_secs(5));
+    let runner = client.consumer("q").handle_batches(options, |_| async {});
+    soon("the end", runner.run_until(stop)).await.unwrap();
+
+    let publishes = spans.named("publish amq.default");
+    let [batch, single] = &publishes[..] else { panic!("two publishes, not {}", publishes.len()) };
+    assert_eq!(batch.get("messaging.batch.message_count"), "2");
+    let processes = spans.named("process q");
+    let [process] = &processes[..] else { panic!("one process, not {}", processes.len()) };
+    assert_eq!(process.get("messaging.batch.message_count"), "3");
+    let link = |of: &Fields| format!("00-{}-{}-01", of.get("trace_id"), of.get("span_id"));
+    let links: Vec<&str> = process.get("links").split(' ').collect();
+    assert_eq!(links, [link(batch), link(batch), link(single)]);
+    assert_ne!(process.get("trace_id"), batch.get("trace_id"));
+}

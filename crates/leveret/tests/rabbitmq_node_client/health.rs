@@ -1,0 +1,92 @@
+use std::time::Duration;
+
+use leveret::{ErrorKind, Next, Queue, Topology};
+use leveret_testkit::rabbitmq::{RabbitNode, Version, Vhost};
+
+use crate::support::client::{
+    client, client_with, next, publisher, soon, until_healthy, until_unhealthy,
+};
+
+const BRIEFLY: Duration = Duration::from_secs(2);
+
+/// Has a quorum queue forget its consumers; their channels are not told.
+async fn forget_consumers(node: &RabbitNode, vhost: &Vhost, queue: &str) {
+    let forget = format!(
+        "{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"{}\">>, queue, <<\"{queue}\">>)), \
+         [ra:process_command(amqqueue:get_pid(Q), \
+          {{checkout, {{element(2, C), element(1, C)}}, cancel, #{{}}}}) \
+          || C <- rabbit_amqqueue:consumers(Q)], ok.",
+        vhost.name()
+    );
+    node.ctl(&["eval", &forget]).await;
+}
+
+#[tokio::test]
+async fn a_consumer_that_the_broker_has_forgotten_is_found_and_begins_anew() {
+    let node = RabbitNode::start(Version::under_test()).await;
+    let vhost = node.vhost().await;
+    let client = client_with(&vhost, Queue::quorum("q")).await;
+    let mut deliveries = client.consumer("q").stream().await.unwrap();
+    assert!(soon("a check", client.check_health()).await.is_healthy());
+    forget_consumers(&node, &vhost, "q").await;
+    soon("an outcome", publisher(&client).await.publish("q", "1")).await.unwrap();
+    assert!(matches!(deliveries.next_within(BRIEFLY).await, Next::TimedOut));
+    assert!(client.health().is_healthy(), "it does not know yet");
+    let health = soon("a check", client.check_health()).await;
+    assert!(!health.consumers[0].is_live, "{health:?}");
+    next(&mut deliveries).await.ack().unwrap();
+    until_healthy(&client).await;
+}
+
+#[tokio::test]
+async fn consumers_that_the_broker_does_not_count_are_left_alone() {
+    let node = RabbitNode::start(Version::under_test()).await;
+    let vhost = node.vhost().await;
+    let client = client(&vhost).await;
+    let topology = Topology::new()
+        .queue(Queue::stream("stream"))
+        .queue(Queue::quorum("single").single_active_consumer());
+    soon("the queues", client.apply(&topology)).await.unwrap();
+    let mut streams = Vec::new();
+    for queue in ["stream", "single"] {
+        for _ in 0..2 {
+            streams.push(client.consumer(queue).stream().await.unwrap());
+        }
+        // With each of them once, as the second one may come later than a check.
+        for _ in 0..2 {
+            assert!(soon("a check", client.check_health()).await.is_healthy());
+        }
+    }
+    let publisher = publisher(&client).await;
+    for queue in ["stream", "single"] {
+        soon("an outcome", publisher.publish(queue, "1")).await.unwrap();
+    }
+    for at in [0, 1, 2] {
+        let delivery = next(&mut streams[at]).await;
+        assert!(!delivery.redelivered());
+        delivery.ack().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_waits_for_a_broker_that_is_low_on_memory_says_so() {
+    let node = RabbitNode::start(Version::under_test()).await;
+    let vhost = node.vhost().await;
+    let client = client_with(&vhost, Queue::classic("q")).await;
+    let publisher = client.publisher("").timeout(BRIEFLY).build().await.unwrap();
+    node.raise_memory_alarm().await;
+    // The broker tells a connection that it is blocked once that publishes. It may confirm that one, or not.
+    let _ = soon("an outcome", publisher.publish("q", "the last")).await;
+    until_unhealthy(&client).await;
+    let health = client.health();
+    assert_eq!(health.publishers[0].blocked.as_deref(), Some("low on memory"), "{health:?}");
+    let published = soon("an outcome", publisher.publish("q", "2")).await;
+    let built = soon("an answer", client.publisher("").timeout(BRIEFLY).build()).await;
+    for error in [published.unwrap_err(), built.unwrap_err()] {
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        assert_eq!(error.blocked_by_broker(), Some("low on memory"), "{error}");
+    }
+    node.clear_memory_alarm().await;
+    until_healthy(&client).await;
+    soon("an outcome", publisher.publish("q", "3")).await.unwrap();
+}
