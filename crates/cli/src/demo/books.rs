@@ -9,6 +9,8 @@ use tokio::time::timeout;
 
 const CONFIRMED: u8 = 1;
 const CONSUMED: u8 = 2;
+const DECLINED: u8 = 4;
+const PARKED: u8 = 8;
 
 /// Counts, and a mark for each order.
 #[derive(Debug)]
@@ -19,6 +21,11 @@ pub(super) struct Books {
     failed: AtomicU64,
     /// Orders, not deliveries.
     consumed: AtomicU64,
+    /// Orders that should end in the parking lot.
+    declined: AtomicU64,
+    /// Orders that did.
+    parked: AtomicU64,
+    retried: AtomicU64,
     duplicates: AtomicU64,
     redelivered: AtomicU64,
     cuts: AtomicU64,
@@ -34,6 +41,9 @@ impl Books {
             confirmed: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             consumed: AtomicU64::new(0),
+            declined: AtomicU64::new(0),
+            parked: AtomicU64::new(0),
+            retried: AtomicU64::new(0),
             duplicates: AtomicU64::new(0),
             redelivered: AtomicU64::new(0),
             cuts: AtomicU64::new(0),
@@ -63,13 +73,30 @@ impl Books {
 
     pub(super) fn note_consumed(&self, order: u64, redelivered: bool) {
         self.redelivered.fetch_add(u64::from(redelivered), Ordering::Relaxed);
+        self.mark(order, CONSUMED, &self.consumed);
+    }
+
+    pub(super) fn note_declined(&self, order: u64) {
+        self.mark(order, DECLINED, &self.declined);
+    }
+
+    pub(super) fn note_parked(&self, order: u64) {
+        self.mark(order, PARKED, &self.parked);
+    }
+
+    /// Counts an order at its first time.
+    fn mark(&self, order: u64, what: u8, count: &AtomicU64) {
         let Some(mark) = self.orders.get(order as usize) else { return };
-        if mark.fetch_or(CONSUMED, Ordering::Relaxed) & CONSUMED == 0 {
-            self.consumed.fetch_add(1, Ordering::Relaxed);
+        if mark.fetch_or(what, Ordering::Relaxed) & what == 0 {
+            count.fetch_add(1, Ordering::Relaxed);
             self.progress.notify_waiters();
-        } else {
+        } else if what != PARKED {
             self.duplicates.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    pub(super) fn retried(&self, retried: u64) {
+        self.retried.store(retried, Ordering::Relaxed);
     }
 
     pub(super) fn cut(&self) {
@@ -84,19 +111,24 @@ impl Books {
         self.confirmed.load(Ordering::Relaxed)
     }
 
-    pub(super) fn consumed(&self) -> u64 {
+    fn consumed(&self) -> u64 {
         self.consumed.load(Ordering::Relaxed)
+    }
+
+    /// Orders that have come to an end, good or bad.
+    pub(super) fn settled(&self) -> u64 {
+        self.consumed() + self.declined.load(Ordering::Relaxed)
     }
 
     pub(super) fn cuts(&self) -> u64 {
         self.cuts.load(Ordering::Relaxed)
     }
 
-    /// Waits until so many orders are consumed, or nothing has moved for too long.
-    pub(super) async fn until_consumed(&self, orders: u64, patience: Duration) {
+    /// Waits until so many orders have come to an end, or nothing has moved for too long.
+    pub(super) async fn until_settled(&self, orders: u64, patience: Duration) {
         loop {
             let moved = self.progress.notified();
-            if self.consumed() >= orders {
+            if self.settled() >= orders {
                 return;
             }
             if timeout(patience, moved).await.is_err() {
@@ -107,8 +139,9 @@ impl Books {
 
     /// What it all adds up to.
     pub(super) fn balance(&self) -> Report {
-        let is =
-            |mark: &AtomicU8, what| mark.load(Ordering::Relaxed) & (CONFIRMED | CONSUMED) == what;
+        let is_lost = |mark: &&AtomicU8| {
+            mark.load(Ordering::Relaxed) & (CONFIRMED | CONSUMED | PARKED) == CONFIRMED
+        };
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         Report {
             sent: read(&self.sent),
@@ -117,7 +150,10 @@ impl Books {
             consumed: self.consumed(),
             duplicates: read(&self.duplicates),
             redelivered: read(&self.redelivered),
-            lost: self.orders.iter().filter(|mark| is(mark, CONFIRMED)).count() as u64,
+            retried: read(&self.retried),
+            declined: read(&self.declined),
+            parked: read(&self.parked),
+            lost: self.orders.iter().filter(is_lost).count() as u64,
             cuts: self.cuts(),
             reconnects: read(&self.reconnects),
         }
@@ -133,7 +169,10 @@ pub(super) struct Report {
     consumed: u64,
     duplicates: u64,
     redelivered: u64,
-    /// Confirmed and not consumed.
+    retried: u64,
+    declined: u64,
+    parked: u64,
+    /// Confirmed, and neither consumed nor parked.
     lost: u64,
     cuts: u64,
     reconnects: u64,
@@ -141,7 +180,7 @@ pub(super) struct Report {
 
 impl Report {
     pub(super) fn is_balanced(&self) -> bool {
-        self.confirmed == self.sent && self.lost == 0
+        self.confirmed == self.sent && self.lost == 0 && self.parked == self.declined
     }
 }
 
@@ -152,11 +191,13 @@ impl fmt::Display for Report {
             ("confirmed", self.confirmed, "the broker has taken responsibility"),
             ("failed", self.failed, "their publisher was told"),
             ("consumed", self.consumed, "different orders"),
+            ("retried", self.retried, "attempts at which the bank did not answer"),
+            ("parked", self.parked, "different orders with a card that was declined"),
             ("duplicates", self.duplicates, "sent or delivered again because a connection was cut"),
             ("redelivered", self.redelivered, "deliveries that the broker marked as such"),
             ("cuts", self.cuts, "of all connections at once"),
             ("reconnects", self.reconnects, ""),
-            ("lost", self.lost, "confirmed and never consumed"),
+            ("lost", self.lost, "confirmed, and neither consumed nor parked"),
         ];
         for (name, count, note) in rows {
             let row = format!("{name:>12} {count:>9}  {note}");
@@ -187,6 +228,17 @@ mod tests {
         assert_eq!((report.lost, report.duplicates, report.redelivered), (1, 1, 1));
         assert!(!report.is_balanced());
         books.note_consumed(1, false);
+        assert!(books.balance().is_balanced());
+    }
+
+    #[test]
+    fn a_declined_order_has_to_be_parked() {
+        let books = Books::new(1);
+        books.sent();
+        books.note_confirmed(0);
+        books.note_declined(0);
+        assert!(!books.balance().is_balanced());
+        books.note_parked(0);
         assert!(books.balance().is_balanced());
     }
 }
