@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex};
 use tokio::time::{Instant, timeout_at};
 
 use super::Settings;
-use crate::amqp::{Channel, Publish, lock};
+use crate::amqp::{Channel, Properties, Publish, lock};
 use crate::client::Client;
 use crate::client::line::Line;
 use crate::error::Error;
-use crate::message::IntoMessage;
+use crate::message::{IntoMessage, Message};
 
 /// Publishes to one exchange without confirms.
 ///
@@ -52,9 +52,11 @@ impl UnconfirmedPublisher {
 
     /// Publishes, and waits for nothing but room: in the outbound buffer, or for the broker to come back.
     pub async fn publish(&self, routing_key: &str, message: impl IntoMessage) -> Result<(), Error> {
-        let (body, properties) = message.into_message()?.into_parts()?;
+        let message = message.into_message()?;
+        message.check()?;
+        let Message { body, extra } = message;
         let settings = &self.shared.settings;
-        let mut properties = properties.unwrap_or_default();
+        let mut properties = extra.map_or_else(Properties::default, |extra| extra.properties);
         settings.complete(&mut properties);
         let exchange = &settings.exchange;
         let publish = Publish { exchange, routing_key, mandatory: false, properties, body };
