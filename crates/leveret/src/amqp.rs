@@ -55,6 +55,7 @@ pub use channel::{
     Access, Channel, Confirm, ConsumeOptions, DeleteExchange, DeleteQueue, ExchangeOptions, Flow,
     GetOptions, Plain, QueueInfo, QueueOptions, Tx,
 };
+pub(crate) use confirm::Look;
 pub use confirm::{Confirmation, Outcome, Returned, Tally};
 pub use connection::Connection;
 pub use consumer::Consumer;
@@ -64,11 +65,12 @@ pub use delivery::{Delivery, Refused};
 pub use error::{Error, ErrorKind};
 pub use limits::Limits;
 pub use options::{Auth, Options, Password, Tls};
+pub(crate) use publish::Prepared;
 pub use publish::Publish;
 pub use uri::{UriError, UriPart};
 
-pub(crate) use leveret_wire::EncodeProperties;
 pub use leveret_wire::{Array, Properties, RawProperties, ReplyCode, ShortStr, Table, Value};
+pub(crate) use leveret_wire::{EncodeProperties, EncodedProperties};
 
 /// Locks, whatever a panic elsewhere left behind: what is guarded here is never half changed.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -26,12 +26,12 @@ use crate::error::{Error, ErrorKind};
 pub struct Message {
     pub(crate) body: Bytes,
     /// Most messages have none, and a message is moved a lot before it is sent.
-    extra: Option<Box<Extra>>,
+    pub(crate) extra: Option<Box<Extra>>,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Extra {
-    properties: Properties<'static>,
+pub(crate) struct Extra {
+    pub(crate) properties: Properties<'static>,
     /// What cannot be sent, found while it was made.
     fault: Option<String>,
 }
@@ -148,15 +148,15 @@ impl Message {
         self
     }
 
-    /// Its body and properties, if they can be sent.
+    /// Fails if it cannot be sent.
     #[inline]
-    pub(crate) fn into_parts(self) -> Result<(Bytes, Option<Properties<'static>>), Error> {
-        let Some(extra) = self.extra else { return Ok((self.body, None)) };
-        match extra.fault {
-            None => Ok((self.body, Some(extra.properties))),
-            Some(fault) => {
-                Err(Error::new(ErrorKind::Invalid, format!("the message cannot be sent: {fault}")))
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        match self.extra.as_deref() {
+            Some(Extra { fault: Some(fault), .. }) => {
+                let text = format!("the message cannot be sent: {fault}");
+                Err(Error::new(ErrorKind::Invalid, text))
             }
+            _ => Ok(()),
         }
     }
 }
@@ -198,9 +198,9 @@ mod tests {
     #[test]
     fn what_cannot_be_sent_is_named() {
         let message = Message::new("").kind("x".repeat(256)).header("fine", 1);
-        let error = message.into_parts().unwrap_err();
+        let error = message.check().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains("type"), "{error}");
-        assert!(Message::new("").header("fine", 1).into_parts().is_ok());
+        assert!(Message::new("").header("fine", 1).check().is_ok());
     }
 }

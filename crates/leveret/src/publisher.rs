@@ -18,16 +18,19 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
-use crate::amqp::{self, Channel, Confirm, Properties, Publish, lock};
+use crate::amqp::{
+    self, Channel, Confirm, Confirmation, Look, Prepared, Properties, Publish, lock,
+};
 use crate::client::Client;
 use crate::client::health::PublisherHealth;
 use crate::client::line::Line;
 use crate::error::{Error, ErrorKind};
-use crate::message::IntoMessage;
+use crate::message::{IntoMessage, Message};
 use crate::telemetry::Published;
 
 mod batch;
 mod book;
+mod heads;
 mod ids;
 mod keeper;
 mod span;
@@ -38,8 +41,8 @@ pub use batch::BatchError;
 pub use ticket::Ticket;
 pub use unconfirmed::UnconfirmedPublisher;
 
-use book::{Book, Held};
-use ids::Ids;
+use book::Book;
+use heads::{Head, Place};
 use keeper::Keeper;
 use span::PublishSpan;
 
@@ -139,7 +142,6 @@ impl PublisherBuilder {
             phase: watch::Sender::new(Phase::Open { channel: Arc::new(channel), epoch: 0 }),
             book: Mutex::new(Book::new(settings.on_loss, Published::new(&settings.exchange))),
             kick: Notify::new(),
-            ids: Ids::new(),
             settings,
         });
         client.core().health.publishers.add(&shared);
@@ -210,7 +212,6 @@ pub(crate) struct Shared {
     book: Mutex<Book>,
     /// Wakes the keeper: there is something to watch over, or to send again.
     kick: Notify,
-    ids: Ids,
 }
 
 /// Holds the publisher: its clones and its tickets share one. The keeper ends with the last.
@@ -279,14 +280,12 @@ impl Publisher {
         routing_key: &str,
         message: impl IntoMessage,
     ) -> Result<Ticket, Error> {
-        let (body, properties) = message.into_message()?.into_parts()?;
+        let mut message = message.into_message()?;
+        message.check()?;
         let shared = self.shared();
-        let mut id = [0; ids::ROOM];
-        let mut publish = shared.prepare(routing_key, body, properties, &mut id);
-        span.put_into(&mut publish.properties);
-        let number = match shared.send_now(&publish) {
-            Some(number) => number,
-            None => shared.send(&publish).await?,
+        let number = match shared.send_now(span, routing_key, &mut message) {
+            Ok(number) => number,
+            Err(head) => shared.send(&head, message.body).await?,
         };
         Ok(Ticket::new(Arc::clone(&self.handle), number))
     }
@@ -313,51 +312,89 @@ impl fmt::Debug for Publisher {
 }
 
 impl Shared {
-    /// With what every message of this publisher has, unless it says otherwise.
+    /// Publishes if it need not wait, and gives the message's number in the book; else gives its head back.
+    ///
+    /// The book is locked meanwhile, so what is in it is in the order of publishing.
     #[inline]
-    fn prepare<'p>(
-        &'p self,
-        routing_key: &'p str,
-        body: Bytes,
-        given: Option<Properties<'static>>,
-        id: &'p mut [u8; ids::ROOM],
-    ) -> Publish<'p> {
-        let settings = &self.settings;
-        let (exchange, mandatory) = (settings.exchange.as_str(), settings.mandatory);
-        let properties = Properties::default();
-        let mut publish = Publish { exchange, routing_key, mandatory, properties, body };
-        if let Some(given) = given {
-            publish.properties = given;
-        }
-        settings.complete(&mut publish.properties);
-        if publish.properties.message_id.is_none() {
-            publish.properties.message_id = Some(self.ids.next(id));
-        }
-        publish
+    fn send_now(
+        &self,
+        span: &PublishSpan,
+        routing_key: &str,
+        message: &mut Message,
+    ) -> Result<u64, Head> {
+        let mut book = lock(&self.book);
+        let phase = self.phase.borrow();
+        let open = match &*phase {
+            Phase::Open { channel, epoch } => Some((channel, *epoch)),
+            _ => None,
+        };
+        let channel = open.map(|open| &**open.0);
+        let (head, look) = self.write(&mut book, span, routing_key, message, channel);
+        let sent = open.and_then(|(channel, epoch)| {
+            let properties = book.written(head);
+            let publish = self.prepared(routing_key, &properties, &message.body);
+            Some((channel.publish_prepared(publish, look)?.ok()?, epoch))
+        });
+        drop(phase);
+        let Some((confirmation, epoch)) = sent else { return Err(book.take_back(head)) };
+        let body = std::mem::take(&mut message.body);
+        let (number, kick) = book.enter(head, body, confirmation, epoch);
+        drop(book);
+        self.kick_if(kick);
+        Ok(number)
     }
 
-    /// Publishes if it need not wait, and gives the message's number in the book.
+    /// Writes down the head of a message, with what every message of this publisher has, unless it says otherwise. And
+    /// says how it looks, if it may come back over this channel.
     #[inline]
-    fn send_now(&self, publish: &Publish<'_>) -> Option<u64> {
-        let (channel, epoch) = self.open_now()?;
-        let confirmation = channel.publish_now(publish)?.ok()?;
-        Some(self.enter(Held::new(publish, confirmation), epoch))
+    fn write(
+        &self,
+        book: &mut Book,
+        span: &PublishSpan,
+        routing_key: &str,
+        message: &mut Message,
+        channel: Option<&Channel<Confirm>>,
+    ) -> (Place, Option<Look>) {
+        let mut properties = Properties::default();
+        // Most have none, and properties are large.
+        if let Some(extra) = message.extra.take() {
+            properties = extra.properties;
+        }
+        self.settings.complete(&mut properties);
+        span.put_into(&mut properties);
+        let head = book.write(&mut properties, routing_key);
+        span.describe(&properties);
+        let publish = self.prepared(routing_key, &properties, &message.body);
+        (head, channel.and_then(|channel| channel.look(publish)))
+    }
+
+    #[inline]
+    fn prepared<'p, P>(
+        &'p self,
+        routing_key: &'p str,
+        properties: &'p P,
+        body: &'p Bytes,
+    ) -> Prepared<'p, P> {
+        let Settings { exchange, mandatory, .. } = &self.settings;
+        Prepared { exchange, routing_key, mandatory: *mandatory, properties, body }
     }
 
     /// Publishes once there is a channel and room on it, and gives the message's number in the book.
-    async fn send(&self, publish: &Publish<'_>) -> Result<u64, Error> {
-        let deadline = Instant::now() + self.settings.timeout;
+    async fn send(&self, head: &Head, body: Bytes) -> Result<u64, Error> {
+        let Settings { exchange, mandatory, timeout, on_loss, .. } = &self.settings;
+        let (routing_key, properties) = (&head.routing_key, head.properties());
+        let publish = Publish { exchange, routing_key, mandatory: *mandatory, properties, body };
+        let deadline = Instant::now() + *timeout;
         loop {
             let (channel, epoch) = self.until_open(deadline).await?;
             let left = deadline.saturating_duration_since(Instant::now());
-            match channel.publish_within(publish, left).await {
+            match channel.publish_within(&publish, left).await {
                 Ok(confirmation) => {
-                    let held = Held::new(publish, confirmation);
-                    return Ok(self.enter(held, epoch));
+                    return Ok(self.enter(head, publish.body, confirmation, epoch));
                 }
                 // Nothing was sent: the next channel may take it.
                 Err(error) if channel.check_open().is_err() => {
-                    if self.settings.on_loss == OnLoss::Fail {
+                    if *on_loss == OnLoss::Fail {
                         return Err(Error::from_amqp(self.settings.what(), error));
                     }
                     let late = |_| self.line.timed_out(self.settings.what(), self.settings.timeout);
@@ -402,13 +439,20 @@ impl Shared {
         let _ = phase.wait_for(is_other).await;
     }
 
+    fn enter(&self, head: &Head, body: Bytes, confirmation: Confirmation, epoch: u64) -> u64 {
+        let mut book = lock(&self.book);
+        let place = book.write_again(head);
+        let (number, kick) = book.enter(place, body, confirmation, epoch);
+        drop(book);
+        self.kick_if(kick);
+        number
+    }
+
     #[inline]
-    fn enter(&self, held: Held, epoch: u64) -> u64 {
-        let (number, kick) = lock(&self.book).enter(held, epoch);
+    fn kick_if(&self, kick: bool) {
         if kick {
             self.kick.notify_one();
         }
-        number
     }
 
     async fn flush(&self) -> Result<(), Error> {

@@ -28,6 +28,7 @@ mod look;
 
 use entry::Entry;
 use ledger::Ledger;
+pub(crate) use look::Look;
 use look::Looks;
 
 /// What became of a publish.

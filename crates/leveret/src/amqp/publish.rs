@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use leveret_wire::method::basic;
-use leveret_wire::{FrameMax, Outbound, Properties};
+use leveret_wire::{EncodeProperties, FrameMax, Outbound, Properties};
 use tokio::time::{Instant, timeout};
 
 use super::channel::{Channel, Confirm, Plain, Tx};
-use super::confirm::Confirmation;
+use super::confirm::{Confirmation, Look};
 use super::error::Error;
 use super::lock;
 
@@ -41,6 +41,32 @@ pub struct Publish<'a> {
     pub body: Bytes,
 }
 
+/// The same, with properties that may be encoded already.
+pub(crate) struct Prepared<'a, P> {
+    pub(crate) exchange: &'a str,
+    pub(crate) routing_key: &'a str,
+    pub(crate) mandatory: bool,
+    pub(crate) properties: &'a P,
+    pub(crate) body: &'a Bytes,
+}
+
+impl<P> Clone for Prepared<'_, P> {
+    #[inline]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<P> Copy for Prepared<'_, P> {}
+
+impl<'a> Publish<'a> {
+    #[inline]
+    pub(super) fn prepared(&self) -> Prepared<'_, Properties<'a>> {
+        let Publish { exchange, routing_key, mandatory, properties, body } = self;
+        Prepared { exchange, routing_key, mandatory: *mandatory, properties, body }
+    }
+}
+
 impl<M> Channel<M> {
     fn patience(&self) -> Duration {
         self.link.connection.core.limits.publish_timeout
@@ -50,7 +76,7 @@ impl<M> Channel<M> {
     #[inline]
     fn encode<T>(
         &self,
-        publish: &Publish<'_>,
+        publish: Prepared<'_, impl EncodeProperties>,
         register: impl FnOnce() -> T,
     ) -> impl FnOnce(&mut Outbound, FrameMax) -> Result<T, Error> {
         move |outbound, max| {
@@ -62,7 +88,7 @@ impl<M> Channel<M> {
             };
             let channel = &self.link.channel;
             channel.check_open()?;
-            outbound.content(channel.id, &method, &publish.properties, &publish.body, max)?;
+            outbound.content(channel.id, &method, publish.properties, publish.body, max)?;
             Ok(register())
         }
     }
@@ -71,7 +97,7 @@ impl<M> Channel<M> {
     #[inline]
     fn put_now<T>(
         &self,
-        publish: &Publish<'_>,
+        publish: Prepared<'_, impl EncodeProperties>,
         register: impl FnOnce() -> T,
     ) -> Option<Result<T, Error>> {
         let sender = &self.link.connection.core.sender;
@@ -86,7 +112,8 @@ impl<M> Channel<M> {
         register: impl FnOnce() -> T,
     ) -> Result<T, Error> {
         let sender = &self.link.connection.core.sender;
-        sender.publish(patience, &self.link.channel.paused, self.encode(publish, register)).await
+        let encode = self.encode(publish.prepared(), register);
+        sender.publish(patience, &self.link.channel.paused, encode).await
     }
 }
 
@@ -97,7 +124,7 @@ impl Channel<Plain> {
     /// nothing.
     #[inline]
     pub async fn publish(&self, publish: &Publish<'_>) -> Result<(), Error> {
-        match self.put_now(publish, || ()) {
+        match self.put_now(publish.prepared(), || ()) {
             Some(put) => put,
             None => self.put_later(publish, self.patience(), || ()).await,
         }
@@ -108,7 +135,7 @@ impl Channel<Tx> {
     /// Publishes with the next commit.
     #[inline]
     pub async fn publish(&self, publish: &Publish<'_>) -> Result<(), Error> {
-        match self.put_now(publish, || ()) {
+        match self.put_now(publish.prepared(), || ()) {
             Some(put) => put,
             None => self.put_later(publish, self.patience(), || ()).await,
         }
@@ -141,12 +168,28 @@ impl Channel<Confirm> {
     /// The same, if it need not wait.
     #[inline]
     pub(crate) fn publish_now(&self, publish: &Publish<'_>) -> Option<Result<Confirmation, Error>> {
+        let publish = publish.prepared();
+        self.publish_prepared(publish, self.look(publish))
+    }
+
+    /// How a message looks, if it may come back.
+    #[inline]
+    pub(crate) fn look(&self, publish: Prepared<'_, Properties<'_>>) -> Option<Look> {
+        publish.mandatory.then(|| self.link.channel.confirms.looks.of(publish))
+    }
+
+    /// The same with properties in any form, for a message that looks like this.
+    #[inline]
+    pub(crate) fn publish_prepared(
+        &self,
+        publish: Prepared<'_, impl EncodeProperties>,
+        look: Option<Look>,
+    ) -> Option<Result<Confirmation, Error>> {
         let confirms = &self.link.channel.confirms;
         let max_unconfirmed = self.link.channel.max_unconfirmed.load(Ordering::Relaxed);
         if lock(&confirms.ledger).span() >= max_unconfirmed {
             return None;
         }
-        let look = publish.mandatory.then(|| confirms.looks.of(publish));
         let put = self.put_now(publish, || lock(&confirms.ledger).publish(look))?;
         Some(put.map(|entry| Confirmation::new(entry, &self.link)))
     }
@@ -165,7 +208,7 @@ impl Channel<Confirm> {
             Error::timeout(what, patience)
         })?;
         let left = patience.saturating_sub(began.elapsed());
-        let look = publish.mandatory.then(|| confirms.looks.of(publish));
+        let look = self.look(publish.prepared());
         let register = || lock(&confirms.ledger).publish(look);
         let entry = self.put_later(publish, left, register).await?;
         Ok(Confirmation::new(entry, &self.link))

@@ -10,16 +10,19 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 
 use super::OnLoss;
-use crate::amqp::{self, Confirmation, EncodeProperties as _, Outcome, Properties, Publish};
+use super::heads::{Head, Heads, Place};
+use super::ids::Ids;
+use crate::amqp::{self, Confirmation, EncodedProperties, Outcome, Properties};
 use crate::error::{Error, ErrorKind};
 use crate::telemetry::Published;
 
+/// How many messages are entered until the book is looked through for those that nobody has awaited.
+const DROP_EVERY: u64 = 16;
+
 /// A message that may have to be sent again.
 #[derive(Debug)]
-pub(super) struct Held {
-    /// The properties as they go on the wire, and then the routing key: one piece of memory for both.
-    head: Vec<u8>,
-    properties: usize,
+struct Held {
+    head: Place,
     body: Bytes,
     state: State,
     /// Whoever awaits the outcome.
@@ -43,46 +46,31 @@ enum State {
     Done,
 }
 
+/// What the broker's answers become outcomes by.
+#[derive(Debug)]
+struct Answering {
+    heads: Heads,
+    on_loss: OnLoss,
+    counts: Published,
+}
+
 impl Held {
-    #[inline]
-    pub(super) fn new(publish: &Publish<'_>, confirmation: Confirmation) -> Self {
-        // Enough for most.
-        let mut head = Vec::with_capacity(64 + publish.routing_key.len());
-        publish.properties.encode(&mut head);
-        let properties = head.len();
-        head.extend_from_slice(publish.routing_key.as_bytes());
-        Held {
-            head,
-            properties,
-            body: publish.body.clone(),
-            state: State::Sent(confirmation),
-            waker: None,
-            abandoned: false,
-            first_sent: 0,
-            last_sent: 0,
-            resent: 0,
-        }
-    }
-
-    fn routing_key(&self) -> &str {
-        routing_key(&self.head[self.properties..])
-    }
-
     /// Resolves what the broker has answered.
-    fn look(&mut self, on_loss: OnLoss, counts: &Published) {
+    #[inline]
+    fn look(&mut self, answering: &Answering) {
         if let State::Sent(confirmation) = &self.state
             && let Some(outcome) = confirmation.outcome()
         {
-            self.resolve(outcome, on_loss, counts);
+            self.resolve(outcome, answering);
         }
     }
 
-    fn resolve(&mut self, outcome: Outcome, on_loss: OnLoss, counts: &Published) {
-        counts.outcome(&outcome);
+    fn resolve(&mut self, outcome: Outcome, answering: &Answering) {
+        answering.counts.outcome(&outcome);
         self.state = match outcome {
             Outcome::Acked => State::Done,
-            Outcome::Lost(_) if on_loss == OnLoss::Replay => State::Lost,
-            other => State::Failed(failure(self.routing_key(), other)),
+            Outcome::Lost(_) if answering.on_loss == OnLoss::Replay => State::Lost,
+            other => State::Failed(failure(answering.heads.routing_key(self.head), other)),
         };
     }
 
@@ -97,25 +85,18 @@ impl Held {
 #[derive(Debug)]
 pub(super) struct Again {
     pub(super) number: u64,
-    head: Vec<u8>,
-    properties: usize,
+    head: Head,
     pub(super) body: Bytes,
 }
 
 impl Again {
     pub(super) fn properties(&self) -> Properties<'_> {
-        // They were encoded here.
-        Properties::decode(&self.head[..self.properties]).unwrap_or_default()
+        self.head.properties()
     }
 
     pub(super) fn routing_key(&self) -> &str {
-        routing_key(&self.head[self.properties..])
+        &self.head.routing_key
     }
-}
-
-/// It was a `str`.
-fn routing_key(bytes: &[u8]) -> &str {
-    std::str::from_utf8(bytes).unwrap_or_default()
 }
 
 /// How many ticks of the keeper a message may take.
@@ -138,8 +119,8 @@ pub(super) struct Book {
     base: u64,
     held: VecDeque<Held>,
     failed: BTreeMap<u64, Error>,
-    on_loss: OnLoss,
-    counts: Published,
+    answering: Answering,
+    ids: Ids,
     /// The channel that messages go over, by its number.
     epoch: u64,
     tick: u32,
@@ -150,26 +131,72 @@ pub(super) struct Book {
 impl Book {
     pub(super) fn new(on_loss: OnLoss, counts: Published) -> Self {
         Book {
-            counts,
             base: 0,
             held: VecDeque::new(),
             failed: BTreeMap::new(),
-            on_loss,
+            answering: Answering { heads: Heads::default(), on_loss, counts },
+            ids: Ids::new(),
             epoch: 0,
             tick: 0,
             is_idle: false,
         }
     }
 
-    /// Enters a message that was just sent over the channel of this epoch. Gives its number, and whether the keeper
-    /// is to be woken.
+    /// Writes down the head of a message, with an id if it has none. It is to be entered next, or taken back.
     #[inline]
-    pub(super) fn enter(&mut self, mut held: Held, epoch: u64) -> (u64, bool) {
+    pub(super) fn write<'p>(
+        &'p mut self,
+        properties: &mut Properties<'p>,
+        routing_key: &str,
+    ) -> Place {
+        if self.next().is_multiple_of(DROP_EVERY) {
+            self.drop_answered();
+        }
+        if properties.message_id.is_none() {
+            properties.message_id = Some(self.ids.next());
+        }
+        self.answering.heads.add(properties, routing_key)
+    }
+
+    /// Writes down a head that was taken back.
+    pub(super) fn write_again(&mut self, head: &Head) -> Place {
         self.drop_answered();
-        self.counts.published();
+        self.answering.heads.add_again(head)
+    }
+
+    /// The properties that were just written down.
+    #[inline]
+    pub(super) fn written(&self, head: Place) -> EncodedProperties<'_> {
+        self.answering.heads.properties(head)
+    }
+
+    /// Takes back a head that was just written down: the message was not sent.
+    pub(super) fn take_back(&mut self, head: Place) -> Head {
+        self.answering.heads.take_last(head)
+    }
+
+    /// Enters a message whose head was just written down, and that was sent over the channel of this epoch. Gives its
+    /// number, and whether the keeper is to be woken.
+    #[inline]
+    pub(super) fn enter(
+        &mut self,
+        head: Place,
+        body: Bytes,
+        confirmation: Confirmation,
+        epoch: u64,
+    ) -> (u64, bool) {
+        self.answering.counts.published();
         let number = self.next();
-        (held.first_sent, held.last_sent) = (self.tick, self.tick);
-        self.held.push_back(held);
+        self.held.push_back(Held {
+            head,
+            body,
+            state: State::Sent(confirmation),
+            waker: None,
+            abandoned: false,
+            first_sent: self.tick,
+            last_sent: self.tick,
+            resent: 0,
+        });
         // One that went over a channel that is gone by now would be overlooked.
         let kick = self.is_idle || epoch != self.epoch;
         self.is_idle = false;
@@ -184,10 +211,11 @@ impl Book {
     /// Forgets the oldest ones as far as they are answered.
     #[inline]
     fn drop_answered(&mut self) {
+        let base = self.base;
         while let Some(front) = self.held.front_mut() {
-            front.look(self.on_loss, &self.counts);
-            match &mut front.state {
-                State::Sent(_) | State::Lost => return,
+            front.look(&self.answering);
+            match &front.state {
+                State::Sent(_) | State::Lost => break,
                 State::Done => {}
                 State::Failed(error) if front.abandoned => unclaimed(error),
                 State::Failed(error) => {
@@ -197,6 +225,9 @@ impl Book {
             front.wake();
             self.held.pop_front();
             self.base += 1;
+        }
+        if self.base != base {
+            self.answering.heads.forget_before(self.held.front().map(|front| front.head));
         }
     }
 
@@ -210,7 +241,7 @@ impl Book {
         let count = number.saturating_sub(self.base) as usize;
         let mut before = self.held.iter_mut().take(count);
         before.all(|held| {
-            held.look(self.on_loss, &self.counts);
+            held.look(&self.answering);
             !matches!(held.state, State::Sent(_) | State::Lost)
         })
     }
@@ -232,7 +263,7 @@ impl Book {
         if let State::Sent(confirmation) = &mut held.state
             && let Poll::Ready(outcome) = Pin::new(confirmation).poll(context)
         {
-            held.resolve(outcome, self.on_loss, &self.counts);
+            held.resolve(outcome, &self.answering);
         }
         let outcome = match std::mem::replace(&mut held.state, State::Done) {
             State::Done => Ok(()),
@@ -278,11 +309,10 @@ impl Book {
     /// The first message from this number on that has to be sent again.
     pub(super) fn lost_from(&mut self, number: u64) -> Option<Again> {
         let skip = number.saturating_sub(self.base) as usize;
-        let (on_loss, counts) = (self.on_loss, &self.counts);
-        let base = self.base;
+        let (base, answering) = (self.base, &self.answering);
         let mut held = self.held.iter_mut().enumerate().skip(skip);
         held.find_map(|(index, held)| {
-            held.look(on_loss, counts);
+            held.look(answering);
             if !matches!(held.state, State::Lost) {
                 // Whoever awaits it learns the outcome.
                 held.wake_if_answered();
@@ -290,8 +320,7 @@ impl Book {
             }
             Some(Again {
                 number: base + index as u64,
-                head: held.head.clone(),
-                properties: held.properties,
+                head: answering.heads.copy(held.head),
                 body: held.body.clone(),
             })
         })
@@ -304,7 +333,7 @@ impl Book {
             held.state = State::Sent(confirmation);
             held.last_sent = tick;
             held.wake();
-            self.counts.replayed();
+            self.answering.counts.replayed();
         }
     }
 
@@ -320,14 +349,14 @@ impl Book {
     /// A message that has no outcome yet.
     fn lost(&mut self, number: u64) -> Option<&mut Held> {
         let held = self.held.get_mut(number.checked_sub(self.base)? as usize)?;
-        held.look(self.on_loss, &self.counts);
+        held.look(&self.answering);
         matches!(held.state, State::Lost).then_some(held)
     }
 
     /// What was lost is not to be sent again.
     pub(super) fn fail_lost(&mut self, error: &Error) {
         for held in &mut self.held {
-            held.look(self.on_loss, &self.counts);
+            held.look(&self.answering);
             if matches!(held.state, State::Lost) {
                 held.state = State::Failed(error.clone());
                 held.wake();
@@ -339,7 +368,7 @@ impl Book {
     /// There will be no channel any more.
     pub(super) fn fail_all(&mut self, error: &Error) {
         for held in &mut self.held {
-            held.look(self.on_loss, &self.counts);
+            held.look(&self.answering);
             if matches!(held.state, State::Sent(_) | State::Lost) {
                 held.state = State::Failed(error.clone());
             }
@@ -361,7 +390,7 @@ impl Book {
         self.drop_answered();
         let mut overdue = Overdue::Nothing;
         for held in &mut self.held {
-            held.look(self.on_loss, &self.counts);
+            held.look(&self.answering);
             let is_sent = match held.state {
                 State::Sent(_) => true,
                 State::Lost => false,

@@ -1,44 +1,50 @@
 //! Message ids: made once per message, and the same however often it is sent.
 
 use std::io::Write as _;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::amqp::ShortStr;
 use crate::random;
 
-/// Room for an id.
-pub(super) const ROOM: usize = 40;
+/// What precedes the count: 16 digits and a dash.
+const PREFIX: usize = 17;
+
+/// Room for an id: more digits than anyone can count.
+const ROOM: usize = 40;
 
 /// Makes ids that nobody else has: 16 hexadecimal digits by chance, and a count.
 #[derive(Debug)]
 pub(super) struct Ids {
-    prefix: [u8; 17],
-    count: AtomicU64,
+    /// The last one.
+    text: [u8; ROOM],
+    len: usize,
 }
 
 impl Ids {
     pub(super) fn new() -> Self {
-        let mut prefix = [0; 17];
-        // It fits: 16 digits and a dash.
-        let _ = write!(&mut prefix[..], "{:016x}-", random::number());
-        Ids { prefix, count: AtomicU64::new(1) }
+        let mut text = [0; ROOM];
+        // It fits.
+        let _ = write!(&mut text[..], "{:016x}-0", random::number());
+        Ids { text, len: PREFIX + 1 }
     }
 
-    /// The next id, written into the buffer.
-    pub(super) fn next<'b>(&self, buffer: &'b mut [u8; ROOM]) -> ShortStr<'b> {
-        let mut number = self.count.fetch_add(1, Ordering::Relaxed);
-        let mut start = buffer.len();
-        loop {
-            start -= 1;
-            buffer[start] = b'0' + (number % 10) as u8;
-            number /= 10;
-            if number == 0 {
-                break;
-            }
+    /// The next id: counts up in the text itself, as one does on paper.
+    #[inline]
+    pub(super) fn next(&mut self) -> ShortStr<'_> {
+        let mut end = self.len;
+        // The dash, at the latest, is no nine.
+        while self.text[end - 1] == b'9' {
+            end -= 1;
+            self.text[end] = b'0';
         }
-        start -= self.prefix.len();
-        buffer[start..start + self.prefix.len()].copy_from_slice(&self.prefix);
-        ShortStr::from_bytes(&buffer[start..]).unwrap_or_default()
+        if end == PREFIX {
+            // One digit more.
+            self.text[PREFIX] = b'1';
+            self.text[self.len] = b'0';
+            self.len += 1;
+        } else {
+            self.text[end - 1] += 1;
+        }
+        ShortStr::from_bytes(&self.text[..self.len]).unwrap_or_default()
     }
 }
 
@@ -48,19 +54,22 @@ mod tests {
 
     #[test]
     fn ids_count_up_and_differ_between_publishers() {
-        let (one, other) = (Ids::new(), Ids::new());
-        let id = |ids: &Ids| ids.next(&mut [0; ROOM]).to_string();
-        let (first, second) = (id(&one), id(&one));
-        assert_eq!(first.split_once('-').unwrap().1, "1");
-        assert_eq!(second.split_once('-').unwrap().1, "2");
-        assert_eq!(first.len(), 18);
-        assert_ne!(first, id(&other));
+        let mut ids = Ids::new();
+        let first = ids.next().to_string();
+        let (prefix, one) = first.split_once('-').unwrap();
+        assert_eq!((prefix.len(), one), (16, "1"));
+        for number in 2..=10_001 {
+            assert_eq!(ids.next().to_string(), format!("{prefix}-{number}"));
+        }
+        assert_ne!(first, Ids::new().next().to_string());
     }
 
     #[test]
     fn the_last_id_fits() {
-        let ids = Ids::new();
-        ids.count.store(u64::MAX, Ordering::Relaxed);
-        assert!(ids.next(&mut [0; ROOM]).to_string().ends_with("-18446744073709551615"));
+        let mut ids = Ids::new();
+        let last = b"18446744073709551614";
+        ids.text[PREFIX..][..last.len()].copy_from_slice(last);
+        ids.len = PREFIX + last.len();
+        assert!(ids.next().to_string().ends_with("-18446744073709551615"));
     }
 }

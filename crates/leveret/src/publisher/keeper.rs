@@ -251,10 +251,11 @@ impl Keeper {
 #[cfg(all(test, feature = "embedded"))]
 mod tests {
     use super::*;
+    use crate::amqp::Properties;
     use crate::client::Client;
     use crate::error::ErrorKind;
     use crate::publisher::Ticket;
-    use crate::publisher::book::Held;
+    use crate::publisher::heads::Heads;
     use crate::topology::{Queue, Topology};
 
     #[tokio::test(start_paused = true)]
@@ -272,13 +273,15 @@ mod tests {
         let publish = Publish { routing_key: "q", body: "1".into(), ..Publish::default() };
         let confirmation = lost.publish_now(&publish).unwrap().unwrap();
         lost.close_now();
-        let held = Held::new(&publish, confirmation);
+        let mut heads = Heads::default();
+        let place = heads.add(&Properties::default(), "q");
+        let head = heads.take_last(place);
 
         broker.faults().block("no memory");
         publisher.publish("q", "the last").await.unwrap();
         up.connection.blocked().wait_for(Option::is_some).await.unwrap();
         let began = Instant::now();
-        let number = shared.enter(held, u64::MAX);
+        let number = shared.enter(&head, publish.body, confirmation, u64::MAX);
         let error = Ticket::new(Arc::clone(&publisher.handle), number).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
         assert!(began.elapsed() < 2 * patience, "after {:?}", began.elapsed());

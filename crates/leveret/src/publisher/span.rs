@@ -68,11 +68,18 @@ impl PublishSpan {
         PublishSpan(Some(Box::new(Traced { span, context })))
     }
 
-    /// Gives a message the context, unless it has one, and the span what the message says of itself.
+    /// Gives a message the context, unless it has one.
     #[inline]
     pub(super) fn put_into(&self, properties: &mut Properties<'_>) {
+        if let Some(traced) = &self.0 {
+            traced.context.put_into(properties.headers.get_or_insert_with(Table::new));
+        }
+    }
+
+    /// Gives the span what the message says of itself.
+    #[inline]
+    pub(super) fn describe(&self, properties: &Properties<'_>) {
         let Some(traced) = &self.0 else { return };
-        traced.context.put_into(properties.headers.get_or_insert_with(Table::new));
         if let Some(id) = &properties.message_id {
             traced.span.record("messaging.message.id", id.to_string());
         }

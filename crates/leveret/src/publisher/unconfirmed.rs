@@ -7,11 +7,11 @@ use tokio::time::{Instant, timeout_at};
 
 use super::Settings;
 use super::span::PublishSpan;
-use crate::amqp::{Channel, Publish, lock};
+use crate::amqp::{Channel, Properties, Publish, lock};
 use crate::client::Client;
 use crate::client::line::Line;
 use crate::error::Error;
-use crate::message::IntoMessage;
+use crate::message::{IntoMessage, Message};
 use crate::telemetry::Published;
 
 /// Publishes to one exchange without confirms.
@@ -68,11 +68,14 @@ impl UnconfirmedPublisher {
         routing_key: &str,
         message: impl IntoMessage,
     ) -> Result<(), Error> {
-        let (body, properties) = message.into_message()?.into_parts()?;
+        let message = message.into_message()?;
+        message.check()?;
+        let Message { body, extra } = message;
         let settings = &self.shared.settings;
-        let mut properties = properties.unwrap_or_default();
+        let mut properties = extra.map_or_else(Properties::default, |extra| extra.properties);
         settings.complete(&mut properties);
         span.put_into(&mut properties);
+        span.describe(&properties);
         let exchange = &settings.exchange;
         let publish = Publish { exchange, routing_key, mandatory: false, properties, body };
         let mut deadline = None;

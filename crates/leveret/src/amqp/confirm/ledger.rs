@@ -168,7 +168,7 @@ mod tests {
         }
 
         fn publish_mandatory(&mut self, publish: &Publish<'_>) -> Entry {
-            let look = self.looks.of(publish);
+            let look = self.looks.of(publish.prepared());
             self.ledger.publish(Some(look))
         }
 

@@ -7,14 +7,14 @@ use foldhash::quality::RandomState;
 use leveret_wire::Properties;
 
 use super::Returned;
-use crate::amqp::publish::Publish;
+use crate::amqp::publish::Prepared;
 
 /// How much of either end of a body is looked at.
 const BODY_ENDS: usize = 128;
 
 /// How a message looks: hashes, so that no body is kept in memory for it.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::amqp) struct Look {
+pub(crate) struct Look {
     /// Exchange and routing key.
     address: u64,
     /// Length and both ends: two bodies that differ in their midst alone, to the same address with the same
@@ -36,9 +36,9 @@ impl Looks {
     }
 
     #[inline]
-    pub(in crate::amqp) fn of(&self, publish: &Publish<'_>) -> Look {
+    pub(in crate::amqp) fn of(&self, publish: Prepared<'_, Properties<'_>>) -> Look {
         let address = (publish.exchange.as_bytes(), publish.routing_key.as_bytes());
-        self.look(address, &publish.properties, &publish.body)
+        self.look(address, publish.properties, publish.body)
     }
 
     pub(super) fn of_returned(&self, returned: &Returned) -> Look {
