@@ -129,7 +129,11 @@ impl Runner {
                         stopper.send_replace(true);
                         end = end.and(result);
                     }
-                    Some(Err(_)) => {}
+                    Some(Err(panic)) => {
+                        stopper.send_replace(true);
+                        let text = "the consumer ended";
+                        end = end.and(Err(Error::caused(ErrorKind::Panicked, text, panic)));
+                    }
                 },
             }
         }
