@@ -18,7 +18,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
-use crate::amqp::{self, Channel, Confirm, Properties, Publish, lock};
+use crate::amqp::{self, Channel, Confirm, Properties, Publish, deadline_in, lock};
 use crate::client::Client;
 use crate::client::health::PublisherHealth;
 use crate::client::line::Line;
@@ -156,7 +156,7 @@ impl PublisherBuilder {
 
 /// Waits for the line and opens a channel with confirms on it.
 async fn opened(line: &Line, settings: &Settings) -> Result<Channel<Confirm>, Error> {
-    let deadline = Instant::now() + settings.timeout;
+    let deadline = deadline_in(settings.timeout);
     let late = |_| line.timed_out(settings.what(), settings.timeout);
     loop {
         let up = timeout_at(deadline, line.up()).await.map_err(late)??;
@@ -346,7 +346,7 @@ impl Shared {
 
     /// Publishes once there is a channel and room on it, and gives the message's number in the book.
     async fn send(&self, publish: &Publish<'_>) -> Result<u64, Error> {
-        let deadline = Instant::now() + self.settings.timeout;
+        let deadline = deadline_in(self.settings.timeout);
         loop {
             let (channel, epoch) = self.until_open(deadline).await?;
             let left = deadline.saturating_duration_since(Instant::now());
@@ -413,7 +413,7 @@ impl Shared {
 
     async fn flush(&self) -> Result<(), Error> {
         let patience = self.settings.timeout;
-        let deadline = Instant::now() + patience;
+        let deadline = deadline_in(patience);
         let until = lock(&self.book).next();
         loop {
             if lock(&self.book).is_answered_before(until) {

@@ -13,6 +13,7 @@ use super::incoming::{Incoming, States};
 use super::runner::{OnFailure, Summary, refuse, report};
 use super::service::contained;
 use super::stream::Deliveries;
+use crate::amqp::deadline_in;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 use crate::telemetry::Consumed;
@@ -138,7 +139,7 @@ async fn collect(
         };
         match next {
             Some(Ok(delivery)) => {
-                deadline.get_or_insert_with(|| Instant::now() + within);
+                deadline.get_or_insert_with(|| deadline_in(within));
                 batch.push(delivery);
             }
             Some(Err(error)) => return (batch, Some(Err(error))),
