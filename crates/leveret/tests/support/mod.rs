@@ -5,6 +5,7 @@
 
 pub mod books;
 pub mod client;
+pub mod drops;
 
 use leveret::amqp::{Connection, Error, Options};
 use leveret_testkit::peer::Peer;
