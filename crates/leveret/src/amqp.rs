@@ -63,6 +63,7 @@ pub(crate) use consumer::Pulse;
 pub(crate) use delivery::Source;
 pub use delivery::{Delivery, Refused};
 pub use error::{Error, ErrorKind};
+pub(crate) use handshake::deadline_in;
 pub use limits::Limits;
 pub use options::{Auth, Options, Password, Tls};
 pub(crate) use publish::Prepared;

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{timeout, timeout_at};
 
-use crate::amqp::{self, DeleteExchange, DeleteQueue, GetOptions};
+use crate::amqp::{self, DeleteExchange, DeleteQueue, GetOptions, deadline_in};
 use crate::consumer::ConsumerBuilder;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
@@ -228,7 +228,7 @@ impl Client {
     pub async fn apply(&self, topology: &Topology) -> Result<Applied, Error> {
         let core = self.core();
         let patience = core.options.timeout;
-        let deadline = Instant::now() + patience;
+        let deadline = deadline_in(patience);
         let home = core.home();
         let late = |_| Error::timed_out("declaring the topology", patience);
         loop {
@@ -311,7 +311,7 @@ impl Client {
     ) -> Result<T, Error> {
         let core = self.core();
         let patience = core.options.timeout;
-        let deadline = Instant::now() + patience;
+        let deadline = deadline_in(patience);
         let home = core.home();
         let late = |_| Error::timed_out(what, patience);
         loop {

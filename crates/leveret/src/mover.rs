@@ -8,6 +8,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::amqp::{
     Channel, Confirm, Confirmation, Outcome, Properties, Publish, RawProperties, Table, Value,
+    deadline_in,
 };
 use crate::client::Client;
 use crate::delivery::Delivery;
@@ -149,7 +150,7 @@ impl Mover {
 
     /// Publishes. Many can be under way at once.
     pub(crate) async fn send(&self, mut parcel: Parcel) -> Result<Moving, Error> {
-        let deadline = Instant::now() + self.timeout;
+        let deadline = deadline_in(self.timeout);
         loop {
             let open = self.open(deadline).await?;
             parcel.keep_user(open.user.as_deref());

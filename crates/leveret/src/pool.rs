@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
-use crate::amqp::{Channel, Confirm, Tally, lock};
+use crate::amqp::{Channel, Confirm, Tally, deadline_in, lock};
 use crate::client::Client;
 use crate::client::health::PoolHealth;
 use crate::client::line::{Line, State};
@@ -66,7 +66,7 @@ impl ChannelPoolBuilder {
         let ChannelPoolBuilder { client, size, connections, timeout } = self;
         let lines: Vec<_> = (0..connections).map(|index| client.core().publishing(index)).collect();
         let pool = Pool {
-            permits: (size > 0).then(|| Arc::new(Semaphore::new(size))),
+            permits: (size > 0).then(|| Arc::new(Semaphore::new(size.min(Semaphore::MAX_PERMITS)))),
             idle: Mutex::default(),
             lines,
             size,
@@ -76,7 +76,7 @@ impl ChannelPoolBuilder {
             failure: Mutex::default(),
             client,
         };
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline_in(timeout);
         for number in 0..size {
             let mut slot = Slot { line: number % connections, channel: None };
             pool.open(&mut slot, deadline).await?;
@@ -148,7 +148,7 @@ impl ChannelPool {
     pub async fn borrow(&self) -> Result<BorrowedChannel, Error> {
         let pool = &self.pool;
         let began = Instant::now();
-        let deadline = began + pool.timeout;
+        let deadline = deadline_in(pool.timeout);
         let waiting = Counted::new(&pool.waiting);
         let permit = pool.permit(deadline).await?;
         let slot = lock(&pool.idle).pop_front();
@@ -191,7 +191,7 @@ impl Pool {
 
     /// Opens idle channels that are gone, before somebody needs them. What fails is known to health then.
     pub(crate) async fn refill(self: &Arc<Self>) {
-        let deadline = Instant::now() + self.timeout;
+        let deadline = deadline_in(self.timeout);
         while let Some(permit) =
             self.permits.as_ref().and_then(|permits| Arc::clone(permits).try_acquire_owned().ok())
         {

@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
 use crate::amqp::{
-    self, Channel, Confirm, Confirmation, Look, Prepared, Properties, Publish, lock,
+    self, Channel, Confirm, Confirmation, Look, Prepared, Properties, Publish, deadline_in, lock,
 };
 use crate::client::Client;
 use crate::client::health::PublisherHealth;
@@ -158,7 +158,7 @@ impl PublisherBuilder {
 
 /// Waits for the line and opens a channel with confirms on it.
 async fn opened(line: &Line, settings: &Settings) -> Result<Channel<Confirm>, Error> {
-    let deadline = Instant::now() + settings.timeout;
+    let deadline = deadline_in(settings.timeout);
     let late = |_| line.timed_out(settings.what(), settings.timeout);
     loop {
         let up = timeout_at(deadline, line.up()).await.map_err(late)??;
@@ -384,7 +384,7 @@ impl Shared {
         let Settings { exchange, mandatory, timeout, on_loss, .. } = &self.settings;
         let (routing_key, properties) = (&head.routing_key, head.properties());
         let publish = Publish { exchange, routing_key, mandatory: *mandatory, properties, body };
-        let deadline = Instant::now() + *timeout;
+        let deadline = deadline_in(*timeout);
         loop {
             let (channel, epoch) = self.until_open(deadline).await?;
             let left = deadline.saturating_duration_since(Instant::now());
@@ -457,7 +457,7 @@ impl Shared {
 
     async fn flush(&self) -> Result<(), Error> {
         let patience = self.settings.timeout;
-        let deadline = Instant::now() + patience;
+        let deadline = deadline_in(patience);
         let until = lock(&self.book).next();
         loop {
             if lock(&self.book).is_answered_before(until) {

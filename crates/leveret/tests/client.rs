@@ -1,6 +1,7 @@
 //! The client on the embedded broker, whose faults and clock are in the test's hands.
 
 mod client {
+    mod abuse;
     mod batches;
     mod consuming;
     mod handling;
@@ -13,6 +14,9 @@ mod client {
     mod telemetry;
     mod topology;
 }
+
+#[path = "support/drops.rs"]
+mod drops;
 
 use std::time::Duration;
 

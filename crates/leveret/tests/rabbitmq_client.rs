@@ -3,6 +3,7 @@
 mod support;
 
 mod rabbitmq_client {
+    mod abuse;
     mod consuming;
     mod events;
     mod handling;

@@ -61,14 +61,14 @@ struct Deadline<'o> {
 }
 
 /// That long from now; a time too long to be reckoned with is a year.
-fn far(timeout: Duration) -> Instant {
+pub(crate) fn deadline_in(timeout: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(timeout).unwrap_or(now + Duration::from_secs(365 * 24 * 3600))
 }
 
 impl<'o> Deadline<'o> {
     fn new(options: &'o Options) -> Self {
-        Deadline { options, end: far(options.connection_timeout) }
+        Deadline { options, end: deadline_in(options.connection_timeout) }
     }
 
     /// A step of the whole; if it is this one during which time runs out, the error names it.

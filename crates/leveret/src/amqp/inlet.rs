@@ -14,7 +14,7 @@ use leveret_wire::{
     Assembler, Content, Frame, FrameBatch, FrameKind, Method, PartialBody, ShortStr,
 };
 use tokio::io::{AsyncRead, AsyncReadExt};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{timeout, timeout_at};
 
 use super::calls::{Got, Reply, Subject};
 use super::confirm::Returned;
@@ -23,6 +23,7 @@ use super::consumer::{ConsumerQueue, End, Envelope};
 use super::delivery::Source;
 use super::error::{Error, ErrorKind, close_reason};
 use super::handshake::Reader;
+use super::handshake::deadline_in;
 use super::link::{ChannelState, Pause};
 use super::lock;
 
@@ -450,7 +451,7 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
                 continue;
             }
             // One deadline for all of them together.
-            let deadline = *deadline.get_or_insert_with(|| Instant::now() + patience);
+            let deadline = *deadline.get_or_insert_with(|| deadline_in(patience));
             if timeout_at(deadline, queue.until_within_bound()).await.is_err() {
                 self.end_slow_consumer(&queue, patience);
             }

@@ -192,11 +192,11 @@ impl Driver {
     /// Connects again and again. Returns why it gave up.
     async fn keep_connected(&self) -> Error {
         let (mut again, mut short_lived) = (false, 0);
-        let mut at_home = None;
+        let (mut at_home, mut silent) = (None, None);
         loop {
             let (index, up) = match at_home.take() {
                 Some(connected) => connected,
-                None => match self.connect(again, short_lived).await {
+                None => match self.connect(again, short_lived, silent).await {
                     Ok(connected) => connected,
                     Err(error) => return error,
                 },
@@ -205,12 +205,14 @@ impl Driver {
             let began = Instant::now();
             let failed = self.restore(&up.connection).await;
             if let Some(error) = silence(&failed) {
-                // The next one may answer.
+                // Another one may answer.
                 short_lived += 1;
+                silent = Some(index);
                 let (connection, error) = (self.name.clone(), error.clone());
                 self.core.announce(Event::ConnectFailed { connection, error });
                 continue;
             }
+            silent = None;
             if !up.connection.is_closed() {
                 self.announce_not_restored(&failed);
                 self.state.send_replace(State::Up(up.clone()));
@@ -233,7 +235,7 @@ impl Driver {
                 let _ = up.connection.close().await;
             }
             // One that is lost as soon as it is made must not be made again without a pause.
-            let is_short = began.elapsed() < 2 * self.core.options.backoff.initial;
+            let is_short = began.elapsed() < self.core.options.backoff.initial.saturating_mul(2);
             short_lived = if is_short { short_lived + 1 } else { 0 };
         }
     }
@@ -260,8 +262,13 @@ impl Driver {
         }
     }
 
-    /// Tries all endpoints in turn, with growing pauses, as often as allowed.
-    async fn connect(&self, again: bool, short_lived: u32) -> Result<(usize, Up), Error> {
+    /// Tries all endpoints in turn, with growing pauses, as often as allowed; the one that did not answer last.
+    async fn connect(
+        &self,
+        again: bool,
+        short_lived: u32,
+        silent: Option<usize>,
+    ) -> Result<(usize, Up), Error> {
         let options = &self.core.options;
         let limits = &options.connect;
         let began = Instant::now();
@@ -270,7 +277,7 @@ impl Driver {
             if before > 0 {
                 sleep(options.backoff.pause(before - 1)).await;
             }
-            let (error, permanent) = match self.try_endpoints().await {
+            let (error, permanent) = match self.try_endpoints(silent).await {
                 Ok(connected) => return Ok(connected),
                 Err(failed) => failed,
             };
@@ -289,9 +296,11 @@ impl Driver {
     }
 
     /// The first endpoint that answers; or why none does, and whether there is no use in trying again.
-    async fn try_endpoints(&self) -> Result<(usize, Up), (Error, bool)> {
+    async fn try_endpoints(&self, silent: Option<usize>) -> Result<(usize, Up), (Error, bool)> {
         let mut errors = Vec::new();
-        for (index, endpoint) in self.core.endpoints.in_order() {
+        let mut endpoints = self.core.endpoints.in_order();
+        endpoints.sort_by_key(|(index, _)| silent == Some(*index));
+        for (index, endpoint) in endpoints {
             match endpoint.connect(&self.name).await {
                 Ok(connection) => {
                     let endpoint = endpoint.to_string().into();

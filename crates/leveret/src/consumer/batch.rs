@@ -15,6 +15,7 @@ use super::incoming::{Incoming, States};
 use super::runner::{Summary, report};
 use super::service::contained;
 use super::stream::Deliveries;
+use crate::amqp::deadline_in;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 use crate::retry::Diagnosis;
@@ -144,7 +145,7 @@ async fn collect(
         };
         match next {
             Some(Ok(delivery)) => {
-                deadline.get_or_insert_with(|| Instant::now() + within);
+                deadline.get_or_insert_with(|| deadline_in(within));
                 batch.push(delivery);
             }
             Some(Err(error)) => return (batch, Some(Err(error))),

@@ -14,6 +14,7 @@ use super::seen::Seen;
 use super::service::Call;
 use super::stream::Deliveries;
 use super::{ConsumerBuilder, Mode};
+use crate::amqp::deadline_in;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 use crate::retry::Diagnosis;
@@ -122,7 +123,11 @@ impl Runner {
                         stopper.send_replace(true);
                         end = end.and(result);
                     }
-                    Some(Err(_)) => {}
+                    Some(Err(panic)) => {
+                        stopper.send_replace(true);
+                        let text = "the consumer ended";
+                        end = end.and(Err(Error::caused(ErrorKind::Panicked, text, panic)));
+                    }
                 },
             }
         }
@@ -184,7 +189,7 @@ impl Loop {
                 handled = &mut handling => done.add(handled, &self.shared),
                 () = &mut stopped => {
                     drop(deliveries);
-                    let deadline = Instant::now() + self.drain;
+                    let deadline = deadline_in(self.drain);
                     match timeout_at(deadline, handling).await {
                         Ok(handled) => done.add(handled, &self.shared),
                         Err(_) => done.summary.abandoned += 1,
@@ -194,7 +199,7 @@ impl Loop {
             }
         };
         drop(deliveries);
-        (done.finish(Instant::now() + self.drain).await, end)
+        (done.finish(deadline_in(self.drain)).await, end)
     }
 
     /// Up to so many at a time, each in a task of its own.
@@ -225,7 +230,7 @@ impl Loop {
         };
         // No more come, and those that were not begun go back.
         drop(deliveries);
-        let deadline = Instant::now() + self.drain;
+        let deadline = deadline_in(self.drain);
         let drained = async {
             while let Some(handled) = tasks.join_next().await {
                 done.join(handled, &self.shared);

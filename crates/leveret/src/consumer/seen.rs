@@ -1,6 +1,7 @@
 //! What was handled lately, so that it is not handled again.
 
 use std::collections::{HashSet, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -35,8 +36,16 @@ impl Seen {
         Seen { window, key_of, state: Arc::default() }
     }
 
+    /// None if it has no key, or the function that makes it panics: then it is handled.
     pub(super) fn key_of(&self, incoming: &Incoming) -> Option<Vec<u8>> {
-        (self.key_of)(incoming)
+        let made = catch_unwind(AssertUnwindSafe(|| (self.key_of)(incoming)));
+        made.unwrap_or_else(|_| {
+            tracing::error!(
+                queue = incoming.queue(),
+                "the key of a message could not be made: panic"
+            );
+            None
+        })
     }
 
     pub(super) fn contains(&self, key: &[u8]) -> bool {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::Settings;
-use crate::amqp::{self, ConsumeOptions, Consumer, ReplyCode};
+use crate::amqp::{self, ConsumeOptions, Consumer, ReplyCode, deadline_in};
 use crate::client::Client;
 use crate::client::core::{Core, Subscription};
 use crate::client::event::Event;
@@ -43,7 +43,7 @@ impl Source {
     /// Begins for the first time. What the broker refuses is an error at once.
     pub(super) async fn first(&self) -> Result<Consumer, Error> {
         let patience = self.core.options.timeout;
-        let deadline = Instant::now() + patience;
+        let deadline = deadline_in(patience);
         let late = |_| Error::timed_out(self.what(), patience);
         loop {
             match timeout_at(deadline, self.begin()).await.map_err(late)?? {

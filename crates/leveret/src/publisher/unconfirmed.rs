@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::Settings;
 use super::span::PublishSpan;
-use crate::amqp::{Channel, Properties, Publish, lock};
+use crate::amqp::{Channel, Properties, Publish, deadline_in, lock};
 use crate::client::Client;
 use crate::client::line::Line;
 use crate::error::Error;
@@ -44,7 +44,7 @@ impl UnconfirmedPublisher {
             opening: tokio::sync::Mutex::default(),
             _client: client,
         };
-        let deadline = Instant::now() + shared.settings.timeout;
+        let deadline = deadline_in(shared.settings.timeout);
         shared.open(deadline).await?;
         Ok(UnconfirmedPublisher { shared: Arc::new(shared) })
     }
@@ -83,7 +83,7 @@ impl UnconfirmedPublisher {
             let channel = match self.shared.open_now() {
                 Some(channel) => channel,
                 None => {
-                    let until = || Instant::now() + settings.timeout;
+                    let until = || deadline_in(settings.timeout);
                     self.shared.open(*deadline.get_or_insert_with(until)).await?
                 }
             };

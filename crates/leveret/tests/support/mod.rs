@@ -5,6 +5,7 @@
 
 pub mod books;
 pub mod client;
+pub mod drops;
 pub mod plan;
 
 use leveret::amqp::{Connection, Error, Options};
