@@ -3,6 +3,7 @@
 mod client {
     mod batches;
     mod consuming;
+    mod delay;
     mod handling;
     mod pool;
     mod publishing;

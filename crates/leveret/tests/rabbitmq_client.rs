@@ -4,6 +4,7 @@ mod support;
 
 mod rabbitmq_client {
     mod consuming;
+    mod delay;
     mod events;
     mod handling;
     mod pool;

@@ -11,6 +11,7 @@ use super::event::{Announcer, Event};
 use super::health::Registry;
 use super::line::{Line, Role};
 use crate::amqp::lock;
+use crate::delay::ready::Ready;
 use crate::error::Error;
 use crate::topology::Remembered;
 
@@ -45,6 +46,7 @@ pub(crate) struct Core {
     pub(crate) options: Options,
     pub(crate) endpoints: Endpoints,
     pub(crate) remembered: Remembered,
+    pub(crate) delays: Ready,
     pub(crate) health: Registry,
     announcer: Announcer,
     lines: Mutex<Lines>,
@@ -64,6 +66,7 @@ impl Core {
             options,
             endpoints,
             remembered: Remembered::default(),
+            delays: Ready::default(),
             health: Registry::default(),
             announcer: Announcer::new(),
             lines: Mutex::default(),
