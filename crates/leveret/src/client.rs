@@ -8,11 +8,12 @@ use tokio::time::{timeout, timeout_at};
 
 use crate::amqp::{self, DeleteExchange, DeleteQueue, GetOptions, deadline_in};
 use crate::consumer::ConsumerBuilder;
+use crate::delay::Delays;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 use crate::pool::ChannelPoolBuilder;
 use crate::publisher::PublisherBuilder;
-use crate::topology::{Applied, Topology};
+use crate::topology::{Applied, Failed, Topology};
 
 mod backoff;
 mod checkup;
@@ -226,6 +227,18 @@ impl Client {
     /// Declaring what exists already is no error. What exists with other parameters is: the error names each of them, see
     /// [`Error::conflicts`]. The rest is declared all the same.
     pub async fn apply(&self, topology: &Topology) -> Result<Applied, Error> {
+        let (applied, failed) = self.apply_each(topology).await?;
+        match combined(failed) {
+            None => Ok(applied),
+            Some(error) => Err(error),
+        }
+    }
+
+    /// The same, and tells of each object why it could not be declared.
+    pub(crate) async fn apply_each(
+        &self,
+        topology: &Topology,
+    ) -> Result<(Applied, Vec<Failed>), Error> {
         let core = self.core();
         let patience = core.options.timeout;
         let deadline = deadline_in(patience);
@@ -237,10 +250,7 @@ impl Client {
             let apply = core.remembered.apply(&up.connection, topology);
             let (applied, failed) = timeout_at(deadline, apply).await.map_err(late)?;
             if !up.connection.is_closed() {
-                return match combined(failed) {
-                    None => Ok(applied),
-                    Some(error) => Err(error),
-                };
+                return Ok((applied, failed));
             }
         }
     }
@@ -264,6 +274,7 @@ impl Client {
             })
             .await?;
         self.core().remembered.forget_queue(queue);
+        self.core().delays.was_deleted(queue);
         Ok(deleted)
     }
 
@@ -274,6 +285,7 @@ impl Client {
         })
         .await?;
         self.core().remembered.forget_exchange(exchange);
+        self.core().delays.was_deleted(exchange);
         Ok(())
     }
 
@@ -337,6 +349,11 @@ impl Client {
         PublisherBuilder::new(self.clone(), exchange.into())
     }
 
+    /// The delayed messages: how many there are, and where they wait.
+    pub fn delays(&self) -> Delays {
+        Delays::new(self.clone())
+    }
+
     /// A pool of channels to publish on.
     pub fn channel_pool(&self) -> ChannelPoolBuilder {
         ChannelPoolBuilder::new(self.clone())
@@ -377,7 +394,7 @@ impl Client {
 }
 
 /// One error that names all failures.
-fn combined(mut failed: Vec<(String, Error)>) -> Option<Error> {
+fn combined(mut failed: Vec<Failed>) -> Option<Error> {
     match failed.len() {
         0 => None,
         1 => Some(failed.remove(0).1),

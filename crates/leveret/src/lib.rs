@@ -101,6 +101,7 @@
 pub mod amqp;
 mod client;
 mod consumer;
+mod delay;
 mod delivery;
 #[cfg(feature = "files")]
 mod duration;
@@ -126,6 +127,7 @@ pub use consumer::{
     FromIncoming, Handler, HandlerService, Headers, Incoming, IntoBatchOutcome, IntoOutcome, Next,
     Runner, State, Summary,
 };
+pub use delay::Delays;
 pub use delivery::Delivery;
 pub use error::{Error, ErrorKind};
 pub use message::{IntoMessage, Message};

@@ -20,6 +20,8 @@ pub(crate) mod kept {
     pub(crate) const USER_ID: &str = "x-leveret-user-id";
     /// The `expiration` it had: it may not expire where it waits, or where it is parked.
     pub(crate) const EXPIRATION: &str = "x-leveret-expiration";
+    /// The `priority` it had: a higher one may not hold others up where they wait.
+    pub(crate) const PRIORITY: &str = "x-leveret-priority";
     /// Its properties as they came, if they are malformed and therefore cannot be sent.
     pub(crate) const PROPERTIES: &str = "x-leveret-properties";
 }

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, OnceCell, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
@@ -24,6 +24,7 @@ use crate::amqp::{
 use crate::client::Client;
 use crate::client::health::PublisherHealth;
 use crate::client::line::Line;
+use crate::delay::ladder;
 use crate::error::{Error, ErrorKind};
 use crate::message::{IntoMessage, Message};
 use crate::telemetry::Published;
@@ -147,7 +148,8 @@ impl PublisherBuilder {
         client.core().health.publishers.add(&shared);
         let keeper =
             tokio::spawn(Keeper::new(Arc::clone(&shared), Arc::clone(client.core())).run());
-        Ok(Publisher { handle: Arc::new(Handle { shared, keeper, _client: client }) })
+        let handle = Handle { shared, keeper, client, to_ladder: OnceCell::new() };
+        Ok(Publisher { handle: Arc::new(handle) })
     }
 
     /// A publisher without confirms, for messages whose loss does not matter: it knows only that they were written.
@@ -219,7 +221,9 @@ pub(crate) struct Shared {
 struct Handle {
     shared: Arc<Shared>,
     keeper: JoinHandle<()>,
-    _client: Client,
+    client: Client,
+    /// For messages that are delayed, made when the first one is.
+    to_ladder: OnceCell<Publisher>,
 }
 
 impl Drop for Handle {
@@ -293,12 +297,32 @@ impl Publisher {
     /// Waits until everything published so far has its outcome, up to the timeout. What failed is reported by the
     /// tickets.
     pub async fn flush(&self) -> Result<(), Error> {
-        self.shared().flush().await
+        self.shared().flush().await?;
+        match self.handle.to_ladder.get() {
+            Some(publisher) => publisher.shared().flush().await,
+            None => Ok(()),
+        }
     }
 
     /// How many messages have no outcome yet.
     pub fn unconfirmed(&self) -> usize {
-        lock(&self.shared().book).unanswered()
+        let of = |publisher: &Publisher| lock(&publisher.shared().book).unanswered();
+        of(self) + self.handle.to_ladder.get().map_or(0, of)
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.handle.client
+    }
+
+    /// The publisher for messages that are delayed: as this one, and sure that they have a place to wait.
+    pub(crate) async fn to_ladder(&self) -> Result<&Publisher, Error> {
+        let make = || {
+            let mut settings = self.shared().settings.clone();
+            settings.exchange = ladder::ENTRY.to_owned();
+            settings.mandatory = true;
+            PublisherBuilder { client: self.client().clone(), settings }.build()
+        };
+        self.handle.to_ladder.get_or_try_init(make).await
     }
 }
 

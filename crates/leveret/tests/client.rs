@@ -4,6 +4,7 @@ mod client {
     mod abuse;
     mod batches;
     mod consuming;
+    mod delay;
     mod handling;
     mod health;
     mod pool;

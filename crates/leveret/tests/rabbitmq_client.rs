@@ -5,6 +5,7 @@ mod support;
 mod rabbitmq_client {
     mod abuse;
     mod consuming;
+    mod delay;
     mod events;
     mod handling;
     mod pool;

@@ -11,6 +11,7 @@ use super::event::{Announcer, Event};
 use super::line::{Line, Role};
 use super::registry::Registry;
 use crate::amqp::lock;
+use crate::delay::ready::Ready;
 use crate::error::Error;
 use crate::topology::Remembered;
 
@@ -46,6 +47,7 @@ pub(crate) struct Core {
     pub(crate) options: Options,
     pub(crate) endpoints: Endpoints,
     pub(crate) remembered: Remembered,
+    pub(crate) delays: Ready,
     pub(crate) health: Registry,
     announcer: Announcer,
     lines: Mutex<Lines>,
@@ -65,6 +67,7 @@ impl Core {
             options,
             endpoints,
             remembered: Remembered::default(),
+            delays: Ready::default(),
             health: Registry::default(),
             announcer: Announcer::new(),
             lines: Mutex::default(),

@@ -1,0 +1,127 @@
+//! What of the ladder is known to be on the broker, so that it is not declared for every message.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::amqp::lock;
+use crate::client::Client;
+use crate::error::{Error, ErrorKind};
+use crate::topology::{QueueType, Topology};
+
+use super::ladder::{self, Target};
+use super::steps::LEVELS;
+
+/// A target is bound again after this long. Somebody may have deleted it and made it anew, and that takes its binding away.
+const REBIND_AFTER: Duration = Duration::from_secs(60);
+
+/// How many targets are remembered as bound; beyond that all are bound again.
+const MAX_TARGETS: usize = 10_000;
+
+/// What a client knows of the ladder.
+#[derive(Debug, Default)]
+pub(crate) struct Ready {
+    known: Mutex<Known>,
+    /// Held while declaring, so that the ladder is declared once for all that wait for it.
+    declaring: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    queue_type: Option<QueueType>,
+    /// Whether messages may have to wait in quorum queues.
+    has_quorum: bool,
+    /// How many levels there are, from the lowest: it grows with the longest delay so far.
+    levels: u8,
+    /// Who can be let out to, and since when that is known.
+    targets: HashMap<Target, Instant>,
+}
+
+impl Known {
+    fn has(&self, top: u8, target: &Target) -> bool {
+        let is_bound = self.targets.get(target).is_some_and(|at| at.elapsed() < REBIND_AFTER);
+        top < self.levels && is_bound
+    }
+
+    /// What has to be declared.
+    fn missing(&self, top: u8, target: &Target) -> Topology {
+        let levels = self.levels..self.levels.max(top + 1);
+        ladder::topology(levels, self.queue_type).binding(target.binding())
+    }
+
+    fn learn(&mut self, top: u8, target: Target) {
+        self.levels = self.levels.max(top + 1);
+        if self.targets.len() >= MAX_TARGETS {
+            self.targets.clear();
+        }
+        self.targets.insert(target, Instant::now());
+    }
+}
+
+impl Ready {
+    /// Whether messages may have to wait in quorum queues.
+    pub(crate) fn has_quorum(&self) -> bool {
+        lock(&self.known).has_quorum
+    }
+
+    /// Sees to it that a message can enter at this level, and leave to this target.
+    pub(crate) async fn ensure(
+        &self,
+        client: &Client,
+        top: u8,
+        target: Target,
+    ) -> Result<(), Error> {
+        if lock(&self.known).has(top, &target) {
+            return Ok(());
+        }
+        let _alone = self.declaring.lock().await;
+        let missing = {
+            let known = lock(&self.known);
+            if known.has(top, &target) {
+                return Ok(());
+            }
+            known.missing(top, &target)
+        };
+        let (_, failed) = client.apply_each(&missing).await?;
+        if let Some((_, error)) = failed.iter().find(|(_, error)| !is_of_other_type(error)) {
+            return Err(error.clone());
+        }
+        let mut known = lock(&self.known);
+        known.has_quorum |= !failed.is_empty();
+        known.learn(top, target);
+        Ok(())
+    }
+
+    /// Declares all levels, of this type.
+    pub(crate) async fn declare(
+        &self,
+        client: &Client,
+        queue_type: QueueType,
+    ) -> Result<(), Error> {
+        let _alone = self.declaring.lock().await;
+        client.apply(&ladder::topology(0..LEVELS, Some(queue_type))).await?;
+        let mut known = lock(&self.known);
+        known.queue_type = Some(queue_type);
+        known.has_quorum = queue_type == QueueType::Quorum;
+        known.levels = LEVELS;
+        Ok(())
+    }
+
+    /// A queue or an exchange was deleted, and its bindings with it.
+    pub(crate) fn was_deleted(&self, name: &str) {
+        let mut known = lock(&self.known);
+        known.targets.clear();
+        if name.starts_with(ladder::ENTRY) {
+            known.levels = 0;
+        }
+    }
+}
+
+/// Whether a queue was refused only because another client has made the ladder of another type, which serves as well.
+fn is_of_other_type(error: &Error) -> bool {
+    let of_type = ["x-queue-type", "x-overflow", "x-dead-letter-strategy"];
+    error.kind() == ErrorKind::Conflict
+        && error.conflicts().iter().all(|found| of_type.contains(&found.argument.as_str()))
+}

@@ -1,0 +1,258 @@
+use std::time::Duration;
+
+use leveret::amqp::{GetOptions, Table};
+use leveret::{
+    Client, Delivery, ErrorKind, Exchange, Message, Publisher, Queue, QueueType, Topology,
+};
+use leveret_testkit::rabbitmq;
+use tokio::time::Instant;
+
+use crate::support::client::{client, client_with, next, publisher, soon, until_depth};
+
+const TYPES: [QueueType; 2] = [QueueType::Classic, QueueType::Quorum];
+const PARKED: &str = "leveret.delay.unroutable";
+/// It waits in two queues.
+const SHORT: Duration = Duration::from_millis(375);
+
+/// A client with a topic exchange, two queues bound to it, and a ladder of this type.
+async fn scene(vhost: &rabbitmq::Vhost, queue_type: QueueType) -> (Client, Publisher) {
+    let client = client(vhost).await;
+    let topology = Topology::new()
+        .exchange(Exchange::topic("orders"))
+        .queue(Queue::classic("paid").bind("orders", "order.paid"))
+        .queue(Queue::quorum("lost").bind("orders", "order.lost"));
+    soon("a topology", client.apply(&topology)).await.unwrap();
+    soon("a ladder", client.delays().declare(queue_type)).await.unwrap();
+    let publisher = soon("a publisher", client.publisher("orders").build()).await.unwrap();
+    (client, publisher)
+}
+
+async fn publish_in(publisher: &Publisher, key: &str, message: impl Into<Message>) {
+    soon("an outcome", publisher.publish_in(key, message.into(), SHORT)).await.unwrap();
+}
+
+/// The only message of a queue, once it is there.
+async fn only(client: &Client, queue: &str) -> Delivery {
+    until_depth(client, queue, 1).await;
+    client.get(queue, GetOptions::default()).await.unwrap().expect("a message")
+}
+
+#[tokio::test]
+async fn messages_come_in_the_order_of_their_time_and_none_is_early() {
+    for queue_type in TYPES {
+        let vhost = rabbitmq::vhost().await;
+        let client = client_with(&vhost, Queue::classic("q")).await;
+        soon("a ladder", client.delays().declare(queue_type)).await.unwrap();
+        let publisher = publisher(&client).await;
+        let began = Instant::now();
+        // Far enough from each other for a machine that is busy.
+        for milliseconds in [5250, 250, 10_000, 2625] {
+            let delay = Duration::from_millis(milliseconds);
+            let sent = publisher.publish_in("q", milliseconds.to_string(), delay);
+            soon("an outcome", sent).await.unwrap();
+        }
+        let mut deliveries = client.consumer("q").stream().await.unwrap();
+        for milliseconds in [250, 2625, 5250, 10_000] {
+            let delivery = next(&mut deliveries).await;
+            assert_eq!(delivery.body(), milliseconds.to_string().as_bytes());
+            assert!(began.elapsed() >= Duration::from_millis(milliseconds));
+            delivery.ack().unwrap();
+        }
+        assert_eq!(client.delays().pending().await.unwrap(), 0);
+    }
+}
+
+#[tokio::test]
+async fn what_waits_is_counted() {
+    for queue_type in TYPES {
+        let vhost = rabbitmq::vhost().await;
+        let (client, publisher) = scene(&vhost, queue_type).await;
+        assert_eq!(client.delays().pending().await.unwrap(), 0);
+        for days in [1, 30, 365, 3000] {
+            let delay = Duration::from_secs(days * 86_400);
+            let sent = publisher.publish_in("order.paid", "later", delay);
+            soon("an outcome", sent).await.unwrap();
+        }
+        assert_eq!(client.delays().pending().await.unwrap(), 4);
+        assert_eq!(client.delays().unroutable().await.unwrap(), 0);
+    }
+}
+
+#[tokio::test]
+async fn an_exchange_gets_the_message_as_it_was_published() {
+    for queue_type in TYPES {
+        let vhost = rabbitmq::vhost().await;
+        let (client, publisher) = scene(&vhost, queue_type).await;
+        let message = Message::new("{}")
+            .content_type("application/json")
+            .header("tenant", "acme")
+            .message_id("7")
+            .expires_in(Duration::from_millis(1));
+        publish_in(&publisher, "order.paid", message).await;
+        let delivery = only(&client, "paid").await;
+        assert_eq!(delivery.routing_key(), "order.paid");
+        let properties = delivery.properties();
+        assert_eq!(properties.content_type, Some("application/json".try_into().unwrap()));
+        assert_eq!(properties.message_id, Some("7".try_into().unwrap()));
+        assert_eq!(properties.delivery_mode, Some(2));
+        assert_eq!(delivery.header("tenant").unwrap().as_str(), Some("acme"));
+        // It did not expire on the way, and has its expiration in a header.
+        assert_eq!(delivery.header("x-leveret-expiration").unwrap().as_str(), Some("1"));
+        delivery.ack().unwrap();
+        until_depth(&client, "lost", 0).await;
+    }
+}
+
+#[tokio::test]
+async fn copies_are_made_at_the_target_and_not_on_the_way() {
+    for queue_type in TYPES {
+        let vhost = rabbitmq::vhost().await;
+        let (client, publisher) = scene(&vhost, queue_type).await;
+        let copies = leveret::amqp::Array::from_values(["order.lost".into()]).unwrap();
+        let message = Message::new("twice").header("CC", copies.clone());
+        publish_in(&publisher, "order.paid", message.clone()).await;
+        only(&client, "paid").await.ack().unwrap();
+        only(&client, "lost").await.ack().unwrap();
+        assert_eq!(client.delays().unroutable().await.unwrap(), 0);
+
+        let to_queues = client.publisher("").build().await.unwrap();
+        let refused = soon("an answer", to_queues.publish_in("paid", message, SHORT)).await;
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::Invalid);
+    }
+}
+
+#[tokio::test]
+async fn a_delivered_message_can_be_delayed_again() {
+    for queue_type in TYPES {
+        let vhost = rabbitmq::vhost().await;
+        let (client, publisher) = scene(&vhost, queue_type).await;
+        let to_queue = client.publisher("").build().await.unwrap();
+        publish_in(&publisher, "order.paid", "again").await;
+        // To the exchange, then to the queue, and back.
+        for round in 0..3 {
+            let delivery = only(&client, "paid").await;
+            let message = Message::with_properties(
+                delivery.body().clone(),
+                delivery.properties().into_owned(),
+            );
+            match round % 2 {
+                0 => publish_in(&to_queue, "paid", message).await,
+                _ => publish_in(&publisher, "order.paid", message).await,
+            }
+            delivery.ack().unwrap();
+        }
+        only(&client, "paid").await.ack().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_finds_its_target_gone_is_parked() {
+    for queue_type in TYPES {
+        let vhost = rabbitmq::vhost().await;
+        let (client, publisher) = scene(&vhost, queue_type).await;
+        let to_queue = client.publisher("").build().await.unwrap();
+        let delay = Duration::from_secs(2);
+        soon("an outcome", publisher.publish_in("order.paid", "one", delay)).await.unwrap();
+        soon("an outcome", to_queue.publish_in("paid", "two", delay)).await.unwrap();
+        client.delete_exchange("orders", Default::default()).await.unwrap();
+        client.delete_queue("paid", Default::default()).await.unwrap();
+        until_depth(&client, PARKED, 2).await;
+        assert_eq!(client.delays().unroutable().await.unwrap(), 2);
+
+        let missing = soon("an answer", publisher.publish_in("order.paid", "three", delay)).await;
+        assert_eq!(missing.unwrap_err().kind(), ErrorKind::Missing);
+        let missing = soon("an answer", to_queue.publish_in("paid", "four", delay)).await;
+        assert_eq!(missing.unwrap_err().kind(), ErrorKind::Missing);
+    }
+}
+
+#[tokio::test]
+async fn messages_that_the_target_exchange_has_no_queue_for_hold_up_nobody() {
+    for queue_type in TYPES {
+        let vhost = rabbitmq::vhost().await;
+        let (client, publisher) = scene(&vhost, queue_type).await;
+        // At-least-once dead-lettering stops at 32 messages that it can route nowhere.
+        for _ in 0..50 {
+            publish_in(&publisher, "order.unheard.of", "nobody's").await;
+        }
+        publish_in(&publisher, "order.paid", "somebody's").await;
+        assert_eq!(only(&client, "paid").await.body(), "somebody's");
+    }
+}
+
+#[tokio::test]
+async fn an_alternate_exchange_parks_what_the_target_has_no_queue_for() {
+    for queue_type in TYPES {
+        let vhost = rabbitmq::vhost().await;
+        let (client, _) = scene(&vhost, queue_type).await;
+        let events = Topology::new().exchange(Exchange::topic("events").alternate(PARKED));
+        client.apply(&events).await.unwrap();
+        let publisher = client.publisher("events").build().await.unwrap();
+        publish_in(&publisher, "unheard.of", "nobody's").await;
+        assert_eq!(only(&client, PARKED).await.routing_key(), "unheard.of");
+    }
+}
+
+#[tokio::test]
+async fn a_high_priority_holds_up_nobody() {
+    for queue_type in TYPES {
+        let vhost = rabbitmq::vhost().await;
+        let client = client_with(&vhost, Queue::classic("q")).await;
+        soon("a ladder", client.delays().declare(queue_type)).await.unwrap();
+        let publisher = publisher(&client).await;
+        // Both wait in the queue of four seconds.
+        let (first, second) = (Duration::from_secs(4), Duration::from_millis(7875));
+        soon("an outcome", publisher.publish_in("q", "normal", first)).await.unwrap();
+        let high = Message::new("high").priority(9);
+        soon("an outcome", publisher.publish_in("q", high, second)).await.unwrap();
+        let mut deliveries = client.consumer("q").stream().await.unwrap();
+        let delivery = next(&mut deliveries).await;
+        assert_eq!(delivery.body(), "normal");
+        delivery.ack().unwrap();
+        let delivery = next(&mut deliveries).await;
+        let kept = delivery.header("x-leveret-priority").and_then(|value| value.as_i64());
+        match queue_type {
+            QueueType::Quorum => {
+                assert_eq!((delivery.properties().priority, kept), (Some(4), Some(9)))
+            }
+            _ => assert_eq!((delivery.properties().priority, kept), (Some(9), None)),
+        }
+        delivery.ack().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_ladder_of_another_type_is_used_as_it_is() {
+    let vhost = rabbitmq::vhost().await;
+    let (first, _) = scene(&vhost, QueueType::Quorum).await;
+    let second = client(&vhost).await;
+    let publisher = second.publisher("orders").build().await.unwrap();
+    publish_in(&publisher, "order.paid", "hello").await;
+    only(&first, "paid").await.ack().unwrap();
+    let error = soon("an answer", second.delays().declare(QueueType::Classic)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+    let error = soon("an answer", second.delays().declare(QueueType::Stream)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+}
+
+#[tokio::test]
+async fn what_a_client_says_of_deaths_is_not_believed() {
+    let vhost = rabbitmq::vhost().await;
+    let (client, publisher) = scene(&vhost, QueueType::Classic).await;
+    // As if it had been in every queue of the ladder.
+    let death = |level: u8| {
+        let queue = format!("leveret.delay.{level:02}");
+        let fields = [
+            ("queue", queue.clone().into()),
+            ("reason", "expired".into()),
+            ("exchange", queue.into()),
+            ("count", 1i64.into()),
+            ("routing-keys", leveret::amqp::Array::from_values(["k".into()]).unwrap().into()),
+        ];
+        Table::from_pairs(fields).unwrap().into()
+    };
+    let deaths = leveret::amqp::Array::from_values((0..31).map(death)).unwrap();
+    let message = Message::new("alive").header("x-death", deaths);
+    publish_in(&publisher, "order.paid", message).await;
+    assert_eq!(only(&client, "paid").await.body(), "alive");
+}
