@@ -62,9 +62,9 @@ pub(crate) use profile::Profile;
 /// | `x-leveret-history` | the first error and the last ones: tables with `at`, `kind`, `error` |
 /// | `x-leveret-first-failure`, `x-leveret-last-failure` | when |
 /// | `x-leveret-queue`, `x-leveret-exchange`, `x-leveret-routing-key` | where it came from |
-/// | `x-leveret-return` | of parked messages: the exchange by which they get back to their queue |
-/// | `x-leveret-reason` | of parked messages: `exhausted`, `too-old`, `permanent` or `unmovable` |
-/// | `x-leveret-expiration`, `x-leveret-user-id` | properties that it could not keep while it waits |
+/// | `x-leveret-return` | of parked messages: the exchange by which they get back to their queue under their own routing key; without it, that is the default exchange with the name of the queue |
+/// | `x-leveret-reason` | of parked messages: `exhausted`, `too-old`, `permanent`, `unmovable` or `unroutable` |
+/// | `x-leveret-expiration`, `x-leveret-user-id`, `x-leveret-cc` | properties, and the header `CC`, that it could not keep while it waits |
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Retry {
