@@ -86,7 +86,9 @@ pub use pool::{BorrowedChannel, ChannelPool, ChannelPoolBuilder};
 pub use publisher::{
     BatchError, OnLoss, Publisher, PublisherBuilder, Ticket, UnconfirmedPublisher,
 };
-pub use retry::{Death, Deaths, Decision, Facts, Failure, ParkReason, Retry, RetryPolicy, Verdict};
+pub use retry::{
+    Acapi, Death, Deaths, Decision, Facts, Failure, ParkReason, Retry, RetryPolicy, Verdict,
+};
 pub use topology::{
     Applied, Binding, Conflict, Destination, Exchange, ExchangeKind, Overflow, Queue, QueueType,
     Topology,

@@ -7,15 +7,20 @@ use std::time::Duration;
 
 use crate::topology::QueueType;
 
+mod acapi;
 mod deaths;
 mod failure;
+mod one_wait;
 mod plain;
 mod policy;
 pub(crate) mod profile;
+mod rejecting;
+mod retry_info;
 pub(crate) mod stamp;
 pub(crate) mod tiers;
 mod traps;
 
+pub use acapi::Acapi;
 pub use deaths::{Death, Deaths};
 pub use failure::{Failure, Verdict};
 pub use policy::{Decision, Facts, ParkReason, RetryPolicy};

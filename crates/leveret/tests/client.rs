@@ -5,6 +5,7 @@ mod client {
     mod consuming;
     mod handling;
     mod pool;
+    mod profiles;
     mod publishing;
     mod recovery;
     mod retry;
