@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::topology::QueueType;
 
 mod acapi;
+mod cover_art;
 mod deaths;
 mod failure;
 mod one_wait;
@@ -21,6 +22,7 @@ pub(crate) mod tiers;
 mod traps;
 
 pub use acapi::Acapi;
+pub use cover_art::CoverArt;
 pub use deaths::{Death, Deaths};
 pub use failure::{Failure, Verdict};
 pub use policy::{Decision, Facts, ParkReason, RetryPolicy};
