@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::topology::QueueType;
 
 mod acapi;
+mod chandra;
 mod cover_art;
 mod deaths;
 mod failure;
@@ -22,6 +23,7 @@ pub(crate) mod tiers;
 mod traps;
 
 pub use acapi::Acapi;
+pub use chandra::Chandra;
 pub use cover_art::CoverArt;
 pub use deaths::{Death, Deaths};
 pub use failure::{Failure, Verdict};
