@@ -87,8 +87,8 @@ pub use publisher::{
     BatchError, OnLoss, Publisher, PublisherBuilder, Ticket, UnconfirmedPublisher,
 };
 pub use retry::{
-    Acapi, Chandra, CoverArt, Death, Deaths, Decision, Facts, Failure, ParkReason, Retry,
-    RetryPolicy, Verdict,
+    Acapi, Chandra, CoverArt, Death, Deaths, Decision, Facts, Failure, Orb, ParkReason,
+    Redelivered, Redelivery, Retry, RetryPolicy, Verdict,
 };
 pub use topology::{
     Applied, Binding, Conflict, Destination, Exchange, ExchangeKind, Overflow, Queue, QueueType,

@@ -7,6 +7,7 @@ mod rabbitmq_client {
     mod events;
     mod handling;
     mod pool;
+    mod profiles;
     mod publishing;
     mod topology;
 }

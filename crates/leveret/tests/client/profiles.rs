@@ -3,6 +3,8 @@
 mod acapi;
 mod chandra;
 mod cover_art;
+mod orb;
+mod refusals;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
