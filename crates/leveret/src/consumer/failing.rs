@@ -92,7 +92,7 @@ impl Failing {
         let queue = Arc::clone(delivery.shared_queue());
         let failures = self.profile.failures(properties, &queue).saturating_add(1);
         let first = self.profile.first_failure(properties, &queue).unwrap_or(now);
-        let decision = self.profile.policy().decide(&Facts {
+        let facts = Facts {
             failures,
             verdict: seen.verdict,
             kind: &seen.kind,
@@ -101,7 +101,8 @@ impl Failing {
             headers: properties.get().headers.unwrap_or_default(),
             deaths: Deaths::of(properties),
             chance: random::unit(),
-        });
+        };
+        let decision = self.profile.decide(&facts, properties);
         let mut failed = Failed {
             failures,
             kind: &seen.kind,

@@ -9,7 +9,7 @@ use crate::mover::Parcel;
 use crate::topology::{Exchange, Queue, QueueType, Topology};
 
 use super::one_wait::{self, OneWait};
-use super::policy::RetryPolicy;
+use super::policy::{Decision, Facts, ParkReason, RetryPolicy};
 use super::profile::{Profile, Step, WorkQueue};
 use super::stamp::{self, Detail, Failed, header};
 use super::{Retry, traps};
@@ -244,6 +244,16 @@ impl Profile for CoverArt {
                 self.around(&WorkQueue::Known(Queue::new(name).of_type(queue_type)))
             }
             _ => self.around(work),
+        }
+    }
+
+    /// What a message says itself about its retries counts, also if it has more of them than others.
+    fn decide(&self, facts: &Facts<'_>, properties: &RawProperties) -> Decision {
+        match self.wait.policy.decide(facts) {
+            Decision::Park(ParkReason::Exhausted) if self.left(properties) > 0 => {
+                Decision::RetryAfter(self.wait.interval)
+            }
+            decision => decision,
         }
     }
 

@@ -13,7 +13,7 @@ use super::traps;
 #[derive(Clone, Debug)]
 pub(crate) struct OneWait {
     pub(crate) policy: RetryPolicy,
-    interval: Duration,
+    pub(crate) interval: Duration,
 }
 
 impl OneWait {

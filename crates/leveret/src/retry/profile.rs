@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::mover::Parcel;
 use crate::topology::{Queue, Topology};
 
-use super::policy::RetryPolicy;
+use super::policy::{Decision, Facts, RetryPolicy};
 use super::stamp::{self, Detail, Failed, Origin};
 
 /// What is done with a failed message.
@@ -33,6 +33,11 @@ pub(crate) trait Profile: Debug + Send + Sync {
     ///
     /// `queue` is what the client knows of it, or nothing but a name.
     fn topology(&self, queue: &WorkQueue) -> Result<Topology, Error>;
+
+    /// What should happen to a message that failed.
+    fn decide(&self, facts: &Facts<'_>, _properties: &RawProperties) -> Decision {
+        self.policy().decide(facts)
+    }
 
     /// How many deliveries of a message failed before the present one.
     fn failures(&self, properties: &RawProperties, queue: &str) -> u32;

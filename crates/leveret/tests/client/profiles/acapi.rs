@@ -1,5 +1,7 @@
 use leveret::amqp::{Array, Table, Value};
-use leveret::{Acapi, Attempt, Exchange, Failure, Message, Payload, Queue, QueueType, Topology};
+use leveret::{
+    Acapi, Attempt, Exchange, Failure, Message, Payload, Queue, QueueType, RetryPolicy, Topology,
+};
 
 use super::*;
 use crate::{broker, client_of, depth};
@@ -236,6 +238,18 @@ async fn what_sneakers_has_rejected_counts() {
         assert_eq!(number(&parked, "x-leveret-attempts"), i64::from(attempt));
         assert_eq!(parked.header("x-leveret-first-failure"), Some(Value::Timestamp(1_700_000_000)));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_age_of_a_message_is_counted_from_its_first_rejection() {
+    let policy = RetryPolicy::fixed(SECOND).max_age(HOUR);
+    let profile = Acapi::new().policy(policy);
+    // It was rejected in 2023.
+    let (_broker, client) =
+        scene(&profile, Queue::new("Q"), rejected_by_sneakers(Some(1), 1)).await;
+    let (seen, summary) = consume(&client, "Q", profile, LATER, always).await;
+    assert_eq!((seen.len(), summary.parked), (1, 1));
+    assert_eq!(text(&take(&client, "Q-error").await, "x-leveret-reason"), "too-old");
 }
 
 #[tokio::test(start_paused = true)]

@@ -121,6 +121,44 @@ async fn a_message_may_say_itself_how_many_retries_it_has_left() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn where_nothing_is_tried_again_a_message_still_has_the_retries_it_says() {
+    let profile = CoverArt::new().interval(SECOND).max_retries(0);
+    let (_broker, client) = scene(&profile).await;
+    let publisher = client.publisher("cover-art-archive").build().await.unwrap();
+    publisher.publish("index", Message::new("mine").header("mb-retries", 2)).await.unwrap();
+    publisher.publish("index", "any").await.unwrap();
+    let (seen, summary) = consume(&client, INDEX, profile, LATER, always).await;
+    let count = |body: &str| seen.iter().filter(|seen| seen.body == body).count();
+    assert_eq!((count("mine"), count("any"), summary.parked), (3, 1, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_step_that_fails_may_double_a_message_and_never_loses_it() {
+    let faults: [fn(&leveret_broker::Broker); 3] = [
+        |broker| broker.faults().nack_publishes(1),
+        |broker| broker.faults().return_publishes(1),
+        |broker| broker.faults().cut_all_connections(),
+    ];
+    for fault in faults {
+        let profile = CoverArt::new().interval(SECOND).max_retries(2);
+        let (broker, client) = scene(&profile).await;
+        let publisher = client.publisher("cover-art-archive").build().await.unwrap();
+        publisher.publish("index", "mbid").await.unwrap();
+        let faulty = broker.clone();
+        let once = Mutex::new(true);
+        let fate = move |_: &Seen| {
+            if std::mem::take(&mut *once.lock().unwrap()) {
+                fault(&faulty);
+            }
+            Err(Failure::retry("no"))
+        };
+        let (_, summary) = consume(&client, INDEX, profile, LATER, fate).await;
+        assert!(summary.parked >= 1, "{summary:?}");
+        assert_eq!(take(&client, FAILED).await.body(), "mbid");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_came_under_another_key_or_with_copies_finds_back_alone() {
     let profile = CoverArt::new().max_retries(2);
     let (broker, client) = scene(&profile).await;
