@@ -136,7 +136,10 @@ pub use pool::{BorrowedChannel, ChannelPool, ChannelPoolBuilder};
 pub use publisher::{
     BatchError, OnLoss, Publisher, PublisherBuilder, Ticket, UnconfirmedPublisher,
 };
-pub use retry::{Death, Deaths, Decision, Facts, Failure, ParkReason, Retry, RetryPolicy, Verdict};
+pub use retry::{
+    Acapi, Chandra, CoverArt, Death, Deaths, Decision, Facts, Failure, Orb, ParkReason,
+    Redelivered, Redelivery, Retry, RetryPolicy, Verdict,
+};
 pub use topology::{
     Applied, Binding, Conflict, Destination, Exchange, ExchangeKind, Overflow, Queue, QueueType,
     Topology,

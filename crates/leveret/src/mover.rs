@@ -22,9 +22,22 @@ pub(crate) mod kept {
     pub(crate) const EXPIRATION: &str = "x-leveret-expiration";
     /// The `priority` it had: a higher one may not hold others up where they wait.
     pub(crate) const PRIORITY: &str = "x-leveret-priority";
+    /// The header `CC` it had: routing keys by which others got copies when it was published.
+    pub(crate) const COPIES: &str = "x-leveret-cc";
     /// Its properties as they came, if they are malformed and therefore cannot be sent.
     pub(crate) const PROPERTIES: &str = "x-leveret-properties";
 }
+
+/// The headers in which the broker says where a message died.
+const DEATHS: [&str; 7] = [
+    "x-death",
+    "x-first-death-exchange",
+    "x-first-death-queue",
+    "x-first-death-reason",
+    "x-last-death-exchange",
+    "x-last-death-queue",
+    "x-last-death-reason",
+];
 
 /// A message on its way from one place to another.
 #[derive(Clone, Debug)]
@@ -45,14 +58,20 @@ pub(crate) const ROOM_FOR_A_DEATH: usize = 2048;
 impl Parcel {
     /// What was delivered, as it came, under its own routing key.
     pub(crate) fn of(delivery: &Delivery, exchange: impl Into<String>) -> Self {
-        let raw = delivery.raw_properties();
-        let mut parcel = Parcel {
-            exchange: exchange.into(),
-            routing_key: delivery.routing_key().to_str_lossy().into_owned(),
-            properties: raw.get().into_owned(),
-            body: delivery.body().clone(),
-            reserve: 0,
-        };
+        let routing_key = delivery.routing_key().to_str_lossy().into_owned();
+        Parcel::new(exchange.into(), routing_key, delivery.raw_properties(), delivery.body())
+    }
+
+    /// A message as it came.
+    pub(crate) fn new(
+        exchange: String,
+        routing_key: String,
+        raw: &RawProperties,
+        body: &Bytes,
+    ) -> Self {
+        let properties = raw.get().into_owned();
+        let body = body.clone();
+        let mut parcel = Parcel { exchange, routing_key, properties, body, reserve: 0 };
         if raw.fault().is_some() {
             parcel.set(kept::PROPERTIES, Value::Bytes(raw.as_bytes().to_vec().into()));
         }
@@ -85,6 +104,25 @@ impl Parcel {
     pub(crate) fn keep_expiration(&mut self) {
         if let Some(expiration) = self.properties.expiration.take() {
             self.set(kept::EXPIRATION, expiration.to_str_lossy().as_ref());
+        }
+    }
+
+    /// Further routing keys wait in a header, so that they do not send copies to others whenever it is tried again.
+    pub(crate) fn keep_copies(&mut self) {
+        if let Some(keys) = self.remove("CC") {
+            self.set(kept::COPIES, keys);
+        }
+    }
+
+    /// Whether further routing keys wait in a header.
+    pub(crate) fn has_copies(&self) -> bool {
+        self.header(kept::COPIES).is_some()
+    }
+
+    /// Forgets what the broker said about where it died: whoever publishes it again begins to count anew.
+    pub(crate) fn forget_deaths(&mut self) {
+        for name in DEATHS {
+            self.remove(name);
         }
     }
 

@@ -1,23 +1,35 @@
 //! Trying failed messages again, and parking what does not get better.
 //!
-//! When to try again is a [`RetryPolicy`]; where messages wait meanwhile, and how attempts are counted, is a [`Retry`].
+//! When to try again is a [`RetryPolicy`]; where messages wait meanwhile, and how attempts are counted, is a [`Retry`]:
+//! the default one, or one of the designs [`Acapi`], [`Chandra`], [`CoverArt`] and [`Orb`].
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::topology::QueueType;
 
+mod acapi;
+mod chandra;
+mod cover_art;
 mod deaths;
 mod failure;
+mod one_wait;
+mod orb;
 mod plain;
 mod policy;
 pub(crate) mod profile;
+mod rejecting;
+mod retry_info;
 pub(crate) mod stamp;
 pub(crate) mod tiers;
 mod traps;
 
+pub use acapi::Acapi;
+pub use chandra::Chandra;
+pub use cover_art::CoverArt;
 pub use deaths::{Death, Deaths};
 pub use failure::{Failure, Verdict};
+pub use orb::{Orb, Redelivered, Redelivery};
 pub use policy::{Decision, Facts, ParkReason, RetryPolicy};
 
 pub(crate) use failure::{Diagnosis, named};
@@ -62,9 +74,14 @@ pub(crate) use profile::Profile;
 /// | `x-leveret-history` | the first error and the last ones: tables with `at`, `kind`, `error` |
 /// | `x-leveret-first-failure`, `x-leveret-last-failure` | when |
 /// | `x-leveret-queue`, `x-leveret-exchange`, `x-leveret-routing-key` | where it came from |
-/// | `x-leveret-return` | of parked messages: the exchange by which they get back to their queue |
-/// | `x-leveret-reason` | of parked messages: `exhausted`, `too-old`, `permanent` or `unmovable` |
-/// | `x-leveret-expiration`, `x-leveret-user-id` | properties that it could not keep while it waits |
+/// | `x-leveret-return` | of parked messages: the exchange by which they get back to their queue under their own routing key; without it, that is the default exchange with the name of the queue |
+/// | `x-leveret-reason` | of parked messages: `exhausted`, `too-old`, `permanent`, `unmovable` or `unroutable` |
+/// | `x-leveret-expiration`, `x-leveret-user-id`, `x-leveret-cc` | properties, and the header `CC`, that it could not keep while it waits |
+///
+/// # Other designs
+///
+/// [`Acapi`], [`Chandra`], [`CoverArt`] and [`Orb`] have other queues, and count in other ways: for systems that have
+/// them already.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Retry {

@@ -15,6 +15,7 @@
 pub(crate) mod arguments;
 mod binding;
 mod conflict;
+pub(crate) mod cycle;
 mod declare;
 mod exchange;
 #[cfg(feature = "files")]

@@ -8,6 +8,7 @@ mod client {
     mod handling;
     mod health;
     mod pool;
+    mod profiles;
     mod publishing;
     mod recovery;
     mod retry;

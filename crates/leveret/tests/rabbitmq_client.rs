@@ -9,6 +9,7 @@ mod rabbitmq_client {
     mod events;
     mod handling;
     mod pool;
+    mod profiles;
     mod publishing;
     mod retry;
     mod topology;

@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind};
 use crate::mover::Mover;
 use crate::random;
 use crate::retry::profile::{Profile, Step, WorkQueue};
-use crate::retry::stamp::{self, Detail, Failed};
+use crate::retry::stamp::{Detail, Failed, Origin};
 use crate::retry::{Deaths, Decision, Diagnosis, Facts, ParkReason, Retry, RetryPolicy};
 use crate::telemetry::Consumed;
 
@@ -89,22 +89,31 @@ impl Failing {
     pub(super) async fn settle(&self, delivery: Delivery, seen: Diagnosis) -> Summary {
         let now = SystemTime::now();
         let properties = delivery.raw_properties();
-        let failures = self.profile.failures(properties, delivery.queue()).saturating_add(1);
-        let decision = self.profile.policy().decide(&Facts {
+        let queue = Arc::clone(delivery.shared_queue());
+        let failures = self.profile.failures(properties, &queue).saturating_add(1);
+        let first = self.profile.first_failure(properties, &queue).unwrap_or(now);
+        let facts = Facts {
             failures,
             verdict: seen.verdict,
             kind: &seen.kind,
             error: &seen.text,
-            age: stamp::age(properties, now),
+            age: now.duration_since(first).unwrap_or_default(),
             headers: properties.get().headers.unwrap_or_default(),
             deaths: Deaths::of(properties),
             chance: random::unit(),
-        });
+        };
+        let decision = self.profile.decide(&facts, properties);
         let mut failed = Failed {
             failures,
             kind: &seen.kind,
             error: &seen.text,
+            first,
             at: now,
+            queue: &queue,
+            origin: self.profile.origin(properties, &queue).unwrap_or_else(|| Origin {
+                exchange: delivery.exchange().into_owned(),
+                routing_key: delivery.routing_key().into_owned(),
+            }),
             reason: match decision {
                 Decision::Park(reason) => Some(reason),
                 _ => None,

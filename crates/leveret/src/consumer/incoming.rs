@@ -9,7 +9,8 @@ use bytes::Bytes;
 
 use crate::amqp::{Properties, RawProperties, ShortStr, Source, Value};
 use crate::delivery::Delivery;
-use crate::retry::{Profile, stamp};
+use crate::retry::Profile;
+use crate::retry::stamp::Origin;
 
 /// A message on its way through the layers to its handler: what it holds and where it came from. It clones cheaply.
 ///
@@ -62,18 +63,16 @@ impl Incoming {
 
     /// The exchange it was published to, also if it is tried again and came another way.
     pub fn exchange(&self) -> ShortStr<'_> {
-        let kept = self.properties.has_headers().then(|| self.header(stamp::header::EXCHANGE));
-        match kept.flatten() {
-            Some(Value::Str(original)) => ShortStr::from_bytes(original.as_bytes())
-                .map(ShortStr::into_owned)
-                .unwrap_or_else(|_| self.source.exchange()),
-            _ => self.source.exchange(),
-        }
+        self.origin().map_or_else(|| self.source.exchange(), |origin| origin.exchange)
     }
 
-    /// The routing key it was published with.
+    /// The routing key it was published with, also if it is tried again and came with another.
     pub fn routing_key(&self) -> ShortStr<'_> {
-        self.source.routing_key()
+        self.origin().map_or_else(|| self.source.routing_key(), |origin| origin.routing_key)
+    }
+
+    fn origin(&self) -> Option<Origin> {
+        self.retry.origin(&self.properties, &self.queue)
     }
 
     /// The queue it came from, as the consumer was told it.

@@ -18,6 +18,14 @@ pub struct Death {
     pub reason: String,
     /// How often.
     pub count: u64,
+    /// The exchange by which it had come there, the first time.
+    pub exchange: String,
+    /// The routing keys with which it had come, the first time: its own, and those of `CC`.
+    pub routing_keys: Vec<String>,
+    /// When that was, in seconds since 1970.
+    pub time: Option<u64>,
+    /// The `expiration` it had, which dying took from it.
+    pub expiration: Option<String>,
 }
 
 impl Deaths {
@@ -41,11 +49,32 @@ impl Deaths {
         self.0.iter()
     }
 
+    /// The latest one. The entry that comes first is not always that (RabbitMQ 3.10 mixes three and more up), but if the
+    /// broker names the latest (from 4.0 on), or if there is only one, it is right.
+    pub(crate) fn last(&self, properties: &RawProperties) -> Option<&Death> {
+        let told = |name| Some(properties.header(name)?.as_str()?.to_owned());
+        let named = told("x-last-death-queue").zip(told("x-last-death-reason"));
+        let is_it = |death: &&Death| {
+            named
+                .as_ref()
+                .is_some_and(|(queue, reason)| death.queue == *queue && death.reason == *reason)
+        };
+        self.0.iter().find(is_it).or_else(|| self.0.first())
+    }
+
     /// How often it was rejected by consumers of a queue.
     pub fn rejected_from(&self, queue: &str) -> u32 {
-        let of_queue = self.0.iter().filter(|death| death.queue == queue);
-        let count: u64 = of_queue.filter(|d| d.reason == "rejected").map(|d| d.count).sum();
+        let count: u64 = self.rejections(queue).map(|death| death.count).sum();
         u32::try_from(count).unwrap_or(u32::MAX)
+    }
+
+    /// The entry that says so.
+    pub(crate) fn rejection(&self, queue: &str) -> Option<&Death> {
+        self.rejections(queue).next()
+    }
+
+    fn rejections(&self, queue: &str) -> impl Iterator<Item = &Death> {
+        self.0.iter().filter(move |death| death.queue == queue && death.reason == "rejected")
     }
 }
 
@@ -54,10 +83,20 @@ impl Death {
         let text = |name: &str| entry.get(name)?.as_str().map(str::to_owned);
         // Before 3.5 there was no count, and an entry for each death.
         let count = entry.get("count").and_then(|count| count.as_i64()).unwrap_or(1);
+        let keys = entry.get("routing-keys");
+        let keys = keys.as_ref().and_then(Value::as_array);
+        let keys = keys.into_iter().flat_map(|keys| keys.iter());
         Some(Death {
             queue: text("queue")?,
             reason: text("reason")?,
             count: u64::try_from(count).unwrap_or(0),
+            exchange: text("exchange").unwrap_or_default(),
+            routing_keys: keys.filter_map(|key| key.as_str().map(str::to_owned)).collect(),
+            time: match entry.get("time") {
+                Some(Value::Timestamp(time)) => Some(time),
+                _ => None,
+            },
+            expiration: text("original-expiration"),
         })
     }
 }

@@ -72,6 +72,8 @@ pub enum ParkReason {
     Permanent,
     /// It cannot be sent to where it would wait: its headers are too large for one more.
     Unmovable,
+    /// Nobody knows where it should go, or there is no such place.
+    Unroutable,
 }
 
 impl ParkReason {
@@ -82,6 +84,7 @@ impl ParkReason {
             ParkReason::TooOld => "too-old",
             ParkReason::Permanent => "permanent",
             ParkReason::Unmovable => "unmovable",
+            ParkReason::Unroutable => "unroutable",
         }
     }
 }
@@ -297,6 +300,18 @@ impl RetryPolicy {
             }
         };
         wait.min(self.cap.unwrap_or(LONGEST)).min(LONGEST)
+    }
+
+    /// The same, but that it always waits this long.
+    pub(crate) fn with_wait(self, wait: Duration) -> Self {
+        let waits = Waits::Fixed(wait);
+        RetryPolicy { waits, cap: None, jitter: 0.0, immediate_first: false, ..self }
+    }
+
+    /// How long it waits, if that is always the same.
+    pub(crate) fn only_wait(&self) -> Option<Duration> {
+        let waits = self.all_waits(1)?;
+        if self.immediate_first { None } else { waits.first().copied() }
     }
 
     pub(crate) fn retries(&self) -> Option<u32> {

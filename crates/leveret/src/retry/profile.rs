@@ -1,7 +1,7 @@
 //! What a design of retrying has to say: which objects it needs, how it counts, and what it does with a failed message.
 
 use std::fmt::Debug;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::amqp::RawProperties;
 use crate::delivery::Delivery;
@@ -9,8 +9,8 @@ use crate::error::Error;
 use crate::mover::Parcel;
 use crate::topology::{Queue, Topology};
 
-use super::policy::RetryPolicy;
-use super::stamp::{Detail, Failed};
+use super::policy::{Decision, Facts, RetryPolicy};
+use super::stamp::{self, Detail, Failed, Origin};
 
 /// What is done with a failed message.
 #[derive(Debug)]
@@ -34,8 +34,23 @@ pub(crate) trait Profile: Debug + Send + Sync {
     /// `queue` is what the client knows of it, or nothing but a name.
     fn topology(&self, queue: &WorkQueue) -> Result<Topology, Error>;
 
+    /// What should happen to a message that failed.
+    fn decide(&self, facts: &Facts<'_>, _properties: &RawProperties) -> Decision {
+        self.policy().decide(facts)
+    }
+
     /// How many deliveries of a message failed before the present one.
     fn failures(&self, properties: &RawProperties, queue: &str) -> u32;
+
+    /// Where a message was published to, if it has failed before and comes another way now.
+    fn origin(&self, properties: &RawProperties, _queue: &str) -> Option<Origin> {
+        stamp::origin(properties)
+    }
+
+    /// When a message failed first, if it failed before.
+    fn first_failure(&self, properties: &RawProperties, _queue: &str) -> Option<SystemTime> {
+        stamp::first_failure(properties)
+    }
 
     /// What makes it come again.
     fn retry(
@@ -64,6 +79,14 @@ impl WorkQueue {
         match self {
             WorkQueue::Known(queue) => queue.name(),
             WorkQueue::Unknown(name) => name,
+        }
+    }
+
+    /// The queue as it is, or as nothing is known of it.
+    pub(crate) fn queue(&self) -> Queue {
+        match self {
+            WorkQueue::Known(queue) => queue.clone(),
+            WorkQueue::Unknown(name) => Queue::new(name),
         }
     }
 

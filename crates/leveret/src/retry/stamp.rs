@@ -2,8 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::amqp::{Array, RawProperties, Table, Value};
-use crate::delivery::Delivery;
+use crate::amqp::{Array, RawProperties, ShortStr, Table, Value};
 use crate::mover::Parcel;
 
 use super::policy::ParkReason;
@@ -37,11 +36,18 @@ pub(crate) mod header {
 }
 
 /// Longer texts of errors are cut: all headers have to fit into one frame.
-const MAX_ERROR: usize = 2000;
+pub(crate) const MAX_ERROR: usize = 2000;
 /// The same, in the history.
 const MAX_PAST_ERROR: usize = 200;
 /// How many errors the history keeps: the first one, and the last ones.
-const MAX_HISTORY: usize = 10;
+pub(crate) const MAX_HISTORY: usize = 10;
+
+/// Where a message was published to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Origin {
+    pub(crate) exchange: ShortStr<'static>,
+    pub(crate) routing_key: ShortStr<'static>,
+}
 
 /// One failure of a message.
 #[derive(Clone, Debug)]
@@ -50,7 +56,13 @@ pub(crate) struct Failed<'a> {
     pub(crate) failures: u32,
     pub(crate) kind: &'a str,
     pub(crate) error: &'a str,
+    /// When it failed for the first time.
+    pub(crate) first: SystemTime,
+    /// When it failed this time.
     pub(crate) at: SystemTime,
+    /// The queue whose consumer failed.
+    pub(crate) queue: &'a str,
+    pub(crate) origin: Origin,
     /// Why it is parked, if it is.
     pub(crate) reason: Option<ParkReason>,
 }
@@ -66,18 +78,12 @@ pub(crate) enum Detail {
 
 impl Failed<'_> {
     /// Writes it into the headers of a message that moves on.
-    pub(crate) fn stamp(&self, parcel: &mut Parcel, delivery: &Delivery, detail: Detail) {
+    pub(crate) fn stamp(&self, parcel: &mut Parcel, detail: Detail) {
         let now = seconds(self.at);
-        let exchange = original_exchange(delivery);
         parcel.set(header::ATTEMPTS, i64::from(self.failures));
-        parcel.set(header::QUEUE, delivery.queue());
-        if parcel.header(header::EXCHANGE).is_none() {
-            parcel.set(header::EXCHANGE, exchange.as_str());
-            parcel.set(header::ROUTING_KEY, delivery.routing_key().to_str_lossy().as_ref());
-        }
-        if parcel.header(header::FIRST).is_none() {
-            parcel.set(header::FIRST, Value::Timestamp(now));
-        }
+        parcel.set(header::QUEUE, self.queue);
+        self.origin.stamp(parcel);
+        parcel.set(header::FIRST, Value::Timestamp(seconds(self.first)));
         parcel.set(header::LAST, Value::Timestamp(now));
         parcel.set(header::KIND, cut(self.kind, 100));
         if let Some(reason) = self.reason {
@@ -97,16 +103,7 @@ impl Failed<'_> {
     }
 
     fn history(&self, past: Option<Value<'_>>, now: u64) -> Array<'static> {
-        let past = past.as_ref().and_then(Value::as_array);
-        let past: Vec<Value<'_>> = past.into_iter().flat_map(|past| past.iter()).collect();
-        let dropped = (past.len() + 1).saturating_sub(MAX_HISTORY);
-        let mut history = Array::new();
-        for (index, entry) in past.into_iter().enumerate() {
-            if index == 0 || index > dropped {
-                // It was in a table before, so it can be in one.
-                let _ = history.push(entry);
-            }
-        }
+        let mut history = past_of(past);
         let mut entry = Table::new();
         let fields = [
             ("at", Value::Timestamp(now)),
@@ -121,6 +118,29 @@ impl Failed<'_> {
     }
 }
 
+impl Origin {
+    pub(crate) fn stamp(&self, parcel: &mut Parcel) {
+        parcel.set(header::EXCHANGE, self.exchange.to_str_lossy().as_ref());
+        parcel.set(header::ROUTING_KEY, self.routing_key.to_str_lossy().as_ref());
+    }
+}
+
+/// The list in a header to which one more entry comes, without those there is no room for: the first one stays, and
+/// the last ones.
+pub(crate) fn past_of(header: Option<Value<'_>>) -> Array<'static> {
+    let past = header.as_ref().and_then(Value::as_array);
+    let past: Vec<Value<'_>> = past.into_iter().flat_map(|past| past.iter()).collect();
+    let dropped = (past.len() + 1).saturating_sub(MAX_HISTORY);
+    let mut kept = Array::new();
+    for (index, entry) in past.into_iter().enumerate() {
+        if index == 0 || index > dropped {
+            // It was in a table before, so it can be in one.
+            let _ = kept.push(entry);
+        }
+    }
+    kept
+}
+
 /// How many deliveries of a message failed before, by the header in which that is counted here.
 pub(crate) fn failures(properties: &RawProperties) -> u32 {
     if !properties.has_headers() {
@@ -130,27 +150,39 @@ pub(crate) fn failures(properties: &RawProperties) -> u32 {
     attempts.map_or(0, |attempts| u32::try_from(attempts.max(0)).unwrap_or(u32::MAX))
 }
 
-/// For how long a message has been failing.
-pub(crate) fn age(properties: &RawProperties, now: SystemTime) -> Duration {
-    match properties.header(header::FIRST) {
-        Some(Value::Timestamp(first)) => Duration::from_secs(seconds(now).saturating_sub(first)),
-        _ => Duration::ZERO,
+/// When a message failed first, as it says itself.
+pub(crate) fn first_failure(properties: &RawProperties) -> Option<SystemTime> {
+    match properties.has_headers().then(|| properties.header(header::FIRST)).flatten() {
+        Some(Value::Timestamp(first)) => time(first),
+        _ => None,
     }
 }
 
-/// The exchange to which a message was published before it was tried again.
-pub(crate) fn original_exchange(delivery: &Delivery) -> String {
-    let kept = delivery.header(header::EXCHANGE);
-    let kept = kept.as_ref().and_then(|exchange| exchange.as_str()).map(str::to_owned);
-    kept.unwrap_or_else(|| delivery.exchange().to_str_lossy().into_owned())
+/// Where a message was published to before it was tried again, as it says itself.
+pub(crate) fn origin(properties: &RawProperties) -> Option<Origin> {
+    if !properties.has_headers() {
+        return None;
+    }
+    let kept = |name| short(properties.header(name)?.as_bytes()?);
+    Some(Origin { exchange: kept(header::EXCHANGE)?, routing_key: kept(header::ROUTING_KEY)? })
 }
 
-fn seconds(time: SystemTime) -> u64 {
+/// What is too long for a name is none.
+pub(crate) fn short(bytes: &[u8]) -> Option<ShortStr<'static>> {
+    ShortStr::from_bytes(bytes).map(ShortStr::into_owned).ok()
+}
+
+/// So many seconds after 1970, if the clock goes that far.
+pub(crate) fn time(seconds: u64) -> Option<SystemTime> {
+    UNIX_EPOCH.checked_add(Duration::from_secs(seconds))
+}
+
+pub(crate) fn seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Not longer than so many bytes.
-fn cut(text: &str, most: usize) -> &str {
+pub(crate) fn cut(text: &str, most: usize) -> &str {
     match text.char_indices().map(|(index, _)| index).take_while(|index| *index <= most).last() {
         Some(end) if text.len() > most => &text[..end],
         _ => text,
@@ -174,8 +206,17 @@ mod tests {
         let mut history = None;
         for n in 1..=30 {
             let error = format!("error {n}");
-            let failed =
-                Failed { failures: n, kind: "k", error: &error, at: UNIX_EPOCH, reason: None };
+            let nowhere = ShortStr::default();
+            let failed = Failed {
+                failures: n,
+                kind: "k",
+                error: &error,
+                first: UNIX_EPOCH,
+                at: UNIX_EPOCH,
+                queue: "q",
+                origin: Origin { exchange: nowhere.clone(), routing_key: nowhere },
+                reason: None,
+            };
             history = Some(Value::Array(failed.history(history, n.into())));
         }
         let history = history.unwrap();

@@ -6,20 +6,18 @@ use std::time::Duration;
 
 use crate::amqp::{RawProperties, lock};
 use crate::delivery::Delivery;
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::mover::{Parcel, ROOM_FOR_A_DEATH};
 use crate::topology::{Binding, Exchange, Queue, QueueType, Topology};
 
 use super::policy::RetryPolicy;
 use super::profile::{Profile, Step, WorkQueue};
 use super::stamp::{self, Detail, Failed, header};
+use super::traps;
 
 /// How many wait queues there may be beside one work queue. A policy that needs more is refused; a handler that asks for
 /// ever other delays gets the next longer one there is.
 const MAX_TIERS: usize = 64;
-
-/// The longest name of a work queue: what is added to it has to fit into 255 bytes.
-const MAX_NAME: usize = 230;
 
 /// See the documentation of [`Retry`](super::Retry).
 #[derive(Debug)]
@@ -55,39 +53,14 @@ impl Tiers {
     }
 
     fn check(&self, work: &WorkQueue) -> Result<(), Error> {
-        let name = work.name();
-        let refuse = |why: String| {
-            let text = format!("messages of queue {name:?} cannot be tried again like this: {why}");
-            Err(Error::new(ErrorKind::Invalid, text))
-        };
-        if let Some(fault) = self.policy.fault() {
-            return refuse(fault);
-        }
+        traps::check_work_queue(work, &self.policy)?;
         if self.policy.all_waits(MAX_TIERS).is_none() {
-            return refuse(format!(
+            let why = format!(
                 "the policy has more than {MAX_TIERS} different waits, and each needs a queue: cap them"
-            ));
-        }
-        if name.is_empty() || name.len() > MAX_NAME {
-            return refuse(format!("its name has to have 1 to {MAX_NAME} bytes"));
-        }
-        let WorkQueue::Known(queue) = work else { return Ok(()) };
-        if queue.is_named_by_broker() || queue.is_exclusive() {
-            return refuse(
-                "it is gone with its connection, and what waits would find nowhere to go"
-                    .to_owned(),
             );
+            return Err(traps::refusal(work.name(), why));
         }
-        if queue.queue_type() == Some(QueueType::Stream) {
-            return refuse(
-                "it is a stream, where whatever is tried again is a new message for everybody"
-                    .to_owned(),
-            );
-        }
-        match super::traps::of(queue, &self.policy) {
-            None => Ok(()),
-            Some(trap) => refuse(trap),
-        }
+        Ok(())
     }
 }
 
@@ -142,7 +115,7 @@ impl Profile for Tiers {
             parcel.reserve = ROOM_FOR_A_DEATH;
             parcel
         };
-        failed.stamp(&mut parcel, delivery, detail);
+        failed.stamp(&mut parcel, detail);
         Step::Move(Box::new(parcel))
     }
 
@@ -151,7 +124,7 @@ impl Profile for Tiers {
         parcel.keep_expiration();
         parcel.remove(header::DELAY);
         parcel.set(header::RETURN, return_name(delivery.queue()));
-        failed.stamp(&mut parcel, delivery, detail);
+        failed.stamp(&mut parcel, detail);
         Step::Move(Box::new(parcel))
     }
 }

@@ -1,0 +1,291 @@
+//! The design of the Cover Art Archive's indexer: a header counts down how often a message may still be tried again.
+
+use std::time::Duration;
+
+use crate::amqp::{Array, RawProperties, Value};
+use crate::delivery::Delivery;
+use crate::error::Error;
+use crate::mover::Parcel;
+use crate::topology::{Exchange, Queue, QueueType, Topology};
+
+use super::one_wait::{self, OneWait};
+use super::policy::{Decision, Facts, ParkReason, RetryPolicy};
+use super::profile::{Profile, Step, WorkQueue};
+use super::stamp::{self, Detail, Failed, header};
+use super::{Retry, traps};
+
+/// Jobs of several kinds share a queue in which they wait for hours, and one in which they end: the design of the Cover Art
+/// Archive's indexer.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leveret::Error> {
+/// use leveret::{Client, CoverArt};
+///
+/// let client = Client::embedded().await?;
+/// let retry = CoverArt::new().max_retries(4);
+/// client.apply(&retry.topology()?).await?;
+/// let runner = client.consumer("cover-art-archive.index").retry(retry).handle(async |body: String| {
+///     println!("{body}");
+/// });
+/// # let _ = runner;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// There are
+///
+/// - `cover-art-archive`, a direct exchange, with the queues `cover-art-archive.index`, `.delete` and `.move`, bound with
+///   `index`, `delete` and `move`;
+/// - `cover-art-archive.retry`, a fanout exchange and a queue: where failed messages wait for four hours, to go back to
+///   `cover-art-archive` under their routing key;
+/// - `cover-art-archive.failed`, a fanout exchange and a queue: the parking lot.
+///
+/// A failed message is published to one of the fanouts, confirmed, and only then acked. In its header `mb-retries` it says
+/// how many retries it has left: if there is none, it has as many as this is told; each takes one away. `mb-exceptions` has
+/// the texts of its errors, the oldest first; there are never more than ten, the first and the last ones. It also carries
+/// the headers that [`Retry`] lists. A parked one has no `mb-retries`, so that it begins anew if it is published again.
+///
+/// A message that came under another routing key than that of its job, because somebody has published it to its queue,
+/// waits under that of the job, or it would not find back; handlers see its own. Further keys in a header `CC` wait in
+/// `x-leveret-cc`: else others would get copies each time.
+///
+/// All messages wait the same: what [`Failure::retry_after`](crate::Failure::retry_after) asks for is not heard.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct CoverArt {
+    name: String,
+    jobs: Vec<String>,
+    wait: OneWait,
+    queue_type: Option<QueueType>,
+    retries_header: String,
+    exceptions_header: String,
+}
+
+impl Default for CoverArt {
+    fn default() -> Self {
+        CoverArt::new()
+    }
+}
+
+impl CoverArt {
+    /// Four retries, four hours apart.
+    pub fn new() -> Self {
+        CoverArt {
+            name: "cover-art-archive".to_owned(),
+            jobs: ["index", "delete", "move"].map(str::to_owned).to_vec(),
+            wait: OneWait::new(Duration::from_secs(4 * 3600), 4),
+            queue_type: None,
+            retries_header: "mb-retries".to_owned(),
+            exceptions_header: "mb-exceptions".to_owned(),
+        }
+    }
+
+    /// The name of the exchange, with which all other names begin.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// The kinds of jobs: the queue of each is named after it, and bound with it.
+    pub fn jobs<J: Into<String>>(mut self, jobs: impl IntoIterator<Item = J>) -> Self {
+        self.jobs = jobs.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// How long messages wait. In whole milliseconds.
+    pub fn interval(mut self, interval: Duration) -> Self {
+        self.wait.set_interval(interval);
+        self
+    }
+
+    /// How many times a message is tried again that does not say so itself. `n` means `n + 1` deliveries.
+    pub fn max_retries(mut self, retries: u32) -> Self {
+        self.wait.set_max_retries(retries);
+        self
+    }
+
+    /// A policy for what interval and number do not say. It has to wait the same each time: there is one wait queue.
+    pub fn policy(mut self, policy: RetryPolicy) -> Self {
+        self.wait.set_policy(policy);
+        self
+    }
+
+    /// The header that counts down, `mb-retries` if nobody says so.
+    pub fn retries_header(mut self, name: impl Into<String>) -> Self {
+        self.retries_header = name.into();
+        self
+    }
+
+    /// The header that has the errors, `mb-exceptions` if nobody says so.
+    pub fn exceptions_header(mut self, name: impl Into<String>) -> Self {
+        self.exceptions_header = name.into();
+        self
+    }
+
+    /// All queues are of this type. Without it, they are of the broker's default type, unless the client has declared the
+    /// work queue: then retry queue and parking lot are like that.
+    pub fn queue_type(mut self, queue_type: QueueType) -> Self {
+        self.queue_type = Some(queue_type);
+        self
+    }
+
+    /// All that there has to be, the queues of all jobs included.
+    pub fn topology(&self) -> Result<Topology, Error> {
+        let mut all = Topology::new();
+        for job in &self.jobs {
+            let name = format!("{}.{job}", self.name);
+            let queue = match self.queue_type {
+                Some(queue_type) => Queue::new(name).of_type(queue_type),
+                None => Queue::new(name),
+            };
+            all = all.and(self.around(&WorkQueue::Known(queue))?);
+        }
+        Ok(all)
+    }
+
+    fn around(&self, work: &WorkQueue) -> Result<Topology, Error> {
+        self.wait.check(work)?;
+        let job = self.check_job(work.name())?;
+        let (retry, failed) = (self.retry_name(), self.failed_name());
+        let companion = |name: &str| one_wait::companion(work, name.to_owned(), self.queue_type);
+        let topology = Topology::new()
+            .exchange(Exchange::direct(self.name.as_str()))
+            .exchange(Exchange::fanout(retry.as_str()))
+            .exchange(Exchange::fanout(failed.as_str()))
+            .queue(self.wait.wait_queue(companion(&retry), &self.name).bind(retry, ""))
+            .queue(companion(&failed).bind(failed, ""))
+            .queue(work.queue().bind(self.name.as_str(), job));
+        traps::check_cycles(work.name(), &topology)?;
+        Ok(topology)
+    }
+
+    fn check_job(&self, queue: &str) -> Result<&str, Error> {
+        if self.wait.policy.retries().is_none() {
+            let why = format!(
+                "its messages count down in {:?}, so there has to be a number of retries",
+                self.retries_header
+            );
+            return Err(traps::refusal(queue, why));
+        }
+        self.job(queue).ok_or_else(|| {
+            let why = format!(
+                "it is not the queue of a job: those are {:?} behind {:?} and a dot",
+                self.jobs, self.name
+            );
+            traps::refusal(queue, why)
+        })
+    }
+
+    /// The job of a queue, by which its messages are routed.
+    fn job(&self, queue: &str) -> Option<&str> {
+        let name = queue.strip_prefix(self.name.as_str())?.strip_prefix('.')?;
+        self.jobs.iter().map(String::as_str).find(|job| *job == name)
+    }
+
+    fn retry_name(&self) -> String {
+        format!("{}.retry", self.name)
+    }
+
+    fn failed_name(&self) -> String {
+        format!("{}.failed", self.name)
+    }
+
+    fn max(&self) -> u32 {
+        self.wait.policy.retries().unwrap_or(u32::MAX)
+    }
+
+    /// How many retries a message has left.
+    fn left(&self, properties: &RawProperties) -> u32 {
+        if !properties.has_headers() {
+            return self.max();
+        }
+        let Some(value) = properties.header(&self.retries_header) else { return self.max() };
+        let number = value.as_i64().or_else(|| value.as_str()?.trim().parse().ok());
+        number.map_or(self.max(), |left| u32::try_from(left.max(0)).unwrap_or(u32::MAX))
+    }
+
+    fn add_exception(&self, parcel: &mut Parcel, failed: &Failed<'_>, detail: Detail) {
+        let (mut errors, longest) = match detail {
+            Detail::Full => {
+                (stamp::past_of(parcel.header(&self.exceptions_header)), stamp::MAX_ERROR)
+            }
+            Detail::Needed => (Array::new(), 100),
+        };
+        // Text always can be.
+        let _ = errors.push(stamp::cut(failed.error, longest));
+        parcel.set(&self.exceptions_header, Value::Array(errors));
+    }
+
+    fn parcel(
+        &self,
+        delivery: &Delivery,
+        exchange: String,
+        failed: &Failed<'_>,
+        detail: Detail,
+    ) -> Parcel {
+        let mut parcel = Parcel::of(delivery, exchange);
+        parcel.keep_expiration();
+        parcel.keep_copies();
+        self.add_exception(&mut parcel, failed, detail);
+        failed.stamp(&mut parcel, detail);
+        parcel
+    }
+}
+
+impl Profile for CoverArt {
+    fn policy(&self) -> &RetryPolicy {
+        &self.wait.policy
+    }
+
+    fn topology(&self, work: &WorkQueue) -> Result<Topology, Error> {
+        match (work, self.queue_type) {
+            (WorkQueue::Unknown(name), Some(queue_type)) => {
+                self.around(&WorkQueue::Known(Queue::new(name).of_type(queue_type)))
+            }
+            _ => self.around(work),
+        }
+    }
+
+    /// What a message says itself about its retries counts, also if it has more of them than others.
+    fn decide(&self, facts: &Facts<'_>, properties: &RawProperties) -> Decision {
+        match self.wait.policy.decide(facts) {
+            Decision::Park(ParkReason::Exhausted) if self.left(properties) > 0 => {
+                Decision::RetryAfter(self.wait.interval)
+            }
+            decision => decision,
+        }
+    }
+
+    fn failures(&self, properties: &RawProperties, _queue: &str) -> u32 {
+        self.max().saturating_sub(self.left(properties))
+    }
+
+    fn retry(&self, delivery: &Delivery, failed: &Failed<'_>, _: Duration, detail: Detail) -> Step {
+        let mut parcel = self.parcel(delivery, self.retry_name(), failed, detail);
+        let left = self.left(delivery.raw_properties()).saturating_sub(1);
+        parcel.set(&self.retries_header, i64::from(left));
+        if let Some(job) = self.job(delivery.queue()) {
+            parcel.routing_key = job.to_owned();
+        }
+        Step::Move(Box::new(parcel))
+    }
+
+    fn park(&self, delivery: &Delivery, failed: &Failed<'_>, detail: Detail) -> Step {
+        let mut parcel = self.parcel(delivery, self.failed_name(), failed, detail);
+        parcel.remove(&self.retries_header);
+        // Under any other key it would not get back that way, and with further ones not alone.
+        let key = failed.origin.routing_key.as_bytes();
+        let is_its_key = self.job(delivery.queue()).is_some_and(|job| job.as_bytes() == key);
+        if is_its_key && !parcel.has_copies() {
+            parcel.set(header::RETURN, self.name.as_str());
+        }
+        Step::Move(Box::new(parcel))
+    }
+}
+
+impl From<CoverArt> for Retry {
+    fn from(profile: CoverArt) -> Self {
+        Retry::with(profile)
+    }
+}

@@ -1,0 +1,274 @@
+//! The design of Orb: rejected messages of all queues meet in one, whose consumer sends them back.
+
+use std::time::Duration;
+
+use crate::amqp::RawProperties;
+use crate::client::Client;
+use crate::delivery::Delivery;
+use crate::error::Error;
+use crate::mover::Parcel;
+use crate::topology::cycle::UNLIMITED;
+use crate::topology::{Exchange, Queue, QueueType, Topology};
+
+use super::policy::RetryPolicy;
+use super::profile::{Profile, Step, WorkQueue};
+use super::stamp::{Detail, Failed, header};
+use super::{Retry, one_wait, rejecting, traps};
+
+mod redelivery;
+
+pub use redelivery::{Redelivered, Redelivery};
+
+/// How often a message was sent back, as text: as Orb has it.
+const COUNT: &str = "orb-redelivery-count";
+/// The queue it belongs to.
+const QUEUE: &str = "orb-queue";
+
+/// Rejected messages of all queues go to one redelivery queue, whose service sends them back to where they came from: the
+/// first time at once, then after waits that grow. The design of Orb.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leveret::Error> {
+/// use leveret::{Client, Orb, Queue};
+///
+/// let client = Client::embedded().await?;
+/// let orb = Orb::new().max_attempts(30);
+/// client.apply(&orb.topology(Queue::quorum("orb.inbox"))?).await?;
+/// // Once at least in each deployment, in any process:
+/// let service = tokio::spawn(orb.redelivery(&client).run());
+/// let runner = client.consumer("orb.inbox").retry(orb).handle(async |body: String| {
+///     println!("{body}");
+/// });
+/// # let _ = (runner, service.abort());
+/// # Ok(())
+/// # }
+/// ```
+///
+/// There are
+///
+/// - `orb`, a direct exchange; each queue is bound to it with its own name;
+/// - `orb.redelivery`, exchange and queue: the dead-letter exchange of all queues, which have to be declared so, with the
+///   dead-letter routing key `orb.redelivery`;
+/// - `orb.wait`, exchange and queue: where messages wait, each with its own `expiration`. It dead-letters to
+///   `orb.redelivery`, too;
+/// - `orb.parked`, a fanout exchange and a queue: the parking lot.
+///
+/// Handlers that fail have their message rejected. The [redelivery service](Self::redelivery) then publishes it, to its queue
+/// or to where it waits, confirmed, and acks it after that. It counts in the header `orb-redelivery-count` and says in
+/// `orb-queue` where the message belongs, as Orb does, so that both can work side by side. Orb gives a message up that has
+/// failed too often; here it is parked: by the consumer, which knows the error, or by the service, for consumers that do
+/// nothing but reject. So is one whose queue is not there, or of which nobody knows where it belongs. A parked message has no
+/// count, so that it begins anew if it is published again.
+///
+/// Messages that wait stand in one queue, and leave it in their order: one that waits for two seconds may stand behind one
+/// that waits for a minute, and comes back after that. Where this matters, use `Retry::new`.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Orb {
+    exchange: String,
+    redelivery: String,
+    wait: String,
+    parked: String,
+    initial: Duration,
+    multiplier: f64,
+    longest: Duration,
+    policy: RetryPolicy,
+    queue_type: Option<QueueType>,
+}
+
+impl Default for Orb {
+    fn default() -> Self {
+        Orb::new()
+    }
+}
+
+impl Orb {
+    /// 30 attempts: at once, then after 2 s, 3 s, 4.5 s and so on up to a minute.
+    pub fn new() -> Self {
+        Orb {
+            exchange: String::new(),
+            redelivery: String::new(),
+            wait: String::new(),
+            parked: String::new(),
+            initial: Duration::from_secs(2),
+            multiplier: 1.5,
+            longest: Duration::from_secs(60),
+            policy: RetryPolicy::default().max_retries(30),
+            queue_type: None,
+        }
+        .name("orb")
+        .by_intervals()
+    }
+
+    /// The name of the exchange, with which the names of the shared queues begin.
+    pub fn name(self, name: impl Into<String>) -> Self {
+        let exchange = name.into();
+        let [redelivery, wait, parked] =
+            ["redelivery", "wait", "parked"].map(|suffix| format!("{exchange}.{suffix}"));
+        Orb { exchange, redelivery, wait, parked, ..self }
+    }
+
+    /// The name of the redelivery queue and its exchange.
+    pub fn redelivery_name(mut self, name: impl Into<String>) -> Self {
+        self.redelivery = name.into();
+        self
+    }
+
+    /// The name of the queue in which messages wait, and its exchange.
+    pub fn wait_name(mut self, name: impl Into<String>) -> Self {
+        self.wait = name.into();
+        self
+    }
+
+    /// The name of the parking lot, and its exchange.
+    pub fn parked_name(mut self, name: impl Into<String>) -> Self {
+        self.parked = name.into();
+        self
+    }
+
+    /// The first wait.
+    pub fn initial_interval(mut self, interval: Duration) -> Self {
+        self.initial = interval;
+        self.by_intervals()
+    }
+
+    /// How much longer each wait is than the one before.
+    pub fn multiplier(mut self, multiplier: f64) -> Self {
+        self.multiplier = multiplier;
+        self.by_intervals()
+    }
+
+    /// The longest wait.
+    pub fn max_interval(mut self, interval: Duration) -> Self {
+        self.longest = interval;
+        self.by_intervals()
+    }
+
+    /// How many times a message is tried again. `n` means `n + 1` deliveries.
+    pub fn max_attempts(mut self, attempts: u32) -> Self {
+        self.policy = self.policy.max_retries(attempts);
+        self
+    }
+
+    /// A policy for what intervals and number do not say.
+    pub fn policy(mut self, policy: RetryPolicy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// The shared queues are of this type. Without it, they are of the broker's default type, and not of that of a work queue:
+    /// they belong to many.
+    pub fn queue_type(mut self, queue_type: QueueType) -> Self {
+        self.queue_type = Some(queue_type);
+        self
+    }
+
+    /// All that there has to be for a queue, which gets the arguments it needs and is bound to the exchange by its name.
+    pub fn topology(&self, queue: Queue) -> Result<Topology, Error> {
+        let queue = rejecting::described(queue, &self.redelivery, Some(&self.redelivery))?;
+        self.around(&WorkQueue::Known(queue.clone()), queue)
+    }
+
+    /// The service that sends messages back. There has to be one at least, in any process; more share the work.
+    pub fn redelivery(&self, client: &Client) -> Redelivery {
+        Redelivery::new(self.clone(), client)
+    }
+
+    fn by_intervals(mut self) -> Self {
+        let retries = self.policy.retries();
+        self.policy = RetryPolicy::exponential(self.initial, self.multiplier)
+            .capped(self.longest)
+            .immediate_first();
+        self.policy = match retries {
+            Some(retries) => self.policy.max_retries(retries),
+            None => self.policy.unlimited_retries(),
+        };
+        self
+    }
+
+    fn around(&self, work: &WorkQueue, queue: Queue) -> Result<Topology, Error> {
+        traps::check_work_queue(work, &self.policy)?;
+        let name = work.name().to_owned();
+        let topology = self.shared().queue(queue.bind(self.exchange.as_str(), name.as_str()));
+        traps::check_cycles(&name, &topology)?;
+        Ok(topology)
+    }
+
+    /// What all queues share.
+    fn shared(&self) -> Topology {
+        let queue = |name: &str| match self.queue_type {
+            Some(queue_type) => Queue::new(name).of_type(queue_type),
+            None => Queue::new(name),
+        };
+        let (redelivery, wait, parked) = (&self.redelivery, &self.wait, &self.parked);
+        let mut redelivered = queue(redelivery).bind(redelivery, redelivery);
+        if self.queue_type == Some(QueueType::Quorum) {
+            // What cannot be moved for a while goes back to it again and again.
+            redelivered = redelivered.argument("x-delivery-limit", UNLIMITED);
+        }
+        let waiting = queue(wait).dead_letter_to(redelivery).dead_letter_key(redelivery);
+        Topology::new()
+            .exchange(Exchange::direct(self.exchange.as_str()))
+            .exchange(Exchange::direct(redelivery))
+            .exchange(Exchange::direct(wait))
+            .exchange(Exchange::fanout(parked))
+            .queue(redelivered)
+            .queue(one_wait::at_least_once(waiting).bind(wait, wait))
+            .queue(queue(parked).bind(parked, ""))
+    }
+
+    /// How often a message was sent back, if it says so.
+    fn count(properties: &RawProperties) -> Option<u32> {
+        let value = properties.has_headers().then(|| properties.header(COUNT)).flatten()?;
+        let number = value.as_i64().or_else(|| value.as_str()?.trim().parse().ok())?;
+        Some(u32::try_from(number.max(0)).unwrap_or(u32::MAX))
+    }
+
+    /// Addresses a message to the parking lot.
+    fn park_it(&self, parcel: &mut Parcel, failed: &Failed<'_>, detail: Detail) {
+        parcel.exchange.clone_from(&self.parked);
+        parcel.keep_expiration();
+        parcel.keep_copies();
+        for name in [COUNT, QUEUE] {
+            parcel.remove(name);
+        }
+        // Under any other key it would not get back that way, and with further ones not alone.
+        let is_its_key = failed.origin.routing_key.as_bytes() == failed.queue.as_bytes();
+        if is_its_key && !parcel.has_copies() {
+            parcel.set(header::RETURN, self.exchange.as_str());
+        }
+        failed.stamp(parcel, detail);
+    }
+}
+
+impl Profile for Orb {
+    fn policy(&self) -> &RetryPolicy {
+        &self.policy
+    }
+
+    fn topology(&self, work: &WorkQueue) -> Result<Topology, Error> {
+        let queue = rejecting::work_queue(work, &self.redelivery, Some(&self.redelivery))?;
+        self.around(work, queue)
+    }
+
+    fn failures(&self, properties: &RawProperties, _queue: &str) -> u32 {
+        Orb::count(properties).unwrap_or(0)
+    }
+
+    fn retry(&self, _: &Delivery, _: &Failed<'_>, _: Duration, _: Detail) -> Step {
+        Step::DeadLetter
+    }
+
+    fn park(&self, delivery: &Delivery, failed: &Failed<'_>, detail: Detail) -> Step {
+        let mut parcel = Parcel::of(delivery, "");
+        self.park_it(&mut parcel, failed, detail);
+        Step::Move(Box::new(parcel))
+    }
+}
+
+impl From<Orb> for Retry {
+    fn from(profile: Orb) -> Self {
+        Retry::with(profile)
+    }
+}

@@ -1,0 +1,96 @@
+use leveret::{Acapi, Chandra, CoverArt, ErrorKind, Exchange, Orb, Queue, RetryPolicy};
+
+use super::*;
+use crate::{broker, client_of, soon};
+
+fn chandra() -> Chandra {
+    Chandra::new(Exchange::topic("orders"))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_that_the_client_knows_without_its_dead_letter_exchange_is_refused() {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    let index = "cover-art-archive.index";
+    let topology = Topology::new()
+        .exchange(Exchange::fanout("elsewhere"))
+        .queue(Queue::classic("plain"))
+        .queue(Queue::classic("other").dead_letter_to("elsewhere"))
+        .queue(Queue::classic("keyless").dead_letter_to("keyless.dlx"))
+        .queue(Queue::classic("passing").dead_letter_to("passing-retry").message_ttl(SECOND))
+        .queue(Queue::temporary("mine"))
+        .queue(Queue::classic(index));
+    client.apply(&topology).await.unwrap();
+    let growing = || RetryPolicy::linear(SECOND);
+    let table: [(&str, Retry, &str); 14] = [
+        ("plain", Acapi::new().into(), "x-dead-letter-exchange \"plain-retry\", and has none"),
+        ("other", Acapi::new().into(), "x-dead-letter-exchange \"other-retry\", and has"),
+        ("plain", chandra().into(), "x-dead-letter-exchange \"plain.dlx\""),
+        ("keyless", chandra().into(), "x-dead-letter-routing-key \"retry.keyless\""),
+        ("plain", Orb::new().into(), "x-dead-letter-exchange \"orb.redelivery\""),
+        ("passing", Acapi::new().into(), "rejected. Take x-message-ttl"),
+        ("new", Acapi::new().policy(growing()).into(), "different waits"),
+        ("new", chandra().policy(growing().immediate_first()).into(), "different waits"),
+        ("new", chandra().policy(RetryPolicy::fixed(SECOND).jitter(0.2)).into(), "different waits"),
+        ("new", Acapi::new().interval(Duration::ZERO).into(), "millisecond"),
+        (index, CoverArt::new().policy(growing()).into(), "different waits"),
+        ("new", CoverArt::new().into(), "not the queue of a job"),
+        (
+            index,
+            CoverArt::new().policy(RetryPolicy::fixed(SECOND).unlimited_retries()).into(),
+            "a number of retries",
+        ),
+        ("new", Orb::new().multiplier(0.5).into(), "multiplier"),
+    ];
+    for (queue, retry, word) in table {
+        let runner = client.consumer(queue).retry(retry).handle(async || ());
+        let error = soon("a refusal", runner.run()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains(word), "{error}");
+    }
+    for profile in [Retry::from(Acapi::new()), chandra().into(), Orb::new().into()] {
+        let runner = client.consumer("mine").retry(profile).handle(async || ());
+        assert_eq!(runner.run().await.unwrap_err().kind(), ErrorKind::Invalid);
+    }
+    let error = Orb::new().multiplier(0.5).redelivery(&client).run().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+}
+
+#[test]
+fn what_a_queue_may_not_have_is_refused_when_it_is_described() {
+    let limited = [
+        Queue::classic("q").message_ttl(SECOND),
+        Queue::classic("q").max_length(10),
+        Queue::quorum("q").delivery_limit(10),
+    ];
+    for queue in limited {
+        let profiles = [Acapi::new().topology(queue.clone()), chandra().topology(queue.clone())];
+        for refused in profiles {
+            let error = refused.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid);
+            assert!(error.to_string().contains("drops what comes back"), "{error}");
+        }
+        Orb::new().topology(queue).expect("its service sends it back, and nothing goes round");
+    }
+    let elsewhere = || Queue::classic("q").dead_letter_to("elsewhere");
+    assert_eq!(Acapi::new().topology(elsewhere()).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(chandra().topology(elsewhere()).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(Orb::new().topology(elsewhere()).unwrap_err().kind(), ErrorKind::Invalid);
+    let by_headers = Chandra::new(Exchange::headers("orders"));
+    assert_eq!(by_headers.topology(Queue::new("q")).unwrap_err().kind(), ErrorKind::Invalid);
+    by_headers.only_to_queue().topology(Queue::new("q")).unwrap();
+    let nameless = Chandra::new(Exchange::direct("")).topology(Queue::new("q"));
+    assert_eq!(nameless.unwrap_err().kind(), ErrorKind::Invalid);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_that_somebody_else_has_declared_otherwise_is_a_conflict() {
+    let broker = broker();
+    let other = client_of(&broker).await;
+    other.apply(&Topology::new().queue(Queue::classic("q"))).await.unwrap();
+    let client = client_of(&broker).await;
+    let runner = client.consumer("q").retry(Acapi::new()).handle(async || ());
+    let error = soon("a refusal", runner.run()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+    assert!(error.to_string().contains("x-dead-letter-exchange"), "{error}");
+}
