@@ -244,8 +244,9 @@ impl Delays {
     /// Declares the queues in which delayed messages wait, all of them. If they exist with another type, it is an error of
     /// the kind [`ErrorKind::Conflict`]; publishing uses them as they are.
     ///
-    /// Quorum queues are replicated, and hand a message on only once it has arrived in the next queue. Classic ones do not
-    /// wait for that: a node that fails in that moment may lose it.
+    /// Quorum queues are replicated, and let go of a message only once it has arrived in the next queue. If a node fails
+    /// in that moment, the message may come three minutes late, since RabbitMQ waits as long before it sends it again.
+    /// Classic queues do not wait for the next one: a node that fails in that moment may lose the message.
     pub async fn declare(&self, queue_type: QueueType) -> Result<(), Error> {
         if queue_type == QueueType::Stream {
             let text = "messages cannot wait in streams: choose classic or quorum queues";
@@ -254,7 +255,8 @@ impl Delays {
         self.client.core().delays.declare(&self.client, queue_type).await
     }
 
-    /// How many messages wait. The queues are asked one after the other: what moves meanwhile may be counted twice, or not.
+    /// How many messages wait. The queues are asked one after the other: what moves meanwhile may be counted twice, or not,
+    /// and what is between two queues is not counted.
     pub async fn pending(&self) -> Result<u64, Error> {
         let mut pending = self.ready_in(ladder::EXIT).await?;
         for level in 0..LEVELS {

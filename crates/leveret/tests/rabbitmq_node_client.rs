@@ -5,6 +5,7 @@ mod support;
 mod rabbitmq_node_client {
     mod accounts;
     mod channels;
+    mod delay;
     mod health;
     mod nodes;
     mod plans;

@@ -1,0 +1,65 @@
+//! Delayed messages on a node that is killed while they wait.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use leveret::{Client, Queue, QueueType, Topology};
+use leveret_testkit::rabbitmq::{RabbitNode, Version};
+use tokio::time::{Instant, timeout};
+
+use crate::support::client::{SOON, soon};
+
+/// RabbitMQ sends a dead letter again if the next queue has not confirmed it for three minutes, as one may not that is just
+/// starting.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Publishes a message for each delay, kills the node after a while, and waits until all have come.
+async fn all_come(queue_type: QueueType, delays: Vec<Duration>, kill_after: Duration) {
+    let mut node = RabbitNode::start(Version::under_test()).await;
+    let url = format!("{}?heartbeat=1", node.url());
+    let client = soon("a client", Client::builder().endpoint(url.as_str()).unwrap().connect());
+    let client = client.await.unwrap();
+    client.apply(&Topology::new().queue(Queue::quorum("q"))).await.unwrap();
+    soon("a ladder", client.delays().declare(queue_type)).await.unwrap();
+    let publisher = client.publisher("").timeout(SOON).build().await.unwrap();
+    let began = Instant::now();
+    let mut tickets = Vec::new();
+    for delay in &delays {
+        let body = delay.as_millis().to_string();
+        tickets.push(soon("room", publisher.send_in("q", body, *delay)).await.unwrap());
+    }
+    for ticket in tickets {
+        soon("an outcome", ticket).await.unwrap();
+    }
+    tokio::time::sleep(kill_after).await;
+    node.kill().await;
+    node.start_again().await;
+
+    let mut missing: HashSet<Duration> = delays.into_iter().collect();
+    let mut deliveries = soon("a consumer", client.consumer("q").stream()).await.unwrap();
+    while !missing.is_empty() {
+        // A message that was on its way from one queue to the next may come twice.
+        let delivery = timeout(PATIENCE, deliveries.next()).await;
+        let delivery = delivery.unwrap_or_else(|_| panic!("{missing:?} did not come"));
+        let delivery = delivery.expect("the stream goes on").unwrap();
+        let delay = std::str::from_utf8(delivery.body()).unwrap().parse().unwrap();
+        let delay = Duration::from_millis(delay);
+        assert!(began.elapsed() >= delay, "{delay:?} is early");
+        missing.remove(&delay);
+        delivery.ack().unwrap();
+    }
+    client.close().await;
+}
+
+#[tokio::test]
+async fn quorum_queues_lose_none_even_if_the_node_is_killed_while_messages_move() {
+    let delays = (1..=400).map(|step| step * Duration::from_millis(25)).collect();
+    all_come(QueueType::Quorum, delays, Duration::from_secs(3)).await;
+}
+
+/// Classic queues do not wait for the next one to have a message. In those, none moves here when the node is killed.
+#[tokio::test]
+async fn classic_queues_keep_what_waits() {
+    let delays = (0..100).map(|n| Duration::from_secs(16) + n * Duration::from_millis(125));
+    all_come(QueueType::Classic, delays.collect(), Duration::from_secs(1)).await;
+}
