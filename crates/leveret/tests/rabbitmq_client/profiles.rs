@@ -110,6 +110,40 @@ async fn acapi_comes_back_by_itself_and_ends_in_the_error_queue() {
     }
 }
 
+/// What the Maxretry handler of Sneakers declares, numbers as Ruby sends them.
+fn of_sneakers() -> Topology {
+    let wait = Queue::new("Q-retry")
+        .argument("x-dead-letter-exchange", "Q-retry-requeue")
+        .argument("x-message-ttl", 100i32)
+        .bind("Q-retry", "#");
+    Topology::new()
+        .exchange(Exchange::topic("Q-retry"))
+        .exchange(Exchange::topic("Q-error"))
+        .exchange(Exchange::topic("Q-retry-requeue"))
+        .queue(wait)
+        .queue(Queue::new("Q-error").bind("Q-error", "#"))
+        .queue(Queue::new("Q").dead_letter_to("Q-retry").bind("Q-retry-requeue", "#"))
+}
+
+#[tokio::test]
+async fn acapi_takes_up_the_work_of_sneakers_in_the_queues_that_are_there() {
+    let vhost = rabbitmq::vhost().await;
+    let sneakers = client(&vhost).await;
+    soon("objects", sneakers.apply(&of_sneakers())).await.unwrap();
+    soon("an outcome", publisher(&sneakers).await.publish("Q", "job")).await.unwrap();
+    // A worker of theirs has rejected it once.
+    take(&sneakers, "Q").await.discard().unwrap();
+    let client = client(&vhost).await;
+    let profile = Acapi::new().topic().interval(WAIT).max_retries(2);
+    let seen = fail_until_parked(&client, "Q", profile.into(), "Q-error").await;
+    let numbers: Vec<u32> = seen.iter().map(|(attempt, ..)| *attempt).collect();
+    assert_eq!(numbers, [2, 3]);
+    let fanouts = crate::support::client::client(&vhost).await;
+    let runner = fanouts.consumer("Q").retry(Acapi::new().interval(WAIT)).handle(async || ());
+    let error = soon("a refusal", runner.run()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+}
+
 #[tokio::test]
 async fn cover_art_counts_down_and_ends_in_the_failed_queue() {
     for queue_type in [None, Some(QueueType::Classic), Some(QueueType::Quorum)] {
