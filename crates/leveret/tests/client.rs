@@ -4,6 +4,7 @@ mod client {
     mod batches;
     mod consuming;
     mod handling;
+    mod parking;
     mod pool;
     mod publishing;
     mod recovery;
