@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use leveret::amqp::{Properties, Table, Value};
+use leveret::amqp::{Array, Properties, Table, Value};
 use leveret::{
     Client, Event, Failure, Filter, Message, ParkingLot, Queue, RetryPolicy, Target, Topology,
 };
@@ -212,6 +212,49 @@ async fn a_replayed_message_may_expire_again() {
     assert_eq!(depth(&broker, "q"), Some(1));
     tokio::time::sleep(61 * SECOND).await;
     assert_eq!(depth(&broker, "q"), Some(0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replayed_message_is_what_was_published_and_nobody_else_gets_a_copy() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::quorum("q")).await;
+    client.apply(&Topology::new().queue(Queue::classic("other"))).await.unwrap();
+    let publisher = client.publisher("").build().await.unwrap();
+    let text = |text: &'static str| Some(text.try_into().unwrap());
+    let copies = Array::from_values([Value::from("other")]).unwrap();
+    let headers = [("CC", Value::Array(copies)), ("n", 5.into()), ("tenant", "acme".into())];
+    let original = Properties {
+        headers: Some(Table::from_pairs(headers).unwrap()),
+        delivery_mode: Some(2),
+        correlation_id: text("c"),
+        expiration: text("3000000"),
+        message_id: text("m"),
+        user_id: text("guest"),
+        ..Properties::default()
+    };
+    let message = Message::with_properties("job", original.clone());
+    publisher.publish("q", message).await.unwrap();
+    let handler = async || Err::<(), _>("no");
+    let retry = RetryPolicy::fixed(SECOND).max_retries(2);
+    let stop = tokio::time::sleep(60 * SECOND);
+    client.consumer("q").retry(retry).handle(handler).run_until(stop).await.unwrap();
+
+    let lot = client.parking_lot("q.parked");
+    assert_eq!(lot.list(&Filter::new(), 1).await.unwrap()[0].story().history.len(), 3);
+    assert_eq!(lot.replay().run().await.unwrap().done, 1);
+    assert_eq!(depth(&broker, "other"), Some(1), "the copy that was made at first");
+    let delivery = client.get("q", Default::default()).await.unwrap().expect("the job");
+    let mut properties = delivery.properties().into_owned();
+    // In the order of names, as the broker may change it.
+    properties.headers = properties.headers.map(sorted);
+    assert_eq!(properties, original);
+    delivery.ack().unwrap();
+}
+
+fn sorted(table: Table<'_>) -> Table<'static> {
+    let mut fields: Vec<_> = table.iter().map(|(name, value)| (name.to_string(), value)).collect();
+    fields.sort_by(|one, other| one.0.cmp(&other.0));
+    Table::from_pairs(fields.iter().map(|(name, value)| (name.as_str(), value.clone()))).unwrap()
 }
 
 #[tokio::test(start_paused = true)]
