@@ -108,6 +108,7 @@ mod duration;
 mod error;
 mod message;
 mod mover;
+mod parking;
 mod payload;
 mod pool;
 pub mod prelude;
@@ -131,6 +132,10 @@ pub use delay::Delays;
 pub use delivery::Delivery;
 pub use error::{Error, ErrorKind};
 pub use message::{IntoMessage, Message};
+pub use parking::{
+    Draft, Filter, Group, Import, Imported, NotDone, ParkedMessage, ParkingLot, PastError,
+    Progress, Story, Target, Task,
+};
 pub use payload::{Json, MsgPack, Payload};
 pub use pool::{BorrowedChannel, ChannelPool, ChannelPoolBuilder};
 pub use publisher::{

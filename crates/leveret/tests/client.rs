@@ -7,6 +7,7 @@ mod client {
     mod delay;
     mod handling;
     mod health;
+    mod parking;
     mod pool;
     mod profiles;
     mod publishing;

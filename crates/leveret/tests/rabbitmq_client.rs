@@ -8,6 +8,7 @@ mod rabbitmq_client {
     mod delay;
     mod events;
     mod handling;
+    mod parking;
     mod pool;
     mod profiles;
     mod publishing;
