@@ -143,6 +143,9 @@ impl<'a> Task<'a> {
             let text = "a message is moved to another queue or exchange; to where it came from, it is replayed";
             return Err(Error::new(ErrorKind::Invalid, text));
         }
+        if self.drops_everything() {
+            return self.purge().await;
+        }
         let convoy = Convoy::new(&self.client, "sending on a parked message");
         let router = Router::new(&self.client, &self.queue);
         let progress = Progress::default();
@@ -150,6 +153,29 @@ impl<'a> Task<'a> {
         let mut run = Run { task: self, convoy, router, pace, progress, began, walks: 0 };
         run.finish().await?;
         Ok(run.progress)
+    }
+}
+
+impl Task<'_> {
+    /// Whether the broker can do it alone.
+    fn drops_everything(&self) -> bool {
+        let is_whole = self.filter.is_all() && self.limit == u64::MAX && self.rate.is_none();
+        matches!(self.action, Action::Purge) && is_whole && !self.is_dry
+    }
+
+    async fn purge(mut self) -> Result<Progress, Error> {
+        let count = u64::from(self.client.purge_queue(&self.queue).await?);
+        let progress = Progress {
+            total: count,
+            seen: count,
+            selected: count,
+            done: count,
+            ..Progress::default()
+        };
+        if let Some(report) = &mut self.report {
+            report(&progress);
+        }
+        Ok(progress)
     }
 }
 
