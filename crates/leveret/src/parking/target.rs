@@ -245,10 +245,12 @@ pub(super) fn reset(parcel: &mut Parcel) {
 
 /// Whether a header was added by whoever tried the message again: us, the broker, or another system.
 fn is_noted(name: &[u8]) -> bool {
-    const NAMES: [&str; 9] = [
+    const NAMES: [&str; 11] = [
         header::DELAY,
         "mb-retries",
         "mb-exceptions",
+        "orb-queue",
+        "orb-redelivery-count",
         "retry_info",
         "x-death",
         "x-delivery-count",
