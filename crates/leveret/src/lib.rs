@@ -133,7 +133,7 @@ pub use delivery::Delivery;
 pub use error::{Error, ErrorKind};
 pub use message::{IntoMessage, Message};
 pub use parking::{
-    Draft, Filter, Group, Import, Imported, NotDone, ParkedMessage, ParkingLot, PastError,
+    Draft, Export, Filter, Group, Import, Imported, NotDone, ParkedMessage, ParkingLot, PastError,
     Progress, Story, Target, Task,
 };
 pub use payload::{Json, MsgPack, Payload};

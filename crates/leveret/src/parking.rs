@@ -23,7 +23,7 @@ pub use groups::Group;
 pub use message::{ParkedMessage, PastError, Story};
 pub use target::{Draft, Target};
 pub use task::{NotDone, Progress, Task};
-pub use transfer::{Import, Imported};
+pub use transfer::{Export, Import, Imported};
 
 use groups::Groups;
 use task::Action;

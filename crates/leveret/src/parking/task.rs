@@ -58,7 +58,7 @@ pub struct NotDone {
 
 type Edit<'a> = Box<dyn FnMut(&ParkedMessage, &mut Draft) + Send + 'a>;
 type Look<'a> = Box<dyn FnMut(&ParkedMessage) -> ControlFlow<()> + Send + 'a>;
-type Report<'a> = Box<dyn FnMut(&Progress) + Send + 'a>;
+pub(super) type Report<'a> = Box<dyn FnMut(&Progress) + Send + 'a>;
 
 /// What is done with each message.
 pub(super) enum Action<'a> {
@@ -504,13 +504,13 @@ pub(super) fn note_address(parcel: &mut Parcel, message: &ParkedMessage) {
 
 /// When the next message may go.
 #[derive(Debug)]
-struct Pace {
+pub(super) struct Pace {
     every: Option<Duration>,
     next: Instant,
 }
 
 impl Pace {
-    fn new(rate: Option<f64>) -> Result<Self, Error> {
+    pub(super) fn new(rate: Option<f64>) -> Result<Self, Error> {
         let every = match rate {
             None => None,
             Some(rate) if rate > 0.0 => Duration::try_from_secs_f64(1.0 / rate).ok(),
@@ -523,7 +523,7 @@ impl Pace {
     }
 
     /// When the next message may go, if that is not now.
-    fn next(&mut self) -> Option<Instant> {
+    pub(super) fn next(&mut self) -> Option<Instant> {
         let every = self.every?;
         let now = Instant::now();
         let at = self.next.max(now);

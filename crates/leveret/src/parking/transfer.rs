@@ -3,11 +3,13 @@
 use std::io::{BufRead, Read, Write};
 use std::ops::ControlFlow;
 
+use tokio::time::sleep_until;
+
 use super::convoy::Convoy;
 use super::json::Line;
 use super::message::ParkedMessage;
 use super::target::straight_to;
-use super::task::note_address;
+use super::task::{Pace, Progress, Report, note_address};
 use super::{Filter, ParkingLot};
 use crate::error::{Error, ErrorKind};
 use crate::mover::Parcel;
@@ -17,16 +19,6 @@ const MAX_LINE: u64 = 256 * 1024 * 1024;
 
 /// How many bad lines are named.
 const MAX_NAMED: usize = 100;
-
-/// Whether lines are imported, or only read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Import {
-    /// Each message is published into the lot.
-    #[default]
-    Publish,
-    /// A dry run: nothing is published, and the lines that are no messages are named.
-    Check,
-}
 
 /// What an import has done.
 #[derive(Clone, Debug, Default)]
@@ -41,7 +33,7 @@ pub struct Imported {
 }
 
 impl ParkingLot {
-    /// Writes messages as lines of JSON, and says how many. They stay in the lot.
+    /// Writes messages as lines of JSON. They stay in the lot.
     ///
     /// # The format
     ///
@@ -63,12 +55,69 @@ impl ParkingLot {
     /// - `properties_base64` instead of `properties`: all of them as they are on the wire, if JSON cannot tell them exactly.
     ///
     /// Writing may block for a moment. To do it otherwise, [look](ParkingLot::look) and use [`ParkedMessage::to_json`].
-    pub async fn export(
-        &self,
-        filter: &Filter,
-        limit: u64,
-        to: &mut (impl Write + Send),
-    ) -> Result<u64, Error> {
+    pub fn export<'a, W: Write + Send>(&self, to: &'a mut W) -> Export<'a, W> {
+        let (filter, limit) = (Filter::new(), u64::MAX);
+        Export { lot: self.clone(), to, filter, limit, rate: None, report: None }
+    }
+
+    /// Publishes the messages of lines that [`export`](ParkingLot::export) has written into this lot, each confirmed. Lines
+    /// that are none are counted and named, and the others imported all the same; empty ones are skipped.
+    pub fn import<'a, R: BufRead + Send>(&self, from: &'a mut R) -> Import<'a, R> {
+        Import { lot: self.clone(), from, rate: None, is_dry: false, report: None }
+    }
+
+    fn parcel(&self, line: &Line) -> Parcel {
+        let Line { exchange, routing_key, properties, body } = line;
+        let message = ParkedMessage::new(0, exchange, routing_key, properties, body);
+        let mut parcel = message.parcel();
+        let queue = self.client.queue_name(&self.queue);
+        if (exchange.as_str(), routing_key.as_str()) != ("", queue.as_str()) {
+            note_address(&mut parcel, &message);
+        }
+        straight_to(&mut parcel, &queue);
+        parcel
+    }
+}
+
+/// Messages of a [`ParkingLot`] to be written as lines of JSON: [`run`](Export::run) does it. They stay in the lot.
+#[must_use = "nothing is written before it is run"]
+pub struct Export<'a, W> {
+    lot: ParkingLot,
+    to: &'a mut W,
+    filter: Filter,
+    limit: u64,
+    rate: Option<f64>,
+    report: Option<Report<'a>>,
+}
+
+impl<'a, W: Write + Send> Export<'a, W> {
+    /// These messages. By default all.
+    pub fn filter(mut self, filter: Filter) -> Self {
+        self.filter = filter;
+        self
+    }
+
+    /// So many messages at most.
+    pub fn limit(mut self, messages: u64) -> Self {
+        self.limit = messages;
+        self
+    }
+
+    /// So many messages a second at most.
+    pub fn rate(mut self, messages_per_second: f64) -> Self {
+        self.rate = Some(messages_per_second);
+        self
+    }
+
+    /// Is told how far it has come, after each message that is meant.
+    pub fn progress(mut self, report: impl FnMut(&Progress) + Send + 'a) -> Self {
+        self.report = Some(Box::new(report));
+        self
+    }
+
+    /// Writes them, and says how many.
+    pub async fn run(self) -> Result<u64, Error> {
+        let Export { lot, to, filter, limit, rate, report } = self;
         let mut written = 0;
         let mut failed = None;
         // A lost connection lets it begin anew with the first.
@@ -84,7 +133,14 @@ impl ParkingLot {
             }
             if failed.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        self.look(write).filter(filter.clone()).limit(limit).run().await?;
+        let mut task = lot.look(write).filter(filter).limit(limit);
+        if let Some(rate) = rate {
+            task = task.rate(rate);
+        }
+        if let Some(report) = report {
+            task = task.progress(report);
+        }
+        task.run().await?;
         if failed.is_none() {
             failed = to.flush().err();
         }
@@ -93,58 +149,87 @@ impl ParkingLot {
             Some(error) => Err(Error::caused(ErrorKind::Invalid, "cannot write messages", error)),
         }
     }
+}
 
-    /// Publishes the messages of lines that [`export`](ParkingLot::export) has written into this lot, each confirmed. Lines
-    /// that are none are counted and named, and the others imported all the same; empty ones are skipped.
-    ///
-    /// With `Import::Check` nothing is published.
-    pub async fn import(
-        &self,
-        from: &mut (impl BufRead + Send),
-        how: Import,
-    ) -> Result<Imported, Error> {
+type ReportImport<'a> = Box<dyn FnMut(&Imported) + Send + 'a>;
+
+/// Lines of JSON to be published into a [`ParkingLot`]: [`run`](Import::run) does it.
+#[must_use = "nothing is imported before it is run"]
+pub struct Import<'a, R> {
+    lot: ParkingLot,
+    from: &'a mut R,
+    rate: Option<f64>,
+    is_dry: bool,
+    report: Option<ReportImport<'a>>,
+}
+
+impl<'a, R: BufRead + Send> Import<'a, R> {
+    /// So many messages a second at most.
+    pub fn rate(mut self, messages_per_second: f64) -> Self {
+        self.rate = Some(messages_per_second);
+        self
+    }
+
+    /// Nothing is published; the lines that are no messages are named.
+    pub fn dry_run(mut self) -> Self {
+        self.is_dry = true;
+        self
+    }
+
+    /// Is told how far it has come, after each line.
+    pub fn progress(mut self, report: impl FnMut(&Imported) + Send + 'a) -> Self {
+        self.report = Some(Box::new(report));
+        self
+    }
+
+    /// Imports them, and says how many. Lines that could not be imported are no error: they are counted and named.
+    pub async fn run(mut self) -> Result<Imported, Error> {
         let mut imported = Imported::default();
-        let mut convoy = Convoy::new(&self.client, "importing a message");
+        let mut pace = Pace::new(self.rate)?;
+        let mut convoy = Convoy::new(&self.lot.client, "importing a message");
         let mut line = Vec::new();
         for number in 1u64.. {
-            line.clear();
-            let read = from.by_ref().take(MAX_LINE).read_until(b'\n', &mut line);
-            let read = read.map_err(|error| {
-                Error::caused(ErrorKind::Invalid, format!("cannot read line {number}"), error)
-            })?;
-            if read == 0 {
+            if !read_line(self.from, number, &mut line)? {
                 break;
-            }
-            if read as u64 == MAX_LINE {
-                let text = format!("line {number} is longer than {MAX_LINE} bytes");
-                return Err(Error::new(ErrorKind::Invalid, text));
             }
             if line.trim_ascii().is_empty() {
                 continue;
             }
             match Line::read(&line) {
                 Err(fault) => imported.failed(number, fault),
-                Ok(_) if how == Import::Check => imported.imported += 1,
-                Ok(line) => convoy.send(number, self.parcel(&line)).await?,
+                Ok(_) if self.is_dry => imported.imported += 1,
+                Ok(line) => {
+                    if let Some(time) = pace.next() {
+                        sleep_until(time).await;
+                    }
+                    convoy.send(number, self.lot.parcel(&line)).await?;
+                }
             }
             imported.settle(&mut convoy);
+            if let Some(report) = &mut self.report {
+                report(&imported);
+            }
         }
         convoy.settle_all().await?;
         imported.settle(&mut convoy);
+        if let Some(report) = &mut self.report {
+            report(&imported);
+        }
         Ok(imported)
     }
+}
 
-    fn parcel(&self, line: &Line) -> Parcel {
-        let Line { exchange, routing_key, properties, body } = line;
-        let message = ParkedMessage::new(0, exchange, routing_key, properties, body);
-        let mut parcel = message.parcel();
-        let queue = self.client.queue_name(&self.queue);
-        if (exchange.as_str(), routing_key.as_str()) != ("", queue.as_str()) {
-            note_address(&mut parcel, &message);
-        }
-        straight_to(&mut parcel, &queue);
-        parcel
+/// Reads the next line, if there is one.
+fn read_line(from: &mut impl BufRead, number: u64, line: &mut Vec<u8>) -> Result<bool, Error> {
+    line.clear();
+    let read = from.by_ref().take(MAX_LINE).read_until(b'\n', line).map_err(|error| {
+        Error::caused(ErrorKind::Invalid, format!("cannot read line {number}"), error)
+    })?;
+    if read as u64 == MAX_LINE {
+        let text = format!("line {number} is longer than {MAX_LINE} bytes");
+        return Err(Error::new(ErrorKind::Invalid, text));
     }
+    Ok(read > 0)
 }
 
 impl Imported {

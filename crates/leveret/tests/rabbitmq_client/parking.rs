@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use leveret::amqp::{Array, Properties, Table, Value};
 use leveret::{
-    Client, Exchange, Failure, Filter, Import, Message, ParkingLot, Queue, QueueType, RetryPolicy,
-    Target, Topology,
+    Client, Exchange, Failure, Filter, Message, ParkingLot, Queue, QueueType, RetryPolicy, Target,
+    Topology,
 };
 use leveret_testkit::rabbitmq;
 
@@ -317,13 +317,17 @@ async fn what_is_exported_is_imported_as_it_was() {
     }
     let (one, two) = (client.parking_lot("one"), client.parking_lot("two"));
     let mut file = Vec::new();
-    assert_eq!(one.export(&Filter::new(), u64::MAX, &mut file).await.unwrap(), 2);
+    assert_eq!(one.export(&mut file).run().await.unwrap(), 2);
     assert_eq!(one.depth().await.unwrap(), 2);
     file.extend_from_slice(b"\n{\"body\":5}\n");
 
-    let checked = two.import(&mut Cursor::new(&file), Import::Check).await.unwrap();
+    let checked = two.import(&mut Cursor::new(&file)).dry_run().run().await.unwrap();
     assert_eq!((checked.imported, checked.failed, two.depth().await.unwrap()), (2, 1, 0));
-    let imported = two.import(&mut Cursor::new(&file), Import::Publish).await.unwrap();
+    let mut reports = Vec::new();
+    let report = |so_far: &leveret::Imported| reports.push(so_far.imported + so_far.failed);
+    let mut lines = Cursor::new(&file);
+    let imported = two.import(&mut lines).rate(50.0).progress(report).run().await.unwrap();
+    assert_eq!((reports.len(), reports.last()), (4, Some(&3)));
     assert_eq!((imported.imported, imported.failed), (2, 1));
     assert_eq!(imported.bad_lines[0].0, 4);
     until_depth(&client, "two", 2).await;
