@@ -6,10 +6,11 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::amqp::{self, DeleteExchange, DeleteQueue, GetOptions};
+use crate::amqp::{self, Channel, DeleteExchange, DeleteQueue, GetOptions};
 use crate::consumer::ConsumerBuilder;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
+use crate::parking::ParkingLot;
 use crate::pool::ChannelPoolBuilder;
 use crate::publisher::PublisherBuilder;
 use crate::topology::{Applied, Topology};
@@ -258,21 +259,20 @@ impl Client {
     /// Deletes a queue, and no longer restores it. Says how many messages went with it.
     pub async fn delete_queue(&self, queue: &str, when: DeleteQueue) -> Result<u32, Error> {
         let name = self.queue_name(queue);
-        let deleted = self
-            .on_channel(&format!("cannot delete queue {queue:?}"), async |channel| {
-                channel.delete_queue(&name, when).await
-            })
-            .await?;
+        let what = format!("cannot delete queue {queue:?}");
+        let name = name.as_str();
+        let delete = move |channel: Channel| async move { channel.delete_queue(name, when).await };
+        let deleted = self.on_channel(&what, delete).await?;
         self.core().remembered.forget_queue(queue);
         Ok(deleted)
     }
 
     /// Deletes an exchange, and no longer restores it.
     pub async fn delete_exchange(&self, exchange: &str, when: DeleteExchange) -> Result<(), Error> {
-        self.on_channel(&format!("cannot delete exchange {exchange:?}"), async |channel| {
-            channel.delete_exchange(exchange, when).await
-        })
-        .await?;
+        let what = format!("cannot delete exchange {exchange:?}");
+        let delete =
+            move |channel: Channel| async move { channel.delete_exchange(exchange, when).await };
+        self.on_channel(&what, delete).await?;
         self.core().remembered.forget_exchange(exchange);
         Ok(())
     }
@@ -280,35 +280,40 @@ impl Client {
     /// Drops all messages of a queue that are ready for delivery, and says how many.
     pub async fn purge_queue(&self, queue: &str) -> Result<u32, Error> {
         let name = self.queue_name(queue);
-        self.on_channel(&format!("cannot purge queue {queue:?}"), async |channel| {
-            channel.purge_queue(&name).await
-        })
-        .await
+        let what = format!("cannot purge queue {queue:?}");
+        let name = name.as_str();
+        self.on_channel(&what, move |channel| async move { channel.purge_queue(name).await }).await
     }
 
     /// How many messages and consumers a queue has.
     pub async fn inspect_queue(&self, queue: &str) -> Result<amqp::QueueInfo, Error> {
         let name = self.queue_name(queue);
-        self.on_channel(&format!("cannot inspect queue {queue:?}"), async |channel| {
-            channel.inspect_queue(&name).await
-        })
-        .await
+        let what = format!("cannot inspect queue {queue:?}");
+        let name = name.as_str();
+        self.on_channel(&what, move |channel| async move { channel.inspect_queue(name).await })
+            .await
     }
 
     /// Takes one message from a queue, if it has one. For more than a few, [consume](Client::consumer).
     pub async fn get(&self, queue: &str, options: GetOptions) -> Result<Option<Delivery>, Error> {
         let name = self.queue_name(queue);
         let what = format!("cannot get from queue {queue:?}");
-        let got = self.on_channel(&what, async |channel| channel.get(&name, options).await).await?;
+        let name = name.as_str();
+        let get = move |channel: Channel| async move { channel.get(name, options).await };
+        let got = self.on_channel(&what, get).await?;
         Ok(got.map(|delivery| Delivery::new(delivery, &queue.into())))
     }
 
     /// Does something on a channel that is thrown away, again if the connection went meanwhile.
-    async fn on_channel<T>(
+    pub(crate) async fn on_channel<T, F>(
         &self,
         what: &str,
-        call: impl AsyncFn(&amqp::Channel) -> Result<T, amqp::Error>,
-    ) -> Result<T, Error> {
+        call: impl Fn(Channel) -> F,
+    ) -> Result<T, Error>
+    where
+        // Not `AsyncFn`: a future that calls one cannot be spawned.
+        F: Future<Output = Result<T, amqp::Error>>,
+    {
         let core = self.core();
         let patience = core.options.timeout;
         let deadline = Instant::now() + patience;
@@ -320,7 +325,7 @@ impl Client {
             let attempt = async {
                 let channel = up.connection.open_channel().await?;
                 // Dropped, it closes by itself once what came out of it is dropped, too.
-                call(&channel).await
+                call(channel).await
             };
             match timeout_at(deadline, attempt).await.map_err(late)? {
                 Ok(value) => return Ok(value),
@@ -345,6 +350,12 @@ impl Client {
     /// A consumer of a queue. The queue is not declared by this.
     pub fn consumer(&self, queue: impl Into<String>) -> ConsumerBuilder {
         ConsumerBuilder::new(self.clone(), queue.into())
+    }
+
+    /// A queue with messages that failed, to look at them and to replay them. Any queue can be one, those of other systems
+    /// too.
+    pub fn parking_lot(&self, queue: impl Into<String>) -> ParkingLot {
+        ParkingLot::new(self.clone(), queue.into())
     }
 
     /// What happens to the client from now on. Any number may listen.

@@ -107,6 +107,7 @@ mod duration;
 mod error;
 mod message;
 mod mover;
+mod parking;
 mod payload;
 mod pool;
 pub mod prelude;
@@ -129,6 +130,10 @@ pub use consumer::{
 pub use delivery::Delivery;
 pub use error::{Error, ErrorKind};
 pub use message::{IntoMessage, Message};
+pub use parking::{
+    Draft, Filter, Group, Import, Imported, NotDone, ParkedMessage, ParkingLot, PastError,
+    Progress, Story, Target, Task,
+};
 pub use payload::{Json, MsgPack, Payload};
 pub use pool::{BorrowedChannel, ChannelPool, ChannelPoolBuilder};
 pub use publisher::{

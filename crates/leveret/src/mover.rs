@@ -42,14 +42,20 @@ pub(crate) const ROOM_FOR_A_DEATH: usize = 2048;
 impl Parcel {
     /// What was delivered, as it came, under its own routing key.
     pub(crate) fn of(delivery: &Delivery, exchange: impl Into<String>) -> Self {
-        let raw = delivery.raw_properties();
-        let mut parcel = Parcel {
-            exchange: exchange.into(),
-            routing_key: delivery.routing_key().to_str_lossy().into_owned(),
-            properties: raw.get().into_owned(),
-            body: delivery.body().clone(),
-            reserve: 0,
-        };
+        let routing_key = delivery.routing_key().to_str_lossy().into_owned();
+        Parcel::new(exchange.into(), routing_key, delivery.raw_properties(), delivery.body())
+    }
+
+    /// A message as it came.
+    pub(crate) fn new(
+        exchange: String,
+        routing_key: String,
+        raw: &RawProperties,
+        body: &Bytes,
+    ) -> Self {
+        let properties = raw.get().into_owned();
+        let mut parcel =
+            Parcel { exchange, routing_key, properties, body: body.clone(), reserve: 0 };
         if raw.fault().is_some() {
             parcel.set(kept::PROPERTIES, Value::Bytes(raw.as_bytes().to_vec().into()));
         }
@@ -152,25 +158,48 @@ impl Mover {
         let deadline = Instant::now() + self.timeout;
         loop {
             let open = self.open(deadline).await?;
-            parcel.keep_user(open.user.as_deref());
-            open.check_room(&parcel)?;
-            let publish = Publish {
-                exchange: &parcel.exchange,
-                routing_key: &parcel.routing_key,
-                mandatory: true,
-                properties: parcel.properties.clone(),
-                body: parcel.body.clone(),
-            };
-            let left = deadline.saturating_duration_since(Instant::now());
-            match open.channel.publish_within(&publish, left).await {
-                Ok(confirmation) => {
-                    let (what, timeout) = (self.what, self.timeout);
-                    return Ok(Moving { confirmation, what, timeout, deadline });
-                }
-                // Nothing was sent: the next channel may take it.
-                Err(_) if open.channel.check_open().is_err() => {}
-                Err(error) => return Err(Error::from_amqp(self.what, error)),
+            // Nothing was sent: the next channel may take it.
+            if let Some(moving) = self.send_on(&open, &mut parcel, deadline).await? {
+                return Ok(moving);
             }
+        }
+    }
+
+    /// Publishes after those that are under way, on the same channel. `None` if that is gone: they may have to be sent
+    /// again first.
+    pub(crate) async fn follow(&self, mut parcel: Parcel) -> Result<Option<Moving>, Error> {
+        let deadline = Instant::now() + self.timeout;
+        let open = self.open.lock().await.clone();
+        match open {
+            Some(open) => self.send_on(&open, &mut parcel, deadline).await,
+            None => Ok(None),
+        }
+    }
+
+    /// Publishes on a channel, unless it is gone.
+    async fn send_on(
+        &self,
+        open: &Open,
+        parcel: &mut Parcel,
+        deadline: Instant,
+    ) -> Result<Option<Moving>, Error> {
+        parcel.keep_user(open.user.as_deref());
+        open.check_room(parcel)?;
+        let publish = Publish {
+            exchange: &parcel.exchange,
+            routing_key: &parcel.routing_key,
+            mandatory: true,
+            properties: parcel.properties.clone(),
+            body: parcel.body.clone(),
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        match open.channel.publish_within(&publish, left).await {
+            Ok(confirmation) => {
+                let (what, timeout) = (self.what, self.timeout);
+                Ok(Some(Moving { confirmation, what, timeout, deadline }))
+            }
+            Err(_) if open.channel.check_open().is_err() => Ok(None),
+            Err(error) => Err(Error::from_amqp(self.what, error)),
         }
     }
 

@@ -48,7 +48,7 @@ pub(crate) use profile::Profile;
 ///
 /// - `jobs.wait.2s`, `jobs.wait.3s` and so on, a queue for each wait, fed by the exchange `jobs.wait`,
 /// - `jobs.return`, the exchange by which they come back to `jobs`, and to no other queue,
-/// - `jobs.parked`, exchange and queue: the parking lot, for what is not tried again.
+/// - `jobs.parked`, exchange and queue: the [parking lot](crate::ParkingLot), for what is not tried again.
 ///
 /// They are of the type of the work queue, if this client has declared it, and else of the broker's default type; see
 /// [`queue_type`](Retry::queue_type). A message that waits was published there, confirmed, before the original is acked: it

@@ -5,6 +5,7 @@ mod client {
     mod consuming;
     mod handling;
     mod health;
+    mod parking;
     mod pool;
     mod publishing;
     mod recovery;

@@ -6,6 +6,7 @@ mod rabbitmq_client {
     mod consuming;
     mod events;
     mod handling;
+    mod parking;
     mod pool;
     mod publishing;
     mod retry;

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::calls::{Reply, Subject};
 use super::confirm::{Returned, Tally};
 use super::consumer::{Bound, Consumer, ConsumerQueue, Envelope};
-use super::delivery::{Delivery, Source};
+use super::delivery::{Delivery, Refused, Source};
 use super::error::Error;
 use super::link::Link;
 use super::lock;
@@ -459,6 +459,16 @@ impl<M> Channel<M> {
         let envelope =
             Envelope { tag: method.delivery_tag, redelivered: method.redelivered, source };
         Ok(Some(Delivery::new(settles, envelope, properties, body)))
+    }
+
+    /// Settles a delivery that was let go of.
+    pub(crate) fn ack(&self, tag: u64) -> Result<(), Error> {
+        self.link.ack(tag)
+    }
+
+    /// This delivery and all before it that are not settled go back to their queues.
+    pub(crate) fn requeue_through(&self, tag: u64) -> Result<(), Error> {
+        self.link.nack_through(tag, Refused::Requeue)
     }
 
     /// Has all deliveries of this channel that are not settled delivered anew, to whoever is free. The old ones can

@@ -146,6 +146,13 @@ impl Delivery {
         }
     }
 
+    /// Lets go of it without settling it: it is out until its tag is settled, or the channel closed.
+    pub(crate) fn leave(mut self) -> (Source, RawProperties, Bytes) {
+        self.settles = None;
+        let (properties, body) = (self.properties.clone(), self.body.clone());
+        (self.envelope.source.clone(), properties, body)
+    }
+
     /// It is not done, said by `basic.reject`. RabbitMQ counts it where it does not count a nack: from 4.3 on, only a
     /// reject raises the delivery count of a quorum queue.
     pub fn reject(mut self, refused: Refused) -> Result<(), Error> {

@@ -77,6 +77,22 @@ pub enum Event {
         /// What the last error said.
         error: String,
     },
+    /// A parking lot that is [watched](crate::ParkingLot::watch) has more messages than it should.
+    LotFilled {
+        /// Its queue.
+        queue: String,
+        /// How many messages it has.
+        depth: u64,
+        /// How many it should have at most.
+        threshold: u64,
+    },
+    /// It has no more than it should again.
+    LotDrained {
+        /// Its queue.
+        queue: String,
+        /// How many messages it has.
+        depth: u64,
+    },
     /// A consumer gets nothing for now: its channel, its queue or its connection went.
     ConsumerLost {
         /// The queue it consumes.
@@ -121,6 +137,12 @@ impl fmt::Display for Event {
             Event::Restored { object } => write!(f, "{object} is restored"),
             Event::Parked { queue, reason, error } => {
                 write!(f, "a message of queue {queue:?} is parked ({reason}): {error}")
+            }
+            Event::LotFilled { queue, depth, threshold } => {
+                write!(f, "parking lot {queue:?} has {depth} messages, more than {threshold}")
+            }
+            Event::LotDrained { queue, depth } => {
+                write!(f, "parking lot {queue:?} has {depth} messages again")
             }
             Event::ConsumerLost { queue, error } => {
                 write!(f, "the consumer of queue {queue:?} is interrupted: {error}")
@@ -171,8 +193,11 @@ impl Announcer {
             | Event::Unblocked { .. }
             | Event::Restored { .. }
             | Event::ConsumerResumed { .. }
+            | Event::LotDrained { .. }
             | Event::Closed => tracing::info!("{event}"),
-            Event::GaveUp { .. } | Event::Parked { .. } => tracing::error!("{event}"),
+            Event::GaveUp { .. } | Event::Parked { .. } | Event::LotFilled { .. } => {
+                tracing::error!("{event}")
+            }
             _ => tracing::warn!("{event}"),
         }
         // Nobody listening is no error.

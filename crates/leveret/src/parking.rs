@@ -1,0 +1,222 @@
+//! Parking lots: looking at messages that are not tried again, and replaying them.
+
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use crate::client::{Client, Event};
+use crate::error::{Error, ErrorKind};
+
+mod convoy;
+mod filter;
+mod groups;
+mod json;
+mod message;
+mod target;
+mod task;
+mod transfer;
+mod walk;
+
+pub use filter::Filter;
+pub use groups::Group;
+pub use message::{ParkedMessage, PastError, Story};
+pub use target::{Draft, Target};
+pub use task::{NotDone, Progress, Task};
+pub use transfer::{Import, Imported};
+
+use groups::Groups;
+use task::Action;
+
+/// A queue with messages that failed. From [`Client::parking_lot`].
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leveret::Error> {
+/// use std::time::Duration;
+/// use leveret::{Client, Failure, Filter, Message, Queue, Topology};
+///
+/// let client = Client::embedded().await?;
+/// client.apply(&Topology::new().queue(Queue::quorum("jobs"))).await?;
+/// let publisher = client.publisher("").build().await?;
+/// publisher.publish("jobs", Message::new("job 1").message_id("1")).await?;
+///
+/// // A handler that parks what it gets, in the queue `jobs.parked`.
+/// let mut events = client.events();
+/// let parked = async { while !matches!(events.next().await, Some(leveret::Event::Parked { .. })) {} };
+/// let handler = async || Err::<(), _>(Failure::permanent("no such customer: 17").kind("data"));
+/// client.consumer("jobs").handle(handler).run_until(parked).await?;
+///
+/// let lot = client.parking_lot("jobs.parked");
+/// for message in lot.list(&Filter::new(), 10).await? {
+///     println!("{} {:?} {:?}", message.position(), message.message_id(), message.story().error);
+/// }
+/// for group in lot.groups(&Filter::new()).await? {
+///     assert_eq!((group.count, group.error.as_deref()), (1, Some("no such customer: #")));
+/// }
+///
+/// let done = lot.replay().filter(Filter::new().kind("data")).rate(100.0).run().await?;
+/// assert_eq!(done.done, 1);
+/// assert_eq!((lot.depth().await?, client.inspect_queue("jobs").await?.messages), (0, 1));
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Looking takes messages out of the queue for a moment and puts them back at their place; the broker marks them as
+/// redelivered. Meanwhile others who look, and consumers, do not see them. Any number of messages is gone through in pages of
+/// at most 1000 messages or some megabytes.
+///
+/// # Quorum queues
+///
+/// RabbitMQ 4.0 to 4.2 count every look, and drop a message that was looked at more often than the delivery limit of its
+/// queue allows: 20 times if it names none. The parking lots of leveret have a limit that nobody reaches. In a lot that
+/// somebody else has declared, messages that were looked at ten times are put to the end of the lot as new ones, on these
+/// versions. Later versions do not count looking.
+///
+/// A quorum queue hands out first what was given back. To keep the order, whoever stops in the middle of messages that were
+/// looked at before goes on to the last of them: the first ten of a million messages cost as much as all of them, the second
+/// time. If several look into one at the same time, or a program ends while it looks, nothing is lost, but the order may
+/// change.
+#[derive(Clone, Debug)]
+pub struct ParkingLot {
+    client: Client,
+    queue: String,
+}
+
+impl ParkingLot {
+    pub(crate) fn new(client: Client, queue: String) -> Self {
+        ParkingLot { client, queue }
+    }
+
+    /// The name of its queue.
+    pub fn queue(&self) -> &str {
+        &self.queue
+    }
+
+    /// How many messages it has.
+    pub async fn depth(&self) -> Result<u64, Error> {
+        Ok(u64::from(self.client.inspect_queue(&self.queue).await?.messages))
+    }
+
+    /// The first messages that are meant, at most so many. They stay where they are.
+    pub async fn list(&self, filter: &Filter, limit: usize) -> Result<Vec<ParkedMessage>, Error> {
+        let mut found = Vec::new();
+        // A lost connection lets it begin anew.
+        let mut last = 0;
+        let look = |message: &ParkedMessage| {
+            if message.position() <= last {
+                found.clear();
+            }
+            last = message.position();
+            found.push(message.clone().compact());
+            ControlFlow::Continue(())
+        };
+        self.look(look).filter(filter.clone()).limit(limit as u64).run().await?;
+        Ok(found)
+    }
+
+    /// Shows messages one by one, however many there are, until it is told to stop. They stay where they are.
+    ///
+    /// After a lost connection it begins anew with the first.
+    pub fn look<'a>(
+        &self,
+        look: impl FnMut(&ParkedMessage) -> ControlFlow<()> + Send + 'a,
+    ) -> Task<'a> {
+        Task::new(&self.client, &self.queue, Action::Look(Box::new(look)))
+    }
+
+    /// The messages that are meant, by queue, kind and text of their last error; the largest group first.
+    pub async fn groups(&self, filter: &Filter) -> Result<Vec<Group>, Error> {
+        let mut groups = Groups::default();
+        let mut last = 0;
+        let look = |message: &ParkedMessage| {
+            if message.position() <= last {
+                groups = Groups::default();
+            }
+            last = message.position();
+            groups.add(message);
+            ControlFlow::Continue(())
+        };
+        self.look(look).filter(filter.clone()).run().await?;
+        Ok(groups.finish())
+    }
+
+    /// Sends messages back to where they came from, as they were before they failed: all that was counted and noted is
+    /// taken off, and `expiration` is what it was.
+    ///
+    /// They go through the exchange in `x-leveret-return`, if there is one, under their own routing key; else straight to
+    /// the queue. No other queue gets a copy, whatever their `CC` says.
+    pub fn replay<'a>(&self) -> Task<'a> {
+        self.replay_to(Target::Origin)
+    }
+
+    /// The same, but to another place. For messages that do not tell where they came from.
+    pub fn replay_to<'a>(&self, target: Target) -> Task<'a> {
+        Task::new(&self.client, &self.queue, Action::Replay { target, edit: None })
+    }
+
+    /// Changes messages and replays them. The closure gets each message, and what is about to be sent.
+    ///
+    /// ```
+    /// # async fn example(lot: leveret::ParkingLot) -> Result<(), leveret::Error> {
+    /// use leveret::{Filter, Target};
+    ///
+    /// lot.edit(|_message, draft| {
+    ///     draft.body = "{}".into();
+    ///     draft.target = Target::queue("jobs.slow");
+    /// })
+    /// .filter(Filter::new().message_id("17"))
+    /// .run()
+    /// .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn edit<'a>(&self, edit: impl FnMut(&ParkedMessage, &mut Draft) + Send + 'a) -> Task<'a> {
+        let action = Action::Replay { target: Target::Origin, edit: Some(Box::new(edit)) };
+        Task::new(&self.client, &self.queue, action)
+    }
+
+    /// Moves messages to another queue or exchange as they are. They keep their story, and can be replayed from there.
+    pub fn move_to<'a>(&self, target: Target) -> Task<'a> {
+        Task::new(&self.client, &self.queue, Action::Move(target))
+    }
+
+    /// Drops messages.
+    pub fn purge<'a>(&self) -> Task<'a> {
+        Task::new(&self.client, &self.queue, Action::Purge)
+    }
+
+    /// Asks for the depth every so often, and announces [`Event::LotFilled`] when it has passed the threshold, and
+    /// [`Event::LotDrained`] when it is no longer above it. It goes on until it is dropped or the client is closed.
+    ///
+    /// ```
+    /// # async fn example(lot: leveret::ParkingLot) {
+    /// use std::time::Duration;
+    ///
+    /// let watch = tokio::spawn(async move { lot.watch(1000, Duration::from_secs(60)).await });
+    /// # watch.abort();
+    /// # }
+    /// ```
+    pub async fn watch(&self, threshold: u64, every: Duration) {
+        let mut is_over = false;
+        loop {
+            match self.depth().await {
+                Ok(depth) if depth > threshold && !is_over => {
+                    is_over = true;
+                    let queue = self.queue.clone();
+                    self.client.core().announce(Event::LotFilled { queue, depth, threshold });
+                }
+                Ok(depth) if depth <= threshold && is_over => {
+                    is_over = false;
+                    let queue = self.queue.clone();
+                    self.client.core().announce(Event::LotDrained { queue, depth });
+                }
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::Closed => return,
+                // The connection comes back, and a queue may be declared later.
+                Err(error) => tracing::debug!(queue = self.queue, "cannot be watched: {error}"),
+            }
+            sleep(every).await;
+        }
+    }
+}

@@ -1,0 +1,423 @@
+//! Walking over the messages of a queue from its head: each is taken out, or left at its place.
+//!
+//! What was seen stays with the walk, unsettled, until the walk ends: so nothing is seen twice, and what was not
+//! taken out goes back to where it was.
+//!
+//! ```text
+//!  page: a consumer with a prefetch of so many, cancelled when it has them   (getting them one by one is 100 times slower)
+//!    |
+//!    +--> ack       taken out
+//!    +--> nothing   left: goes back with all others at the end
+//! ```
+//!
+//! How messages go back decides whether they keep their place, and whether the broker counts it. Asked of the nodes:
+//!
+//! | quorum queue | nack | channel closed |
+//! |---|---|---|
+//! | 3.x, no delivery limit | goes to the end | keeps its place, counts |
+//! | 3.x, delivery limit | keeps its place, counts | the same |
+//! | 4.0 to 4.2 | keeps its place, counts | the same |
+//! | from 4.3 on | keeps its place, does not count | keeps its place, counts |
+//!
+//! A classic queue puts it back at its place either way, and counts nothing.
+//!
+//! A quorum queue hands out first what was given back, in the order in which it was given back. So a walk that ends among
+//! messages that were given back before goes on until they end, and gives all of them back in their order.
+//!
+//! Quorum queues put back what the consumers of a channel had consumer by consumer, in any order of these. So pages are given
+//! back one by one, the first one first; where they go back by closing a channel, each has its own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+use super::message::ParkedMessage;
+use crate::amqp::{
+    Channel, Connection, ConsumeOptions, Consumer, Delivery, QueueOptions, Table, Value,
+};
+use crate::client::Client;
+use crate::error::{Error, ErrorKind};
+use crate::retry::tiers::PARKED_DELIVERY_LIMIT;
+
+/// How many messages the first page has: how large they are is not known before.
+const FIRST_PAGE: u64 = 16;
+/// How many messages a page has at most.
+const MAX_PAGE: u64 = 1000;
+/// How many bytes a page should have at most.
+const PAGE_BYTES: u64 = 8 * 1024 * 1024;
+
+/// After this long without a message the broker is asked whether there is one.
+const IDLE: Duration = Duration::from_millis(100);
+
+/// Where the broker counts what is only looked at, messages that come near its limit, 20, are not given back as they are.
+const MAX_COUNT: i64 = 10;
+
+/// How many pages may be out where each has a channel of its own. A connection has 2047 channels.
+const MAX_CHANNELS: usize = 1000;
+
+/// A message in the hands of a walk.
+#[derive(Debug)]
+pub(super) struct Taken {
+    pub(super) place: Place,
+    pub(super) message: ParkedMessage,
+}
+
+/// Which delivery a message was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    page: usize,
+    tag: u64,
+}
+
+/// Messages that were taken together.
+#[derive(Debug)]
+struct Page {
+    channel: Arc<Channel>,
+    last_taken: Option<u64>,
+    /// The last of them that is left at its place.
+    last_left: Option<u64>,
+    /// How many of them are.
+    left: u64,
+}
+
+impl Page {
+    fn new(channel: Arc<Channel>) -> Self {
+        Page { channel, last_taken: None, last_left: None, left: 0 }
+    }
+}
+
+/// How messages go back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GiveBack {
+    ByNack,
+    ByClosing,
+}
+
+#[derive(Debug)]
+pub(super) struct Walk {
+    client: Client,
+    queue: String,
+    connection: Connection,
+    pages: Vec<Page>,
+    /// The consumer of the present page.
+    consumer: Option<Consumer>,
+    give_back: GiveBack,
+    /// Whether going back counts, and the queue may have a limit.
+    counts: bool,
+    is_limited: Option<bool>,
+    next_size: u64,
+    seen: u64,
+    is_at_end: bool,
+    is_over: bool,
+    /// The last message seen had been given back before.
+    is_among_returned: bool,
+    left: u64,
+    acked: u64,
+    /// So many acks has the broker taken.
+    acked_for_sure: u64,
+}
+
+impl Walk {
+    /// A walk that stands before the first message, and how many there are.
+    pub(super) async fn begin(client: &Client, queue: &str) -> Result<(Walk, u64), Error> {
+        let what = format!("cannot look into queue {queue:?}");
+        let name = client.queue_name(queue);
+        let patience = client.core().options.timeout;
+        let deadline = Instant::now() + patience;
+        let late = |_| Error::timed_out(&what, patience);
+        loop {
+            client.core().check_open()?;
+            let up = timeout_at(deadline, client.core().home().up()).await.map_err(late)??;
+            let opening = async {
+                let channel = up.connection.open_channel().await?;
+                let depth = channel.inspect_queue(&name).await?.messages;
+                Ok::<_, crate::amqp::Error>((channel, depth))
+            };
+            match timeout_at(deadline, opening).await.map_err(late)? {
+                Ok((channel, depth)) => {
+                    let walk = Walk::new(client.clone(), name, &up.connection, channel);
+                    return Ok((walk, u64::from(depth)));
+                }
+                Err(error) if error.is_connection_error() => {}
+                Err(error) => return Err(Error::from_amqp(what, error)),
+            }
+        }
+    }
+
+    fn new(client: Client, queue: String, connection: &Connection, channel: Channel) -> Self {
+        let version = version(connection.server_properties());
+        Walk {
+            client,
+            queue,
+            connection: connection.clone(),
+            pages: vec![Page::new(Arc::new(channel))],
+            consumer: None,
+            give_back: if version >= (4, 0) { GiveBack::ByNack } else { GiveBack::ByClosing },
+            counts: ((4, 0)..(4, 3)).contains(&version),
+            is_limited: None,
+            next_size: FIRST_PAGE,
+            seen: 0,
+            is_at_end: false,
+            is_over: false,
+            is_among_returned: false,
+            left: 0,
+            acked: 0,
+            acked_for_sure: 0,
+        }
+    }
+
+    /// The channel of the present page: there always is one.
+    fn channel(&self) -> Arc<Channel> {
+        Arc::clone(&self.pages[self.pages.len() - 1].channel)
+    }
+
+    async fn turn_page(&mut self) -> Result<Arc<Channel>, Error> {
+        if self.seen == 0 {
+            return Ok(self.channel());
+        }
+        let channel = match self.give_back {
+            GiveBack::ByNack => self.channel(),
+            GiveBack::ByClosing if self.pages.len() >= MAX_CHANNELS => {
+                let text = format!(
+                    "{} messages of queue {:?} were seen, and more cannot be held on this broker: set a limit",
+                    self.seen, self.queue
+                );
+                return Err(Error::new(ErrorKind::Invalid, text));
+            }
+            GiveBack::ByClosing => {
+                let opened = self.connection.open_channel().await;
+                Arc::new(opened.map_err(|error| self.failed(error))?)
+            }
+        };
+        self.pages.push(Page::new(Arc::clone(&channel)));
+        Ok(channel)
+    }
+
+    /// The next messages, at most so many; none if there are no more. What was taken before stays out until it is acked
+    /// or the walk ends.
+    pub(super) async fn page(&mut self, most: u64) -> Result<Vec<Taken>, Error> {
+        if self.is_at_end {
+            return Ok(Vec::new());
+        }
+        let channel = self.turn_page().await?;
+        let size = most.min(self.next_size).max(1);
+        let acked = self.acked;
+        let options = ConsumeOptions { prefetch: size as u16, ..ConsumeOptions::default() };
+        let consuming = channel.consume(&self.queue, options).await;
+        let consumer = consuming.map_err(|error| self.failed(error))?;
+        self.consumer = Some(consumer);
+        self.acked_for_sure = acked;
+        let mut page = Vec::with_capacity(size as usize);
+        self.fill(&mut page, size).await?;
+        let cancelled = match &mut self.consumer {
+            Some(consumer) => consumer.cancel().await,
+            None => Ok(()),
+        };
+        cancelled.map_err(|error| self.failed(error))?;
+        // What was on its way meanwhile.
+        self.fill(&mut page, size).await?;
+        self.consumer = None;
+        let bytes: usize = page.iter().map(|taken| taken.message.size()).sum();
+        let average = (bytes as u64 / (page.len() as u64).max(1)).max(1);
+        self.next_size = (PAGE_BYTES / average).clamp(1, MAX_PAGE);
+        Ok(page)
+    }
+
+    /// Takes what the consumer gets, until it has so many, ends, or there are no more.
+    async fn fill(&mut self, page: &mut Vec<Taken>, size: u64) -> Result<(), Error> {
+        let patience = self.client.core().options.timeout;
+        let mut since = Instant::now();
+        let mut was_empty = false;
+        while (page.len() as u64) < size {
+            let Some(consumer) = &mut self.consumer else { return Ok(()) };
+            match timeout(IDLE, consumer.next()).await {
+                Ok(None) => return Ok(()),
+                Ok(Some(Err(error))) => return Err(self.failed(error)),
+                Ok(Some(Ok(delivery))) => {
+                    (since, was_empty) = (Instant::now(), false);
+                    page.push(self.taken(delivery));
+                }
+                Err(_) => {
+                    let info = self.channel().inspect_queue(&self.queue).await;
+                    let ready = info.map_err(|error| self.failed(error))?.messages;
+                    // Asked twice: what was on its way when it was asked first has arrived by then.
+                    if ready == 0 && was_empty {
+                        self.is_at_end = true;
+                        return Ok(());
+                    }
+                    was_empty = ready == 0;
+                    if since.elapsed() > patience {
+                        let text = format!(
+                            "queue {:?} has messages and gives none: another consumer has it for itself, or it is no \
+                             queue to take messages from",
+                            self.queue
+                        );
+                        return Err(Error::new(ErrorKind::TimedOut, text));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn taken(&mut self, delivery: Delivery) -> Taken {
+        let tag = delivery.delivery_tag();
+        self.is_among_returned = delivery.redelivered() && is_of_quorum_queue(&delivery);
+        let (source, raw, body) = delivery.leave();
+        self.seen += 1;
+        let page = self.pages.len() - 1;
+        self.pages[page].last_taken = Some(tag);
+        let exchange = source.exchange();
+        let (exchange, key) = (exchange.to_str_lossy(), source.routing_key());
+        let message = ParkedMessage::new(self.seen, &exchange, &key.to_str_lossy(), &raw, &body);
+        Taken { place: Place { page, tag }, message }
+    }
+
+    /// It is out of the queue.
+    pub(super) fn ack(&mut self, place: Place) -> Result<(), Error> {
+        let acked = self.pages[place.page].channel.ack(place.tag);
+        acked.map_err(|error| self.failed(error))?;
+        self.acked += 1;
+        Ok(())
+    }
+
+    /// How many acks the broker has taken for sure.
+    pub(super) fn acked_for_sure(&self) -> u64 {
+        self.acked_for_sure
+    }
+
+    /// It stays at its place.
+    pub(super) fn leave(&mut self, place: Place) {
+        let page = &mut self.pages[place.page];
+        page.last_left = page.last_left.max(Some(place.tag));
+        page.left += 1;
+        self.left += 1;
+    }
+
+    /// Whether a message would be gone after being left at its place too often: it has to be put there anew.
+    pub(super) async fn wears_out(&mut self, message: &ParkedMessage) -> bool {
+        let count = || message.header("x-delivery-count").and_then(|count| count.as_i64());
+        self.counts && count() >= Some(MAX_COUNT) && self.is_limited().await
+    }
+
+    /// Whether the queue may have a low delivery limit. The broker does not tell, but whether it is one of our own.
+    async fn is_limited(&mut self) -> bool {
+        if let Some(is_limited) = self.is_limited {
+            return is_limited;
+        }
+        let arguments = [
+            ("x-queue-type", Value::from("quorum")),
+            ("x-delivery-limit", PARKED_DELIVERY_LIMIT.into()),
+        ];
+        let arguments = Table::from_pairs(arguments).unwrap_or_default();
+        let options = QueueOptions { durable: true, arguments, ..QueueOptions::default() };
+        // The queue exists, since we hold messages of it: this declares nothing, and fails if it has other arguments.
+        let queue = self.queue.as_str();
+        let declare = move |channel: Channel| {
+            let options = options.clone();
+            async move { channel.declare_queue(queue, options).await }
+        };
+        let declare = self.client.on_channel("asking for a delivery limit", declare);
+        let is_limited = declare.await.is_err();
+        self.is_limited = Some(is_limited);
+        is_limited
+    }
+
+    /// Gives back what was left, and returns when it is there.
+    pub(super) async fn end(&mut self) -> Result<(), Error> {
+        self.is_over = true;
+        // Whoever has an answer to a later call knows that the acks before it were taken. Closing does not tell.
+        let answer = self.channel().inspect_queue(&self.queue).await;
+        let mut back = u64::from(answer.map_err(|error| self.failed(error))?.messages);
+        self.acked_for_sure = self.acked;
+        for page in &self.pages {
+            let given_back = match (self.give_back, page.last_left) {
+                (GiveBack::ByClosing, _) => page.channel.close().await,
+                (GiveBack::ByNack, Some(tag)) => page.channel.requeue_through(tag),
+                (GiveBack::ByNack, None) => Ok(()),
+            };
+            given_back.map_err(|error| self.failed(error))?;
+            back += page.left;
+            // Two channels that are closed one after the other may arrive in any order at the queue.
+            if self.give_back == GiveBack::ByClosing {
+                self.until_back(back).await;
+            }
+        }
+        self.channel().close().await.map_err(|error| self.failed(error))?;
+        self.until_back(back).await;
+        Ok(())
+    }
+
+    /// Whether it may not end here. A quorum queue hands out first what was given back, in the order in which it was: so all
+    /// that was given back before and follows has to be given back anew, or it would stand before what we give back.
+    pub(super) fn is_among_returned(&self) -> bool {
+        self.left > 0 && self.is_among_returned && !self.is_at_end
+    }
+
+    /// Whether it came to its end.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// The channel is closed before the queue has taken everything back. Whoever looks next should see it; if others take
+    /// messages meanwhile, it is not waited for long.
+    async fn until_back(&self, expected: u64) {
+        for _ in 0..20 {
+            match self.client.inspect_queue(&self.queue).await {
+                Ok(info) if self.left > 0 && u64::from(info.messages) < expected => {
+                    sleep(IDLE / 4).await;
+                }
+                _ => return,
+            }
+        }
+    }
+
+    fn failed(&self, error: crate::amqp::Error) -> Error {
+        Error::from_amqp(format!("going through queue {:?}", self.queue), error)
+    }
+}
+
+impl Drop for Walk {
+    fn drop(&mut self) {
+        for page in &self.pages {
+            match (self.give_back, page.last_taken) {
+                // Closing would count. What the consumer still has follows when it is dropped; then the channel is closed.
+                (GiveBack::ByNack, Some(tag)) => drop(page.channel.requeue_through(tag)),
+                (GiveBack::ByNack, None) => {}
+                // Before the consumer is dropped, which would give back one by one what it has.
+                (GiveBack::ByClosing, _) => page.channel.close_now(),
+            }
+        }
+    }
+}
+
+/// Quorum queues tell how often a message was delivered or given back; others do not.
+fn is_of_quorum_queue(delivery: &Delivery) -> bool {
+    let has = |name| delivery.raw_properties().header(name).is_some();
+    has("x-delivery-count") || has("x-acquired-count")
+}
+
+/// Major and minor version of the broker, or zeros.
+fn version(properties: &Table<'_>) -> (u32, u32) {
+    let version = properties.get("version");
+    let text = version.as_ref().and_then(Value::as_str).unwrap_or_default();
+    let mut parts = text.split('.').map(|part| part.parse().unwrap_or(0));
+    (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_of_the_broker_is_read() {
+        for (text, expected) in
+            [("4.3.6", (4, 3)), ("3.10.8", (3, 10)), ("4", (4, 0)), ("", (0, 0)), ("x.y", (0, 0))]
+        {
+            let properties = Table::from_pairs([("version", text.into())]).unwrap();
+            assert_eq!(version(&properties), expected, "{text}");
+        }
+        assert_eq!(version(&Table::new()), (0, 0));
+    }
+}
