@@ -68,11 +68,10 @@ impl Failed<'_> {
     /// Writes it into the headers of a message that moves on.
     pub(crate) fn stamp(&self, parcel: &mut Parcel, delivery: &Delivery, detail: Detail) {
         let now = seconds(self.at);
-        let exchange = original_exchange(delivery);
         parcel.set(header::ATTEMPTS, i64::from(self.failures));
         parcel.set(header::QUEUE, delivery.queue());
         if parcel.header(header::EXCHANGE).is_none() {
-            parcel.set(header::EXCHANGE, exchange.as_str());
+            parcel.set(header::EXCHANGE, delivery.exchange().to_str_lossy().as_ref());
             parcel.set(header::ROUTING_KEY, delivery.routing_key().to_str_lossy().as_ref());
         }
         if parcel.header(header::FIRST).is_none() {
@@ -136,13 +135,6 @@ pub(crate) fn age(properties: &RawProperties, now: SystemTime) -> Duration {
         Some(Value::Timestamp(first)) => Duration::from_secs(seconds(now).saturating_sub(first)),
         _ => Duration::ZERO,
     }
-}
-
-/// The exchange to which a message was published before it was tried again.
-pub(crate) fn original_exchange(delivery: &Delivery) -> String {
-    let kept = delivery.header(header::EXCHANGE);
-    let kept = kept.as_ref().and_then(|exchange| exchange.as_str()).map(str::to_owned);
-    kept.unwrap_or_else(|| delivery.exchange().to_str_lossy().into_owned())
 }
 
 fn seconds(time: SystemTime) -> u64 {
