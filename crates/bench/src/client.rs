@@ -28,15 +28,14 @@ mod tags;
 mod targets;
 mod toolkit;
 
-pub(crate) use child::{Server, run_one};
-pub(crate) use jobs::Run;
-pub(crate) use meter::{Failure, expect};
+pub(crate) use child::{Server, answer, ask, run_one};
+pub(crate) use jobs::{Run, display_as_argument};
+pub(crate) use meter::{Failure, Measured, Meter, expect};
 pub(crate) use null_peer::run as run_null_peer;
 pub(crate) use table::{json, print};
 
 use broker::Broker;
 use jobs::{Client, Job, Peer};
-use meter::Measured;
 use table::Row;
 
 /// What to measure. Options that name several things may be given more than once.
@@ -190,7 +189,7 @@ async fn once(run: Run, peers: &Peers) -> Result<Result<Measured, String>, Failu
 }
 
 /// The median by CPU time; of wrong outcomes, the most.
-fn median(mut runs: Vec<Measured>) -> Measured {
+pub(crate) fn median(mut runs: Vec<Measured>) -> Measured {
     let mislabelled = runs.iter().filter_map(|run| run.mislabelled).max();
     runs.sort_by(|a, b| a.cpu_us_per_message().total_cmp(&b.cpu_us_per_message()));
     Measured { mislabelled, ..runs.swap_remove(runs.len() / 2) }

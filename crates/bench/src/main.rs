@@ -4,6 +4,7 @@
 //! cargo run --release -p leveret-bench -- codec
 //! cargo run --release -p leveret-bench -- client
 //! cargo run --release -p leveret-bench -- broker
+//! cargo run --release -p leveret-bench -- retry
 //! cargo run --release -p leveret-bench --features count-allocations -- client --client leveret --null-only
 //! ```
 
@@ -16,6 +17,7 @@ mod client;
 mod codec;
 mod measure;
 mod report;
+mod retry;
 
 #[cfg(feature = "count-allocations")]
 #[global_allocator]
@@ -29,7 +31,7 @@ struct Arguments {
     /// Print JSON instead of a table
     #[arg(long, global = true)]
     json: bool,
-    /// How often each candidate runs; the median counts [default: 7 for codec, 3 for client]
+    /// How often each candidate runs; the median counts [default: 7 for codec, 3 for the others]
     #[arg(long, global = true, value_parser = clap::value_parser!(u32).range(3..))]
     rounds: Option<u32>,
 }
@@ -43,9 +45,14 @@ enum Job {
     Client(client::Arguments),
     /// Whole brokers: the embedded one and RabbitMQ
     Broker(broker::Arguments),
+    /// Messages that fail, wait and succeed, or are parked and replayed: Leveret, and lapin by hand, on a real RabbitMQ
+    Retry(retry::Arguments),
     /// One run of one client, for `client`
     #[command(hide = true)]
     RunOne(client::Run),
+    /// One run of one candidate, for `retry`
+    #[command(hide = true)]
+    RunRetry(retry::Run),
     /// The null peer, for `client`
     #[command(hide = true)]
     NullPeer,
@@ -69,8 +76,13 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
             let rows = broker::run(&arguments, rounds.unwrap_or(3))?;
             show(json, || broker::json(&rows), || broker::table(&rows));
         }
+        Job::Retry(arguments) => {
+            let rows = retry::run(&arguments, rounds.unwrap_or(3))?;
+            show(json, || retry::json(&rows), || retry::table(&rows));
+        }
         Job::ServeBroker => broker::serve()?,
         Job::RunOne(run) => client::run_one(run)?,
+        Job::RunRetry(run) => retry::run_one(run)?,
         Job::NullPeer => client::run_null_peer()?,
     }
     Ok(())

@@ -55,6 +55,9 @@ pub(crate) struct Parcel {
 /// of a queue, an exchange and a routing key in each.
 pub(crate) const ROOM_FOR_A_DEATH: usize = 2048;
 
+/// Properties other than headers are twelve short strings and some numbers at most.
+const MOST_BESIDE_HEADERS: usize = 4096;
+
 impl Parcel {
     /// What was delivered, as it came, under its own routing key.
     pub(crate) fn of(delivery: &Delivery, exchange: impl Into<String>) -> Self {
@@ -155,7 +158,10 @@ struct Open {
 impl Open {
     /// Its headers fit into a frame, now and when it is delivered again.
     fn check_room(&self, parcel: &Parcel) -> Result<(), Error> {
-        if parcel.reserve == 0 {
+        let headers =
+            parcel.properties.headers.as_ref().map_or(0, |headers| headers.as_bytes().len());
+        // Nearly always; what they are exactly is counted only otherwise.
+        if parcel.reserve == 0 || headers + MOST_BESIDE_HEADERS + parcel.reserve <= self.frame_max {
             return Ok(());
         }
         let size = RawProperties::from(&parcel.properties).as_bytes().len();
@@ -220,15 +226,23 @@ impl Mover {
     ) -> Result<Option<Moving>, Error> {
         parcel.keep_user(open.user.as_deref());
         open.check_room(parcel)?;
+        // They are the larger part, and need no copy.
+        let headers = parcel.properties.headers.take();
+        let properties = Properties {
+            headers: headers.as_ref().map(Table::borrowed),
+            ..parcel.properties.clone()
+        };
         let publish = Publish {
             exchange: &parcel.exchange,
             routing_key: &parcel.routing_key,
             mandatory: true,
-            properties: parcel.properties.clone(),
+            properties,
             body: parcel.body.clone(),
         };
         let left = deadline.saturating_duration_since(Instant::now());
-        match open.channel.publish_within(&publish, left).await {
+        let published = open.channel.publish_within(&publish, left).await;
+        parcel.properties.headers = headers;
+        match published {
             Ok(confirmation) => {
                 let (what, timeout) = (self.what, self.timeout);
                 Ok(Some(Moving { confirmation, what, timeout, deadline }))

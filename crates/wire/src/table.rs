@@ -111,13 +111,14 @@ impl<'a> Table<'a> {
         name: impl AsRef<[u8]>,
         value: impl Into<Value<'v>>,
     ) -> Result<(), InvalidValue> {
+        let (name, value) = (ShortStr::from_bytes(name.as_ref())?, value.into());
+        if Self::find(&self.bytes, name.as_bytes()).is_none() {
+            return append(self.bytes.to_mut(), &name, &value);
+        }
         let mut field = Vec::new();
-        let mut writer = Writer::new(&mut field);
-        ShortStr::from_bytes(name.as_ref())?.write(&mut writer);
-        value.into().write(&mut writer)?;
-        match self.take_out(name.as_ref()) {
-            Some((place, _)) => drop(self.bytes.to_mut().splice(place..place, field)),
-            None => self.bytes.to_mut().extend_from_slice(&field),
+        append(&mut field, &name, &value)?;
+        if let Some((place, _)) = self.take_out(name.as_bytes()) {
+            drop(self.bytes.to_mut().splice(place..place, field));
         }
         Ok(())
     }
@@ -166,6 +167,14 @@ impl<'a> Table<'a> {
     fn entries(&self) -> Entries<'_> {
         Entries { reader: Reader::new(&self.bytes) }
     }
+}
+
+/// Writes a field behind others, or nothing at all.
+fn append(bytes: &mut Vec<u8>, name: &ShortStr<'_>, value: &Value<'_>) -> Result<(), InvalidValue> {
+    let end = bytes.len();
+    let mut writer = Writer::new(bytes);
+    name.write(&mut writer);
+    value.write(&mut writer).inspect_err(|_| bytes.truncate(end))
 }
 
 /// A field of a table, and where its bytes are.

@@ -7,31 +7,52 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::jobs::{Client, Run};
-use super::meter::Measured;
+use super::meter::{Failure, Measured};
 use super::{amqprs, deadpool, lapin, leveret, ruststream, toolkit};
 
 /// A run takes seconds; one that takes this long hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The child's side: does the run and says on standard output how it went.
+/// The child's side.
 pub(crate) fn run_one(run: Run) -> io::Result<()> {
+    answer(PATIENCE, async {
+        match run.client {
+            Client::Leveret => leveret::run(run).await,
+            Client::Toolkit => toolkit::run(run).await,
+            Client::Lapin => lapin::run(run).await,
+            Client::Amqprs => amqprs::run(run).await,
+            Client::Deadpool => deadpool::run(run).await,
+            Client::Ruststream => ruststream::run(run).await,
+        }
+    })
+}
+
+/// The parent's side: has a run done, and says how it went or why it failed.
+pub(crate) async fn start(run: Run) -> io::Result<Result<Measured, String>> {
+    let options = [
+        ("--client", run.client.to_string()),
+        ("--job", run.job.to_string()),
+        ("--peer", run.peer.to_string()),
+        ("--port", run.port.to_string()),
+        ("--size", run.size.to_string()),
+        ("--channels", run.channels.to_string()),
+        ("--messages", run.messages.to_string()),
+    ];
+    ask("run-one", &options).await
+}
+
+/// Does a run, which may take so long, and says on standard output how it went.
+pub(crate) fn answer(
+    patience: Duration,
+    run: impl Future<Output = Result<Measured, Failure>>,
+) -> io::Result<()> {
     #[cfg(feature = "count-allocations")]
     let _profiler = dhat::Profiler::builder().testing().build();
     let runtime = tokio::runtime::Runtime::new()?;
     let done = runtime.block_on(async {
-        let done = async {
-            match run.client {
-                Client::Leveret => leveret::run(run).await,
-                Client::Toolkit => toolkit::run(run).await,
-                Client::Lapin => lapin::run(run).await,
-                Client::Amqprs => amqprs::run(run).await,
-                Client::Deadpool => deadpool::run(run).await,
-                Client::Ruststream => ruststream::run(run).await,
-            }
-        };
-        match tokio::time::timeout(PATIENCE, done).await {
+        match tokio::time::timeout(patience, run).await {
             Ok(done) => done.map_err(|error| error.to_string()),
-            Err(_) => Err(format!("not done after {PATIENCE:?}")),
+            Err(_) => Err(format!("not done after {patience:?}")),
         }
     });
     match done {
@@ -43,17 +64,14 @@ pub(crate) fn run_one(run: Run) -> io::Result<()> {
     Ok(())
 }
 
-/// The parent's side: has a run done, and says how it went or why it failed.
-pub(crate) async fn start(run: Run) -> io::Result<Result<Measured, String>> {
+/// Starts a command of this program that [answers](answer), and gives its answer.
+pub(crate) async fn ask(
+    command: &str,
+    options: &[(&str, String)],
+) -> io::Result<Result<Measured, String>> {
     let output = tokio::process::Command::new(std::env::current_exe()?)
-        .arg("run-one")
-        .args(["--client", &run.client.to_string()])
-        .args(["--job", &run.job.to_string()])
-        .args(["--peer", &run.peer.to_string()])
-        .args(["--port", &run.port.to_string()])
-        .args(["--size", &run.size.to_string()])
-        .args(["--channels", &run.channels.to_string()])
-        .args(["--messages", &run.messages.to_string()])
+        .arg(command)
+        .args(options.iter().flat_map(|(name, value)| [*name, value.as_str()]))
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
         .kill_on_drop(true)

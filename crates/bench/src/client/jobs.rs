@@ -1,7 +1,5 @@
 //! What is measured: clients, jobs, peers, and the description of one run.
 
-use std::fmt;
-
 use clap::{Args, ValueEnum};
 
 /// How many publishes may be unconfirmed in [`Job::Confirm`].
@@ -187,10 +185,11 @@ pub(crate) fn is_unroutable(number: u64) -> bool {
     number % 10 == 3
 }
 
+/// What is named on the command line is shown by the same name.
 macro_rules! display_as_argument {
     ($($name:ident)*) => {$(
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 match self.to_possible_value() {
                     Some(value) => f.pad(value.get_name()),
                     None => Ok(()),
@@ -199,6 +198,8 @@ macro_rules! display_as_argument {
         }
     )*};
 }
+
+pub(crate) use display_as_argument;
 
 display_as_argument!(Client Job Peer);
 

@@ -1,0 +1,125 @@
+//! Which messages there are, and what became of them.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use bytes::Bytes;
+use tokio::sync::Notify;
+
+use super::jobs::{Job, Run};
+use crate::client::Failure;
+
+/// The body of a message, which begins with its number.
+pub(super) fn body(number: u64, size: u32) -> Bytes {
+    let mut body = vec![b'x'; size as usize];
+    body[..8].copy_from_slice(&number.to_be_bytes());
+    body.into()
+}
+
+fn number(body: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(*body.first_chunk()?))
+}
+
+/// What becomes of a delivery, for either candidate.
+pub(super) enum Verdict {
+    Success,
+    FailsNow,
+    FailsForGood,
+}
+
+/// Every message by its number, with how often it was delivered.
+pub(super) struct Book {
+    job: Job,
+    deliveries: Vec<AtomicU8>,
+    /// How many messages have come as far as the job wants them.
+    done: AtomicU64,
+    all_done: Notify,
+}
+
+impl Book {
+    pub(super) fn new(run: Run) -> Self {
+        Book {
+            job: run.job,
+            deliveries: (0..run.messages).map(|_| AtomicU8::new(0)).collect(),
+            done: AtomicU64::new(0),
+            all_done: Notify::new(),
+        }
+    }
+
+    /// The handler of both candidates.
+    pub(super) fn handle(&self, body: &[u8]) -> Verdict {
+        let before = self.note(body).unwrap_or(0);
+        match (self.job, before) {
+            (Job::FailOnce, 0) => Verdict::FailsNow,
+            (Job::FailOnce, _) => Verdict::Success,
+            (Job::Park | Job::Replay, _) => Verdict::FailsForGood,
+        }
+    }
+
+    /// A delivery of a message, and how many there were before; `None` if there is no such message.
+    pub(super) fn note(&self, body: &[u8]) -> Option<u8> {
+        let number = usize::try_from(number(body)?).ok()?;
+        let before = self.deliveries.get(number)?.fetch_add(1, Ordering::Relaxed);
+        let wanted = u8::from(self.job == Job::FailOnce);
+        if before == wanted
+            && self.done.fetch_add(1, Ordering::Relaxed) + 1 == self.deliveries.len() as u64
+        {
+            self.all_done.notify_one();
+        }
+        Some(before)
+    }
+
+    /// Waits until every message has been delivered as often as the job needs.
+    pub(super) async fn all_done(&self) {
+        self.all_done.notified().await;
+    }
+
+    /// Fails unless every message was delivered exactly so many times.
+    pub(super) fn expect_each(&self, times: u8) -> Result<(), Failure> {
+        let found = |delivered: &AtomicU8| delivered.load(Ordering::Relaxed);
+        let wrong = self.deliveries.iter().filter(|delivered| found(delivered) != times).count();
+        match wrong {
+            0 => Ok(()),
+            wrong => Err(format!("{wrong} messages did not come {times} times").into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::jobs::Candidate;
+    use super::*;
+
+    fn book(job: Job) -> Book {
+        Book::new(Run {
+            candidate: Candidate::Lapin,
+            job,
+            port: 0,
+            size: 9,
+            messages: 2,
+            workers: 1,
+        })
+    }
+
+    #[tokio::test]
+    async fn a_message_fails_once_and_then_succeeds() {
+        let book = book(Job::FailOnce);
+        for number in [0, 1] {
+            assert!(matches!(book.handle(&body(number, 9)), Verdict::FailsNow));
+        }
+        assert!(book.expect_each(1).is_ok());
+        for number in [0, 1] {
+            assert!(matches!(book.handle(&body(number, 9)), Verdict::Success));
+        }
+        book.all_done().await;
+        assert!(book.expect_each(2).is_ok());
+        assert_eq!(book.note(&body(1, 9)), Some(2));
+        assert!(book.expect_each(2).is_err());
+    }
+
+    #[test]
+    fn there_is_no_other_message() {
+        let book = book(Job::Park);
+        assert_eq!(book.note(&body(2, 9)), None);
+        assert_eq!(book.note(b"short"), None);
+    }
+}

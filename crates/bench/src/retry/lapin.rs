@@ -1,0 +1,185 @@
+//! The jobs, done by hand with lapin, as one writes it who wants to lose nothing and to be fast: a message that moves is
+//! published mandatory and with a confirm, and its original is acked when that has come; as many are on their way at once
+//! as the prefetch allows.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use futures_util::{StreamExt, TryStreamExt};
+use lapin::message::Delivery;
+use lapin::options::{
+    BasicAckOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions,
+    ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
+};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::{
+    BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, Consumer,
+    ExchangeKind,
+};
+
+use super::book::{Book, Verdict};
+use super::jobs::{
+    Job, PARKED, PREFETCH, QUEUE, RETURN_EXCHANGE, Run, WAIT, WAIT_EXCHANGE, WAIT_QUEUE,
+};
+use crate::client::{Failure, Measured, Meter};
+
+pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
+    let uri = format!("amqp://guest:guest@127.0.0.1:{}/%2f", run.port);
+    let connection = Connection::connect(&uri, ConnectionProperties::default()).await?;
+    let meter = Meter::start();
+    let (taking, moving) = (connection.create_channel().await?, connection.create_channel().await?);
+    moving.confirm_select(ConfirmSelectOptions::default()).await?;
+    match run.job {
+        Job::FailOnce | Job::Park => {
+            declare(&taking).await?;
+            handle_all(&taking, &moving, run).await?;
+        }
+        Job::Replay => replay_all(&taking, &moving, run).await?,
+    }
+    // It is done; an error here is about channels that are being closed at the same time.
+    let _ = connection.close(200, "done".into()).await;
+    Ok(meter.stop(run.messages))
+}
+
+/// What is beside the work queue.
+async fn declare(channel: &Channel) -> lapin::Result<()> {
+    let exchanges = [
+        (PARKED, ExchangeKind::Fanout, table([])),
+        (RETURN_EXCHANGE, ExchangeKind::Fanout, table([("alternate-exchange", text(PARKED))])),
+        (WAIT_EXCHANGE, ExchangeKind::Headers, table([])),
+    ];
+    for (name, kind, arguments) in exchanges {
+        let options = ExchangeDeclareOptions { durable: true, ..Default::default() };
+        channel.exchange_declare(name.into(), kind, options, arguments).await?;
+    }
+    let waiting = [("x-message-ttl", delay()), ("x-dead-letter-exchange", text(RETURN_EXCHANGE))];
+    for (name, arguments) in [(PARKED, table([])), (WAIT_QUEUE, table(waiting))] {
+        let options = QueueDeclareOptions { durable: true, ..Default::default() };
+        channel.queue_declare(name.into(), options, arguments).await?;
+    }
+    let bindings = [
+        (PARKED, PARKED, table([])),
+        (QUEUE, RETURN_EXCHANGE, table([])),
+        (WAIT_QUEUE, WAIT_EXCHANGE, table([("leveret-delay", delay())])),
+    ];
+    for (queue, exchange, arguments) in bindings {
+        let options = QueueBindOptions::default();
+        channel.queue_bind(queue.into(), exchange.into(), "".into(), options, arguments).await?;
+    }
+    Ok(())
+}
+
+fn table<const N: usize>(entries: [(&str, AMQPValue); N]) -> FieldTable {
+    let mut table = FieldTable::default();
+    for (name, value) in entries {
+        table.insert(name.into(), value);
+    }
+    table
+}
+
+fn text(text: &str) -> AMQPValue {
+    AMQPValue::LongString(text.into())
+}
+
+fn delay() -> AMQPValue {
+    AMQPValue::LongLongInt(WAIT.as_millis() as i64)
+}
+
+async fn consume(channel: &Channel, queue: &str) -> lapin::Result<Consumer> {
+    channel.basic_qos(PREFETCH, BasicQosOptions::default()).await?;
+    let options = BasicConsumeOptions::default();
+    channel.basic_consume(queue.into(), "".into(), options, FieldTable::default()).await
+}
+
+/// Jobs `fail-once` and `park`.
+async fn handle_all(taking: &Channel, moving: &Channel, run: Run) -> Result<(), Failure> {
+    let book = Book::new(run);
+    let settle = async |delivery: lapin::Result<Delivery>| {
+        let mut delivery = delivery?;
+        match book.handle(&delivery.data) {
+            Verdict::Success => {}
+            Verdict::FailsNow => {
+                let stamped = stamped(&delivery, "offline", "the bank does not answer");
+                let headers = with(stamped, [("leveret-delay", delay())]);
+                forward(moving, &mut delivery, WAIT_EXCHANGE.into(), headers).await?;
+            }
+            Verdict::FailsForGood => {
+                let stamped = stamped(&delivery, "data", "no such customer");
+                let parked = [
+                    ("x-leveret-reason", text("permanent")),
+                    ("x-leveret-return", text(RETURN_EXCHANGE)),
+                ];
+                let headers = with(stamped, parked);
+                forward(moving, &mut delivery, PARKED.into(), headers).await?;
+            }
+        }
+        Ok::<_, Failure>(delivery.ack(BasicAckOptions::default()).await?)
+    };
+    let deliveries = consume(taking, QUEUE).await?.take_until(Box::pin(book.all_done()));
+    deliveries.map(settle).buffer_unordered(PREFETCH.into()).try_for_each(async |_| Ok(())).await?;
+    book.expect_each(if run.job == Job::FailOnce { 2 } else { 1 })
+}
+
+/// Job `replay`.
+async fn replay_all(taking: &Channel, moving: &Channel, run: Run) -> Result<(), Failure> {
+    let replay = async |delivery: lapin::Result<Delivery>| {
+        let mut delivery = delivery?;
+        let headers = delivery.properties.headers().clone().unwrap_or_default();
+        let back = headers.inner().get("x-leveret-return").and_then(AMQPValue::as_long_string);
+        let back = back.ok_or("a message does not say how it gets back")?.to_string();
+        let mut headers = headers.inner().clone();
+        headers.retain(|name, _| !name.as_str().starts_with("x-leveret-"));
+        forward(moving, &mut delivery, back.into(), headers.into()).await?;
+        Ok::<_, Failure>(delivery.ack(BasicAckOptions::default()).await?)
+    };
+    let deliveries = consume(taking, PARKED).await?.take(run.messages as usize);
+    deliveries.map(replay).buffer_unordered(PREFETCH.into()).try_for_each(async |_| Ok(())).await
+}
+
+/// The headers of a message, with what is known of its failure. There is no history.
+fn stamped(delivery: &Delivery, kind: &str, error: &str) -> FieldTable {
+    let headers = delivery.properties.headers().clone().unwrap_or_default();
+    let known = headers.inner();
+    let attempts = known.get("x-leveret-attempts").and_then(AMQPValue::as_long_long_int);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let first = known.get("x-leveret-first-failure").cloned();
+    let exchange = known.get("x-leveret-exchange").cloned();
+    let routing_key = known.get("x-leveret-routing-key").cloned();
+    let facts = [
+        ("x-leveret-attempts", AMQPValue::LongLongInt(attempts.unwrap_or(0) + 1)),
+        ("x-leveret-queue", text(QUEUE)),
+        ("x-leveret-exchange", exchange.unwrap_or_else(|| text(delivery.exchange.as_str()))),
+        (
+            "x-leveret-routing-key",
+            routing_key.unwrap_or_else(|| text(delivery.routing_key.as_str())),
+        ),
+        ("x-leveret-first-failure", first.unwrap_or(AMQPValue::Timestamp(now))),
+        ("x-leveret-last-failure", AMQPValue::Timestamp(now)),
+        ("x-leveret-error-kind", text(kind)),
+        ("x-leveret-error", text(error)),
+    ];
+    with(headers, facts)
+}
+
+fn with<const N: usize>(mut headers: FieldTable, more: [(&str, AMQPValue); N]) -> FieldTable {
+    for (name, value) in more {
+        headers.insert(name.into(), value);
+    }
+    headers
+}
+
+/// Publishes a message elsewhere, and waits until it is in a queue.
+async fn forward(
+    channel: &Channel,
+    delivery: &mut Delivery,
+    exchange: ShortString,
+    headers: FieldTable,
+) -> Result<(), Failure> {
+    let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+    let properties: BasicProperties = delivery.properties.clone().with_headers(headers);
+    let key = delivery.routing_key.clone();
+    let publish = channel.basic_publish(exchange, key, options, &delivery.data, properties);
+    match publish.await?.await? {
+        Confirmation::Ack(None) => Ok(()),
+        other => Err(format!("a message could not be moved: {other:?}").into()),
+    }
+}
