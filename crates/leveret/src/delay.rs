@@ -87,12 +87,7 @@ impl Publisher {
         message: impl IntoMessage,
         delay: Duration,
     ) -> Result<(), Error> {
-        let outcome = self.send_in(routing_key, message, delay).await?.await;
-        if matches!(&outcome, Err(error) if error.kind() == ErrorKind::Unroutable) {
-            // Somebody has deleted a queue of the ladder. The next one finds it in its place.
-            self.client().core().delays.was_deleted(ladder::ENTRY);
-        }
-        outcome
+        self.send_in(routing_key, message, delay).await?.await
     }
 
     /// Publishes a message that arrives at a time, or at once if that has passed, and waits until the broker has taken

@@ -63,6 +63,11 @@ impl Delivery {
         &self.queue
     }
 
+    /// Whether it may still be settled.
+    pub(crate) fn is_held(&self) -> bool {
+        self.inner.is_held()
+    }
+
     pub(crate) fn source(&self) -> &Source {
         self.inner.source()
     }

@@ -7,12 +7,13 @@ use bytes::Bytes;
 use tokio::time::{Instant, timeout_at};
 
 use crate::amqp::{
-    Channel, Confirm, Confirmation, Outcome, Properties, Publish, RawProperties, Table, Value,
-    deadline_in,
+    Channel, Confirm, Confirmation, Outcome, Properties, Publish, RawProperties, ShortStr, Table,
+    Value, deadline_in,
 };
 use crate::client::Client;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
+use crate::retry::Deaths;
 
 /// Headers in which a message keeps what the broker would refuse, or act on at the wrong time.
 pub(crate) mod kept {
@@ -61,7 +62,7 @@ const MOST_BESIDE_HEADERS: usize = 4096;
 impl Parcel {
     /// What was delivered, as it came, under its own routing key.
     pub(crate) fn of(delivery: &Delivery, exchange: impl Into<String>) -> Self {
-        let routing_key = delivery.routing_key().to_str_lossy().into_owned();
+        let routing_key = key_of(&delivery.routing_key());
         Parcel::new(exchange.into(), routing_key, delivery.raw_properties(), delivery.body())
     }
 
@@ -129,14 +130,30 @@ impl Parcel {
         }
     }
 
+    /// The same, if they would end it on its way to this queue, to which it is about to be dead-lettered. RabbitMQ before
+    /// 4.0 believes what a message says: one that died there before goes in a cycle, and is dropped; a list that the
+    /// broker cannot have written breaks the queue that adds to it.
+    pub(crate) fn forget_fatal_deaths(&mut self, queue: &str) {
+        let Some(headers) = &self.properties.headers else { return };
+        let died_there = Deaths::read(headers).iter().any(|death| death.queue == queue);
+        if died_there || !Deaths::is_well_formed(headers) {
+            self.forget_deaths();
+        }
+    }
+
     /// Who published it waits in a header, if the broker would refuse it from this user.
     fn keep_user(&mut self, user: Option<&str>) {
-        let is_other =
-            |id: &crate::amqp::ShortStr<'_>| Some(id.as_bytes()) != user.map(str::as_bytes);
+        let is_other = |id: &ShortStr<'_>| Some(id.as_bytes()) != user.map(str::as_bytes);
         if let Some(id) = self.properties.user_id.take_if(|id| is_other(id)) {
             self.set(kept::USER_ID, id.to_str_lossy().as_ref());
         }
     }
+}
+
+/// A routing key that can be sent. One that is no text is longer as text, and then cut: no key is worth a message that
+/// cannot be moved.
+fn key_of(key: &ShortStr<'_>) -> String {
+    ShortStr::truncated(&key.to_str_lossy()).to_str_lossy().into_owned()
 }
 
 /// Publishes parcels on a channel of its own, which is opened anew when it is gone.
@@ -298,5 +315,19 @@ impl Moving {
             }
             Ok(Outcome::Lost(error)) => Err(Error::from_amqp(what, error)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_routing_key_that_is_no_text_can_be_sent_all_the_same() {
+        let key = |bytes: &[u8]| key_of(&ShortStr::from_bytes(bytes).unwrap());
+        assert_eq!(key("grün".as_bytes()), "grün");
+        assert_eq!(key(b"a\xff"), "a\u{fffd}");
+        // Each of them is three bytes long as text.
+        assert_eq!(key(&[0xff; 255]).len(), ShortStr::MAX);
     }
 }

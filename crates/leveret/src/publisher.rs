@@ -226,6 +226,16 @@ struct Handle {
     to_ladder: OnceCell<Publisher>,
 }
 
+impl Handle {
+    /// If this is the way into the ladder of delays, somebody has deleted a queue of it. The next message finds it in its
+    /// place.
+    fn was_unroutable(&self) {
+        if self.shared.settings.exchange == ladder::ENTRY {
+            self.client.core().delays.was_deleted(ladder::ENTRY);
+        }
+    }
+}
+
 impl Drop for Handle {
     fn drop(&mut self) {
         self.keeper.abort();

@@ -96,6 +96,11 @@ impl Delivery {
         self.envelope.source.routing_key()
     }
 
+    /// Whether it may still be settled: its channel is open.
+    pub(crate) fn is_held(&self) -> bool {
+        self.settles.as_ref().is_some_and(|link| link.channel.check_open().is_ok())
+    }
+
     pub(crate) fn source(&self) -> &Source {
         &self.envelope.source
     }

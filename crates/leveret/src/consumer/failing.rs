@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::ConsumerBuilder;
 use super::runner::{Summary, report};
@@ -72,7 +72,10 @@ impl Failing {
 
     /// Declares what the profile needs, unless somebody has since `seen`.
     async fn declare(&self, seen: u64) -> Result<u64, Error> {
-        let mut declared = self.declared.lock().await;
+        // Each declaring has its deadline, but many may be before this one.
+        let patience = self.client.core().options.timeout;
+        let late = |_| Error::timed_out("declaring what retrying needs", patience);
+        let mut declared = timeout(patience, self.declared.lock()).await.map_err(late)?;
         if *declared > seen {
             return Ok(*declared);
         }
@@ -131,7 +134,7 @@ impl Failing {
             }
             Decision::RetryAfter(wait) => {
                 let step = |detail| self.profile.retry(&delivery, &failed, wait, detail);
-                match self.carry_out(step).await {
+                match self.carry_out(&delivery, step).await {
                     Ok(settle) => {
                         settle.apply(delivery).await;
                         self.counts.retried();
@@ -151,7 +154,7 @@ impl Failing {
 
     async fn park(&self, delivery: Delivery, failed: &Failed<'_>) -> Summary {
         let step = |detail| self.profile.park(&delivery, failed, detail);
-        let mut carried_out = self.carry_out(step).await;
+        let mut carried_out = self.carry_out(&delivery, step).await;
         if carried_out.as_ref().is_err_and(|error| error.kind() == ErrorKind::Invalid) {
             // There is no room for a word about it: it is parked as it came.
             let bare = |detail| bare(&delivery, step(detail));
@@ -175,9 +178,23 @@ impl Failing {
         }
     }
 
-    /// Does all of a step but settling the original: that has to be the last thing.
-    async fn carry_out(&self, step: impl Fn(Detail) -> Step) -> Result<Settle, Error> {
-        self.carry_out_with(Detail::Full, step).await
+    /// Does all of a step but settling the original: that has to be the last thing. What cannot be given back, because it
+    /// wears out, is held until it can be moved.
+    async fn carry_out(
+        &self,
+        delivery: &Delivery,
+        step: impl Fn(Detail) -> Step,
+    ) -> Result<Settle, Error> {
+        loop {
+            match self.carry_out_with(Detail::Full, &step).await {
+                Err(error) if wears_out(delivery) && may_pass(&error) && delivery.is_held() => {
+                    let queue = delivery.queue();
+                    tracing::error!(queue, "a failed message cannot be moved yet: {error}");
+                    sleep(PAUSE).await;
+                }
+                other => return other,
+            }
+        }
     }
 
     async fn carry_out_with(
@@ -266,6 +283,18 @@ async fn give_back(delivery: Delivery, error: &Error) -> Summary {
     );
     Settle::Requeue(PAUSE).apply(delivery).await;
     Summary { failed: 1, ..Summary::default() }
+}
+
+/// Whether the broker counts how often it comes back to its queue, which drops it in the end: quorum queues do, RabbitMQ
+/// from 4.0 to 4.2 after 20 times unless they say otherwise.
+fn wears_out(delivery: &Delivery) -> bool {
+    let count = delivery.header("x-delivery-count").and_then(|count| count.as_i64());
+    count.is_some_and(|count| count > 0)
+}
+
+/// Whether it may go well later: nothing that the message or the end of the client is the cause of.
+fn may_pass(error: &Error) -> bool {
+    !matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Closed)
 }
 
 /// Whether an exchange or queue of the profile is not there.

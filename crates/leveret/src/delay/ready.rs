@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::amqp::lock;
 use crate::client::Client;
@@ -76,7 +76,10 @@ impl Ready {
         if lock(&self.known).has(top, &target) {
             return Ok(());
         }
-        let _alone = self.declaring.lock().await;
+        // Each declaring has its deadline, but many may be before this one.
+        let patience = client.core().options.timeout;
+        let late = |_| Error::timed_out("declaring the queues for delayed messages", patience);
+        let _alone = timeout(patience, self.declaring.lock()).await.map_err(late)?;
         let missing = {
             let known = lock(&self.known);
             if known.has(top, &target) {

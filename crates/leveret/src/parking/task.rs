@@ -502,6 +502,9 @@ pub(super) fn note_address(parcel: &mut Parcel, message: &ParkedMessage) {
     }
 }
 
+/// A rate that is lower than one message in this time, a year, is taken for that.
+const LONGEST_PACE: Duration = Duration::from_secs(365 * 86_400);
+
 /// When the next message may go.
 #[derive(Debug)]
 pub(super) struct Pace {
@@ -513,7 +516,10 @@ impl Pace {
     pub(super) fn new(rate: Option<f64>) -> Result<Self, Error> {
         let every = match rate {
             None => None,
-            Some(rate) if rate > 0.0 => Duration::try_from_secs_f64(1.0 / rate).ok(),
+            Some(rate) if rate > 0.0 => {
+                let every = Duration::try_from_secs_f64(1.0 / rate).unwrap_or(LONGEST_PACE);
+                Some(every.min(LONGEST_PACE))
+            }
             Some(rate) => {
                 let text = format!("{rate} messages a second is no rate: it has to be above 0");
                 return Err(Error::new(ErrorKind::Invalid, text));

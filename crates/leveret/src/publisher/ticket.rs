@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use super::Handle;
 use crate::amqp::lock;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 
 /// The outcome of one publish: `Ok` once the broker has taken responsibility for the message.
 ///
@@ -32,6 +32,9 @@ impl Future for Ticket {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
         let outcome = lock(&self.handle.shared.book).poll(self.number, context);
         self.done = outcome.is_ready();
+        if matches!(&outcome, Poll::Ready(Err(error)) if error.kind() == ErrorKind::Unroutable) {
+            self.handle.was_unroutable();
+        }
         outcome
     }
 }

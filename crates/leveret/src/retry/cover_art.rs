@@ -265,6 +265,7 @@ impl Profile for CoverArt {
         let mut parcel = self.parcel(delivery, self.retry_name(), failed, detail);
         let left = self.left(delivery.raw_properties()).saturating_sub(1);
         parcel.set(&self.retries_header, i64::from(left));
+        parcel.forget_fatal_deaths(delivery.queue());
         if let Some(job) = self.job(delivery.queue()) {
             parcel.routing_key = job.to_owned();
         }

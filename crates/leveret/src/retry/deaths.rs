@@ -44,6 +44,18 @@ impl Deaths {
         properties.get().headers.as_ref().map(Deaths::read).unwrap_or_default()
     }
 
+    /// Whether the header is as a broker writes it, if there is one.
+    pub(crate) fn is_well_formed(headers: &Table<'_>) -> bool {
+        let is_entry = |entry: Value<'_>| {
+            let count = entry.as_table().map(|entry| entry.get("count"));
+            matches!(count, Some(None | Some(Value::I64(_))))
+        };
+        match headers.get("x-death") {
+            None => true,
+            Some(header) => header.as_array().is_some_and(|all| all.iter().all(is_entry)),
+        }
+    }
+
     /// All of them, the latest first.
     pub fn iter(&self) -> impl Iterator<Item = &Death> {
         self.0.iter()
@@ -131,6 +143,25 @@ mod tests {
         ]);
         assert_eq!(Deaths::read(&header).rejected_from("jobs"), 4);
         assert_eq!(Deaths::read(&Table::new()).rejected_from("jobs"), 0);
+    }
+
+    #[test]
+    fn a_list_that_no_broker_writes_is_told() {
+        let counted = |count: Value<'static>| {
+            let entry = Table::from_pairs([("queue", "q".into()), ("count", count)]).unwrap();
+            Value::Array(Array::from_values([Value::Table(entry)]).unwrap())
+        };
+        for (deaths, expected) in [
+            (counted(Value::I64(3)), true),
+            (counted("3".into()), false),
+            (counted(Value::I32(3)), false),
+            (Value::Array(Array::from_values(["q".into()]).unwrap()), false),
+            ("q".into(), false),
+        ] {
+            let headers = Table::from_pairs([("x-death", deaths)]).unwrap();
+            assert_eq!(Deaths::is_well_formed(&headers), expected, "{headers:?}");
+        }
+        assert!(Deaths::is_well_formed(&Table::new()));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -230,7 +231,7 @@ impl RetryPolicy {
     }
 
     /// A rule of one's own, which is asked before all others; with `None` the others decide. It has the last word, also over
-    /// the number of retries.
+    /// the number of retries. One that panics is passed over.
     ///
     /// ```
     /// use leveret::{Decision, ParkReason, RetryPolicy};
@@ -251,7 +252,7 @@ impl RetryPolicy {
 
     /// What should happen.
     pub fn decide(&self, facts: &Facts<'_>) -> Decision {
-        if let Some(decision) = self.rule.as_ref().and_then(|rule| rule(facts)) {
+        if let Some(decision) = self.rule.as_ref().and_then(|rule| ask(rule, facts)) {
             return decision;
         }
         let wait = match facts.verdict {
@@ -376,6 +377,14 @@ impl RetryPolicy {
         }
         None
     }
+}
+
+/// What a rule says. One that panics says nothing: its message would go back to the queue and come again at once, for ever.
+fn ask(rule: &Rule, facts: &Facts<'_>) -> Option<Decision> {
+    catch_unwind(AssertUnwindSafe(|| rule(facts))).unwrap_or_else(|_| {
+        tracing::error!("a rule of a retry policy panicked, and is passed over");
+        None
+    })
 }
 
 /// Rounded to whole milliseconds, which is what queues know.

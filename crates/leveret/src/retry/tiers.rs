@@ -31,6 +31,7 @@ pub(crate) struct Tiers {
 impl Tiers {
     pub(crate) fn new(policy: RetryPolicy, queue_type: Option<QueueType>) -> Self {
         let waits = policy.all_waits(MAX_TIERS).unwrap_or_default();
+        let waits = waits.into_iter().map(rounded).collect();
         Tiers { policy, queue_type, waits: Mutex::new(waits) }
     }
 
@@ -112,6 +113,7 @@ impl Profile for Tiers {
             let mut parcel = Parcel::of(delivery, wait_name(name));
             parcel.set(header::DELAY, milliseconds(tier));
             parcel.keep_expiration();
+            parcel.forget_fatal_deaths(name);
             parcel.reserve = ROOM_FOR_A_DEATH;
             parcel
         };

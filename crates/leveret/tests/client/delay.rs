@@ -301,3 +301,35 @@ async fn after_a_move_to_a_standby_messages_find_their_way_too() {
     sleep(2 * SECOND).await;
     assert_eq!(depth(&standby, "q"), Some(1));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_deleted_ladder_is_made_anew_also_for_those_who_hold_tickets() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    publisher.publish_in("q", "one", SECOND).await.unwrap();
+    let other = client_of(&broker).await;
+    other.delete_queue("leveret.delay.03", Default::default()).await.unwrap();
+    let error = publisher.send_in("q", "two", SECOND).await.unwrap().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unroutable);
+    publisher.send_in("q", "three", SECOND).await.unwrap().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_who_wait_for_the_ladder_do_not_wait_one_after_the_other() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    broker.faults().freeze();
+    let began = Instant::now();
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..20 {
+        let publisher = publisher.clone();
+        tasks.spawn(async move { publisher.publish_in("q", "x", SECOND).await });
+    }
+    while let Some(done) = tasks.join_next().await {
+        assert_eq!(done.unwrap().unwrap_err().kind(), ErrorKind::TimedOut);
+    }
+    // Twice the client's timeout at most: for the others, and for itself.
+    assert!(began.elapsed() <= 61 * SECOND, "{:?}", began.elapsed());
+}

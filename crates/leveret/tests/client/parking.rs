@@ -327,3 +327,15 @@ async fn a_lot_that_fills_is_announced_once() {
     }
     assert_eq!(told, [("lot".to_owned(), 6, 4), ("lot".to_owned(), 0, 0)]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_lowest_rates_are_rates_too() {
+    for rate in [1e-6, 1e-19, 1e-300, f64::MIN_POSITIVE] {
+        let broker = broker();
+        let (_client, lot) = lot_with(&broker, 3).await;
+        let slow = lot.replay().rate(rate).run();
+        let ended = tokio::time::timeout(Duration::from_secs(3600), slow).await;
+        assert!(ended.is_err(), "{rate}: {ended:?}");
+        assert_eq!(depth(&broker, "q"), Some(1), "{rate}");
+    }
+}

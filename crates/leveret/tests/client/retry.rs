@@ -2,12 +2,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leveret::amqp::{GetOptions, Properties, Table, Value};
+use leveret::amqp::{Array, GetOptions, Properties, Table, Value};
 use leveret::{
     Attempt, Client, Delivery, ErrorKind, Event, Exchange, Failure, Incoming, Message, Queue,
     QueueType, Retry, RetryPolicy, Summary, Topology,
 };
-use leveret_broker::Broker;
+use leveret_broker::{Broker, Profile};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -414,4 +414,72 @@ async fn a_step_that_fails_may_double_a_message_and_never_loses_it() {
         assert!(summary.parked >= 1, "after {what}: {summary:?}");
         assert_eq!(parked(&client).await.body(), "job", "after {what}");
     }
+}
+
+/// A death as a broker notes it.
+fn death(queue: &'static str, reason: &'static str) -> Value<'static> {
+    let fields = [("queue", queue.into()), ("reason", reason.into()), ("count", Value::I64(1))];
+    let entry = Value::Table(Table::from_pairs(fields).unwrap());
+    Value::Array(Array::from_values([entry]).unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_died_in_its_queue_before_is_tried_again_like_any_other() {
+    for profile in [Profile::RabbitMq3_10, Profile::RabbitMq4_3] {
+        let broker = Broker::builder().profile(profile).start().unwrap();
+        let client = client_with(&broker, Queue::classic("q")).await;
+        let publisher = client.publisher("").build().await.unwrap();
+        for reason in ["expired", "rejected"] {
+            let message = Message::new("job").header("x-death", death("q", reason));
+            publisher.publish("q", message).await.unwrap();
+            let seen = run(&client, RetryPolicy::fixed(SECOND).max_retries(3), 99, 4).await;
+            assert_eq!(seen.len(), 4, "{profile:?}, {reason}");
+            parked(&client).await.ack().unwrap();
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_moved_for_long_is_not_given_back_until_the_broker_drops_it() {
+    // This version counts whatever comes back to a quorum queue.
+    let broker = Broker::builder().profile(Profile::RabbitMq3_10).start().unwrap();
+    let queue = Queue::quorum("q").argument("x-delivery-limit", 20);
+    let client = client_with(&broker, queue).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    publisher.publish("q", "job").await.unwrap();
+    broker.faults().refuse_declares(usize::MAX);
+    let handler =
+        |Attempt(attempt): Attempt| async move { if attempt > 1 { Ok(()) } else { Err("no") } };
+    let stop = async {
+        tokio::time::sleep(100 * SECOND).await;
+        broker.faults().refuse_declares(0);
+        tokio::time::sleep(100 * SECOND).await;
+    };
+    let summary = client.consumer("q").handle(handler).run_until(stop).await.unwrap();
+    assert_eq!((summary.retried, summary.handled), (1, 1), "{summary:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rule_that_panics_is_passed_over() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    publisher.publish("q", "job").await.unwrap();
+    let policy = RetryPolicy::fixed(SECOND).max_retries(2).rule(|_| panic!("a bad rule"));
+    let seen = run(&client, policy, 99, 3).await;
+    assert_eq!(seen.len(), 3);
+    assert_eq!(parked(&client).await.body(), "job");
+}
+
+#[tokio::test(start_paused = true)]
+async fn waits_of_less_than_a_millisecond_have_a_queue_of_one() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let policy = RetryPolicy::fixed(Duration::from_micros(100)).max_retries(2);
+    let runner = client.consumer("q").retry(policy).handle(async || {});
+    runner.run_until(async {}).await.unwrap();
+    let topology = client.topology();
+    let mut names: Vec<_> = topology.queues().iter().map(Queue::name).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["q", "q.parked", "q.wait.1ms"]);
 }

@@ -244,3 +244,70 @@ async fn messages_end_where_their_plans_say_while_connections_are_cut() {
         planned.end("q").await;
     }
 }
+
+/// What a message may say of its deaths that no broker says, or not of one that is on its way.
+fn odd_deaths() -> Vec<Value<'static>> {
+    let entry = |count: Value<'static>, queue: &'static str| {
+        let fields = [("queue", queue.into()), ("reason", "expired".into()), ("count", count)];
+        Value::Table(Table::from_pairs(fields).unwrap())
+    };
+    let list = |entry: Value<'static>| Value::Array(Array::from_values([entry]).unwrap());
+    vec![
+        list(entry(Value::I64(1), "q")),
+        list(entry("many".into(), "q.wait.150ms")),
+        list(entry(Value::I64(i64::MAX), "q.wait.150ms")),
+        list("nothing".into()),
+        list(Value::Table(Table::new())),
+        "nothing".into(),
+    ]
+}
+
+#[tokio::test]
+async fn whatever_a_message_says_of_its_deaths_it_is_tried_again_and_parked() {
+    for queue in types() {
+        let vhost = rabbitmq::vhost().await;
+        let client = client_with(&vhost, queue).await;
+        let publisher = publisher(&client).await;
+        let all = odd_deaths();
+        for deaths in &all {
+            let message = Message::new("job").header("x-death", deaths.clone());
+            publisher.publish("q", message).await.unwrap();
+        }
+        let policy = RetryPolicy::fixed(SHORT).max_retries(1);
+        let runner = client.consumer("q").retry(policy).handle(async || Err::<(), _>("no"));
+        let stop = until_depth(&client, "q.parked", all.len() as u32);
+        let summary = runner.run_until(stop).await.unwrap();
+        assert_eq!(summary.parked, all.len() as u64, "{summary:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_moved_for_long_is_not_given_back_until_the_broker_drops_it() {
+    let vhost = rabbitmq::vhost().await;
+    let queue = Queue::quorum("q").argument("x-delivery-limit", 10);
+    let client = client_with(&vhost, queue).await;
+    // The parking lot's exchange is a fanout.
+    let in_the_way = Topology::new().exchange(Exchange::direct("q.parked"));
+    let other = crate::support::client::client(&vhost).await;
+    other.apply(&in_the_way).await.unwrap();
+    publisher(&client).await.publish("q", "job").await.unwrap();
+    let (sender, mut succeeded) = mpsc::channel(10);
+    let handler = move |Attempt(attempt): Attempt| {
+        let sender = sender.clone();
+        async move {
+            if attempt == 1 {
+                return Err("no");
+            }
+            sender.send(()).await.unwrap();
+            Ok(())
+        }
+    };
+    let stop = async {
+        // Once a second it would be given back.
+        tokio::time::sleep(Duration::from_secs(13)).await;
+        other.delete_exchange("q.parked", Default::default()).await.unwrap();
+        soon("the message", succeeded.recv()).await;
+    };
+    let summary = client.consumer("q").handle(handler).run_until(stop).await.unwrap();
+    assert_eq!((summary.retried, summary.handled), (1, 1), "{summary:?}");
+}
