@@ -122,6 +122,14 @@ impl Failing {
                 _ => None,
             },
         };
+        let moves = matches!(decision, Decision::RetryAfter(_) | Decision::Park(_));
+        if moves && !delivery.is_held() {
+            tracing::debug!(
+                queue = &*queue,
+                "a failed message is delivered again: its channel is gone"
+            );
+            return Summary { failed: 1, ..Summary::default() };
+        }
         self.tell(&delivery, &failed, decision);
         match decision {
             Decision::Ack => {

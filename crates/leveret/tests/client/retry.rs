@@ -483,3 +483,29 @@ async fn waits_of_less_than_a_millisecond_have_a_queue_of_one() {
     names.sort_unstable();
     assert_eq!(names, ["q", "q.parked", "q.wait.1ms"]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_the_broker_delivers_again_anyway_is_not_doubled_by_moving_it() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    for _ in 0..20 {
+        publisher.publish("q", "job").await.unwrap();
+    }
+    let is_cut = Arc::new(Mutex::new(false));
+    let breaking = broker.clone();
+    let handler = move || {
+        if !std::mem::replace(&mut *is_cut.lock().unwrap(), true) {
+            breaking.faults().cut_all_connections();
+        }
+        async {
+            // By then the connection is known to be gone.
+            tokio::time::sleep(SECOND).await;
+            Err::<(), _>("no")
+        }
+    };
+    let policy = RetryPolicy::fixed(SECOND).max_retries(2);
+    let runner = client.consumer("q").workers(8).retry(policy).handle(handler);
+    let summary = runner.run_until(tokio::time::sleep(DAY)).await.unwrap();
+    assert_eq!((summary.retried, summary.parked), (40, 20), "{summary:?}");
+}
