@@ -284,7 +284,8 @@ impl RetryPolicy {
         }
         // Steps, and not a continuum: see `JITTERED`.
         let place = (chance * f64::from(JITTERED)).floor() / f64::from(JITTERED - 1) * 2.0 - 1.0;
-        in_milliseconds(wait.as_secs_f64() * (1.0 + self.jitter * place))
+        let wait = in_milliseconds(wait.as_secs_f64() * (1.0 + self.jitter * place));
+        wait.min(self.cap.unwrap_or(LONGEST))
     }
 
     fn unjittered(&self, step: u32) -> Duration {
@@ -389,7 +390,8 @@ fn ask(rule: &Rule, facts: &Facts<'_>) -> Option<Decision> {
 
 /// Rounded to whole milliseconds, which is what queues know.
 fn in_milliseconds(seconds: f64) -> Duration {
-    let milliseconds = (seconds * 1000.0).round();
+    // Nothing, taken endlessly often, is not a number.
+    let milliseconds = if seconds.is_nan() { 0.0 } else { (seconds * 1000.0).round() };
     if milliseconds < LONGEST.as_millis() as f64 {
         Duration::from_millis(milliseconds.max(0.0) as u64)
     } else {
@@ -471,6 +473,13 @@ mod tests {
     }
 
     #[test]
+    fn no_wait_stays_none_however_often_it_is_multiplied() {
+        let policy = RetryPolicy::exponential(Duration::ZERO, 2.0).unlimited_retries();
+        let decision = policy.decide(&Facts::after(5000));
+        assert_eq!(decision, Decision::RetryAfter(Duration::ZERO));
+    }
+
+    #[test]
     fn what_would_be_too_old_is_parked_before_it_waits() {
         let policy = RetryPolicy::fixed(10 * SECOND).unlimited_retries().max_age(60 * SECOND);
         let decide = |age| policy.decide(&Facts { age, ..Facts::after(1000) });
@@ -529,7 +538,7 @@ mod tests {
                 let facts = Facts { chance, ..Facts::after(deliveries) };
                 match policy.decide(&facts) {
                     Decision::RetryAfter(wait) => {
-                        prop_assert!(wait <= cap.mul_f64(1.0 + jitter) + Duration::from_millis(1));
+                        prop_assert!(wait <= cap);
                         if wait > Duration::ZERO {
                             let all = policy.all_waits(1000).expect("not so many");
                             prop_assert!(all.contains(&wait), "{wait:?} is not in {all:?}");
