@@ -10,10 +10,10 @@ use crate::support::plan::Planned;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_end_where_their_plans_say_while_the_broker_is_killed_and_restarted() {
-    let size = Size::from_environment(Size { messages: 2000, faults: 2 });
+    let size = Size::from_environment(Size { messages: 600, faults: 1 });
     let mut node = RabbitNode::start(Version::under_test()).await;
     let client = Client::connect(format!("{}?heartbeat=1", node.url())).await.unwrap();
-    let wait = Duration::from_millis(200);
+    let wait = Duration::from_millis(100);
     let planned = Planned::begin(client, Queue::quorum("q"), size.messages, wait).await;
     let faults = size.faults.min(4);
     for fault in 0..faults {
