@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// How long anything may take before it counts as hanging.
-const HANGS: Duration = Duration::from_secs(180);
+const HANGS: Duration = Duration::from_secs(400);
 const WORKERS: usize = 16;
 const MAX_RETRIES: u32 = 5;
 
