@@ -35,6 +35,16 @@ impl Row {
         Some(self.cpu()? / other.cpu()?)
     }
 
+    /// How many times the CPU time of this one the best peer took in the same setting, if this is one of ours.
+    fn best_peer(&self, setting: &[Row]) -> Option<f64> {
+        let is_ours = |client: Client| matches!(client, Client::Leveret | Client::Toolkit);
+        if !is_ours(self.client) {
+            return None;
+        }
+        let peers = setting.iter().filter(|row| !is_ours(row.client)).filter_map(Row::cpu);
+        Some(peers.min_by(f64::total_cmp)? / self.cpu()?)
+    }
+
     fn target(&self, setting: &[Row]) -> Option<Target> {
         let measured = self.result.as_ref().ok()?;
         match self.client {
@@ -54,7 +64,7 @@ pub(crate) fn print(rows: &[Row]) -> String {
     let mut out = String::new();
     let _ = writeln!(
         out,
-        "{:<8}  {:<9} {:>6} {:>3}  {:<10} {:>9} {:>11} {:>11} {:>8} {:>9} {:>9} {:>9} {:>9} {:>8}  target",
+        "{:<8}  {:<9} {:>6} {:>3}  {:<10} {:>9} {:>11} {:>11} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8}  target",
         "peer",
         "job",
         "size",
@@ -65,6 +75,7 @@ pub(crate) fn print(rows: &[Row]) -> String {
         "messages/s",
         "× engine",
         "× toolkit",
+        "best/ours",
         "wake-ups",
         "sleeps",
         "allocs",
@@ -76,7 +87,7 @@ pub(crate) fn print(rows: &[Row]) -> String {
         }
     }
     out.push_str(
-        "× engine, × toolkit: times the CPU time that leveret, and toolkit, took; wake-ups, sleeps and allocations per 1000 messages; MiB: the most memory that was held\n",
+        "× engine, × toolkit: times the CPU time that leveret, and toolkit, took; best/ours: times ours that the best peer took; wake-ups, sleeps and allocations per 1000 messages; MiB: the most memory that was held\n",
     );
     out
 }
@@ -100,12 +111,13 @@ fn print_row(out: &mut String, row: &Row, setting: &[Row]) {
         measured.allocations.map_or("–".to_owned(), |count| format!("{:.1}", per_1000(count)));
     let _ = write!(
         out,
-        "{:>9} {:>11.3} {:>11.0} {:>8} {:>9} {:>9.1} {:>9.1} {:>9} {:>8.1}  ",
+        "{:>9} {:>11.3} {:>11.0} {:>8} {:>9} {:>9} {:>9.1} {:>9.1} {:>9} {:>8.1}  ",
         measured.messages,
         measured.cpu_us_per_message(),
         measured.messages_per_second(),
         times(Client::Leveret),
         times(Client::Toolkit),
+        row.best_peer(setting).map_or(String::new(), |times| format!("{times:.1}")),
         per_1000(measured.polls),
         per_1000(measured.parks),
         allocations,
@@ -141,6 +153,7 @@ pub(crate) fn json(rows: &[Row]) -> Value {
                 value["messages_per_second"] = json!(measured.messages_per_second());
                 value["median_run"] = measured.to_json();
                 value["times_engine"] = json!(row.times(Client::Leveret, setting));
+                value["times_best_peer"] = json!(row.best_peer(setting));
                 value["times_toolkit"] = json!(row.times(Client::Toolkit, setting));
                 if let Some(Target { text, met }) = row.target(setting) {
                     value["target"] = json!({ "text": text, "met": met });
