@@ -4,9 +4,11 @@
 //! lock: that of its consumer's queue. A consumer is woken once per read, and not once per message.
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::Waker;
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use leveret_wire::method::{basic, channel, connection};
@@ -38,6 +40,8 @@ pub(super) struct Inlet<R> {
     consumers: Vec<Arc<ConsumerQueue>>,
     publishers: Vec<Arc<ChannelState>>,
     wakers: Vec<Waker>,
+    /// What the sender was told: the last read gave something at once.
+    reading: bool,
 }
 
 /// A channel number.
@@ -89,6 +93,7 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
             consumers: Vec::new(),
             publishers: Vec::new(),
             wakers: Vec::new(),
+            reading: false,
         }
     }
 
@@ -114,14 +119,20 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
         let mut space =
             inbound.space_for(|channel, size| large_body(&mut self.channels, channel, size));
         let mut room = space.room();
-        let read = if heartbeat.is_zero() {
-            stream.read_buf(&mut room).await
-        } else {
+        let mut read = pin!(stream.read_buf(&mut room));
+        let at_once = poll_fn(|context| Poll::Ready(read.as_mut().poll(context))).await;
+        if at_once.is_ready() != self.reading {
+            self.reading = at_once.is_ready();
+            self.core.sender.set_reading(self.reading);
+        }
+        let read = match at_once {
+            Poll::Ready(read) => read,
+            Poll::Pending if heartbeat.is_zero() => read.await,
             // Two intervals, as the specification has it: one for the broker's, one for the network's delay.
-            timeout(heartbeat * 2, stream.read_buf(&mut room)).await.map_err(|_| {
+            Poll::Pending => timeout(heartbeat * 2, read).await.map_err(|_| {
                 let text = format!("nothing was heard from the broker for {:?}", heartbeat * 2);
                 Error::new(ErrorKind::HeartbeatLost, text)
-            })?
+            })?,
         };
         match read {
             Ok(0) => {
@@ -131,6 +142,13 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
             Err(error) => {
                 Err(Error::caused(ErrorKind::ConnectionLost, "the connection broke", error))
             }
+        }
+    }
+
+    /// Nothing is read for now, so acks go out.
+    fn stop_reading(&mut self) {
+        if std::mem::take(&mut self.reading) {
+            self.core.sender.set_reading(false);
         }
     }
 
@@ -450,6 +468,7 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
             if !queue.is_over_bound() {
                 continue;
             }
+            self.stop_reading();
             // One deadline for all of them together.
             let deadline = *deadline.get_or_insert_with(|| deadline_in(patience));
             if timeout_at(deadline, queue.until_within_bound()).await.is_err() {

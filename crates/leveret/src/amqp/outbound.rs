@@ -26,6 +26,10 @@ use super::lock;
 /// how many calls are under way, bounds them.
 const HIGH_WATER_MARK: usize = 512 * 1024;
 
+/// How many acks wait for company while the reader still has something to read. What a broker sends as fast as it can is
+/// acked in few writes; it never waits for these acks, because the reader then has nothing left to read.
+const HELD_ACKS: usize = 64;
+
 /// Where callers put frames and the writer gets them.
 #[derive(Debug)]
 pub(super) struct Sender {
@@ -44,6 +48,10 @@ struct State {
     outbound: Outbound,
     /// An ack that may yet grow by the next one.
     ack: Option<(u16, basic::Ack)>,
+    /// The reader has something to read at once, so acks may wait.
+    reading: bool,
+    /// How many acks wait.
+    held: usize,
     /// The broker asked for no more publishes, and why.
     blocked: Option<String>,
     /// Nothing more is taken, and why.
@@ -170,8 +178,21 @@ impl Sender {
                 state.ack = Some((channel, ack));
             }
         }
+        if state.reading && state.held < HELD_ACKS {
+            state.held += 1;
+            return Ok(());
+        }
         self.wake_writer(state);
         Ok(())
+    }
+
+    /// Whether the reader has something to read at once. If not, acks that waited go out.
+    pub(super) fn set_reading(&self, reading: bool) {
+        let mut state = lock(&self.state);
+        state.reading = reading;
+        if !reading && state.held > 0 {
+            self.wake_writer(state);
+        }
     }
 
     fn wake_writer(&self, mut state: MutexGuard<'_, State>) {
@@ -230,6 +251,7 @@ impl Sender {
             {
                 let mut state = lock(&self.state);
                 state.flush_ack(self.frame_max);
+                state.held = 0;
                 if state.outbound.has_remaining() {
                     std::mem::swap(&mut state.outbound, buffer);
                     drop(state);
@@ -266,5 +288,60 @@ impl State {
             // An ack has 21 bytes: it fits any frame.
             let _ = self.outbound.method(channel, &ack, frame_max);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+    use std::task::{Context, Waker};
+
+    use super::*;
+
+    fn ack(sender: &Sender, delivery_tag: u64) {
+        sender.ack(1, basic::Ack { delivery_tag, multiple: false }, true, || Ok(())).unwrap();
+    }
+
+    /// Whether the writer, which waits already, is given something.
+    fn is_woken(writer: Pin<&mut impl Future<Output = bool>>) -> bool {
+        writer.poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    fn sender() -> Sender {
+        Sender::new(FrameMax::DEFAULT)
+    }
+
+    #[test]
+    fn acks_wait_while_there_is_something_to_read() {
+        let (sender, mut buffer) = (sender(), Outbound::new());
+        sender.set_reading(true);
+        let mut writer = pin!(sender.take(&mut buffer));
+        assert!(!is_woken(writer.as_mut()));
+        ack(&sender, 1);
+        ack(&sender, 2);
+        assert!(!is_woken(writer.as_mut()));
+        sender.set_reading(false);
+        assert!(is_woken(writer.as_mut()));
+    }
+
+    #[test]
+    fn acks_do_not_wait_otherwise() {
+        let (sender, mut buffer) = (sender(), Outbound::new());
+        let mut writer = pin!(sender.take(&mut buffer));
+        assert!(!is_woken(writer.as_mut()));
+        ack(&sender, 1);
+        assert!(is_woken(writer.as_mut()));
+    }
+
+    #[test]
+    fn no_more_acks_wait_than_may() {
+        let (sender, mut buffer) = (sender(), Outbound::new());
+        sender.set_reading(true);
+        let mut writer = pin!(sender.take(&mut buffer));
+        assert!(!is_woken(writer.as_mut()));
+        (1..=HELD_ACKS as u64).for_each(|tag| ack(&sender, tag));
+        assert!(!is_woken(writer.as_mut()));
+        ack(&sender, HELD_ACKS as u64 + 1);
+        assert!(is_woken(writer.as_mut()));
     }
 }
