@@ -115,6 +115,7 @@ pub mod prelude;
 mod publisher;
 mod random;
 mod retry;
+mod rpc;
 mod telemetry;
 mod topology;
 mod trace;
@@ -144,6 +145,10 @@ pub use publisher::{
 pub use retry::{
     Acapi, Chandra, CoverArt, Death, Deaths, Decision, Facts, Failure, Orb, ParkReason,
     Redelivered, Redelivery, Retry, RetryPolicy, Verdict,
+};
+pub use rpc::{
+    Call, End, FromReply, IntoReply, Method, RemoteError, Replier, Replies, Reply, ReplyStream,
+    Rpc, RpcBuilder, ServiceBuilder, StreamCall,
 };
 pub use topology::{
     Applied, Binding, Conflict, Destination, Exchange, ExchangeKind, Overflow, Queue, QueueType,
