@@ -14,6 +14,7 @@ use crate::error::{Error, ErrorKind};
 use crate::parking::ParkingLot;
 use crate::pool::ChannelPoolBuilder;
 use crate::publisher::PublisherBuilder;
+use crate::rpc::{RpcBuilder, ServiceBuilder};
 use crate::topology::{Applied, Failed, Topology};
 
 mod backoff;
@@ -367,6 +368,16 @@ impl Client {
     /// A consumer of a queue. The queue is not declared by this.
     pub fn consumer(&self, queue: impl Into<String>) -> ConsumerBuilder {
         ConsumerBuilder::new(self.clone(), queue.into())
+    }
+
+    /// A service to be called, by its name.
+    pub fn rpc(&self, service: impl Into<String>) -> RpcBuilder {
+        RpcBuilder::new(self.clone(), service.into())
+    }
+
+    /// A service to be offered, by its name.
+    pub fn service(&self, name: impl Into<String>) -> ServiceBuilder {
+        ServiceBuilder::new(self.clone(), name.into())
     }
 
     /// A queue with messages that failed, to look at them and to replay them. Any queue can be one, those of other systems

@@ -1,5 +1,6 @@
 //! Consuming: a stream of deliveries that outlives the connection, and handlers that are run with it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tower::{Layer, Service};
@@ -27,9 +28,13 @@ pub use runner::{Runner, Summary};
 pub use service::HandlerService;
 pub use stream::{Deliveries, Next};
 
-use incoming::States;
+pub(crate) use failing::OnPark;
+pub(crate) use handler::BoxFuture;
+pub(crate) use incoming::States;
+pub(crate) use runner::{Observed, report};
 use seen::Seen;
-use service::{BoxLayer, Call};
+use service::BoxLayer;
+pub(crate) use service::Call;
 use source::Source;
 
 /// How a queue is consumed: as a [stream](ConsumerBuilder::stream), or with a [handler](ConsumerBuilder::handle).
@@ -85,6 +90,7 @@ struct Running {
     seen: Option<Seen>,
     states: States,
     layers: Vec<BoxLayer>,
+    on_park: Option<OnPark>,
 }
 
 /// When a message is settled.
@@ -105,6 +111,8 @@ pub(crate) struct Settings {
     priority: i32,
     arguments: Arguments,
     missing_for: Duration,
+    /// Acks happen when they are committed.
+    transactional: bool,
 }
 
 impl Settings {
@@ -130,6 +138,7 @@ impl ConsumerBuilder {
             priority: 0,
             arguments: Arguments::default(),
             missing_for: Duration::from_secs(60),
+            transactional: false,
         };
         let running = Running {
             workers: 1,
@@ -140,6 +149,7 @@ impl ConsumerBuilder {
             seen: None,
             states: States::default(),
             layers: Vec::new(),
+            on_park: None,
         };
         ConsumerBuilder { client, settings, running }
     }
@@ -233,7 +243,7 @@ impl ConsumerBuilder {
         within: Duration,
         key: impl Fn(&Incoming) -> Option<Vec<u8>> + Send + Sync + 'static,
     ) -> Self {
-        self.running.seen = Some(Seen::new(within, std::sync::Arc::new(key)));
+        self.running.seen = Some(Seen::new(within, Arc::new(key)));
         self
     }
 
@@ -257,7 +267,51 @@ impl ConsumerBuilder {
 
     /// With a handler for each message: an async function whose arguments are picked by type, see [`FromIncoming`].
     pub fn handle<A: 'static>(self, handler: impl Handler<A>) -> Runner {
-        let call = Call::new(handler, &self.running.layers);
+        let call = self.layered(handler);
+        self.call(call)
+    }
+
+    /// The same for another queue.
+    pub(crate) fn of_queue(mut self, queue: &str) -> Self {
+        self.settings.queue = queue.to_owned();
+        self
+    }
+
+    /// On a channel with transactions, see [`Deliveries::transaction`].
+    pub(crate) fn transactional(mut self) -> Self {
+        self.settings.transactional = true;
+        self
+    }
+
+    /// What is done for a message that is not tried again, before it is settled.
+    pub(crate) fn on_park(mut self, tell: OnPark) -> Self {
+        self.running.on_park = Some(tell);
+        self
+    }
+
+    pub(crate) fn has_retry(&self) -> bool {
+        self.running.retry.is_some()
+    }
+
+    pub(crate) fn has_subscribers(&self) -> bool {
+        self.running.subscribers > 1
+    }
+
+    pub(crate) fn drain_time(&self) -> Duration {
+        self.running.drain
+    }
+
+    pub(crate) fn states(&self) -> Arc<States> {
+        Arc::new(self.running.states.clone())
+    }
+
+    /// A handler with the layers around it.
+    pub(crate) fn layered<A: 'static>(&self, handler: impl Handler<A>) -> Call {
+        Call::new(handler, &self.running.layers)
+    }
+
+    /// With what is called for each message, layers and all.
+    pub(crate) fn call(self, call: Call) -> Runner {
         Runner::new(self, call)
     }
 

@@ -1,7 +1,7 @@
 //! What most programs need, for `use leveret::prelude::*`.
 
 pub use crate::{
-    Attempt, BoxError, Client, Delivery, Error, ErrorKind, Event, Exchange, Failure, Headers,
-    Incoming, Json, Message, MsgPack, Next, OnLoss, Publisher, Queue, Retry, RetryPolicy, State,
-    Topology,
+    Attempt, BoxError, Client, Delivery, End, Error, ErrorKind, Event, Exchange, Failure, Headers,
+    Incoming, Json, Message, MsgPack, Next, OnLoss, Publisher, Queue, Replier, Reply, Retry,
+    RetryPolicy, Rpc, State, Topology,
 };

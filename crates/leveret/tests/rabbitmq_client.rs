@@ -13,5 +13,6 @@ mod rabbitmq_client {
     mod profiles;
     mod publishing;
     mod retry;
+    mod rpc;
     mod topology;
 }

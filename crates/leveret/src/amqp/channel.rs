@@ -91,7 +91,7 @@ impl Default for ExchangeOptions {
 }
 
 /// The pseudo-queue of RabbitMQ's direct replies.
-const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
+pub(crate) const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
 
 /// What the broker says of a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -151,11 +151,6 @@ impl Channel<Plain> {
         let link = Arc::new(link);
         link.call::<channel::OpenOk>(&channel::Open {}).await?;
         Ok(Channel { link, mode: PhantomData })
-    }
-
-    /// Another handle to a channel that is open for a consumer.
-    pub(super) fn over(link: Arc<Link>) -> Self {
-        Channel { link, mode: PhantomData }
     }
 
     /// Turns confirms on: each publish gets an outcome.
@@ -231,6 +226,11 @@ impl Channel<Tx> {
 }
 
 impl<M> Channel<M> {
+    /// Another handle to a channel that is open for a consumer.
+    pub(super) fn over(link: Arc<Link>) -> Self {
+        Channel { link, mode: PhantomData }
+    }
+
     /// Its number on the connection.
     pub fn id(&self) -> u16 {
         self.link.channel.id

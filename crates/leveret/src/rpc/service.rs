@@ -1,0 +1,370 @@
+//! A service: a consumer whose handler replies.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tower::{Layer, Service};
+
+use super::address::{ServiceAddress, Style};
+use super::method::{Dispatch, Method, Methods};
+use super::replier::{Outlet, Replying, WayBack};
+use super::transaction::Transactions;
+use crate::client::Client;
+use crate::consumer::{
+    BoxError, Call, ConsumerBuilder, HandlerService, Incoming, Observed, OnPark, Runner, Summary,
+};
+use crate::error::{Error, ErrorKind};
+use crate::retry::{Diagnosis, Failure, Retry, Verdict};
+use crate::telemetry::{Consumed, Replied};
+use crate::topology::{Applied, Exchange, Queue, Topology};
+
+/// How many requests are handled at the same time, unless said otherwise.
+const WORKERS: usize = 16;
+
+/// How a service is offered: its methods, and how they are run. See [`Rpc`](super::Rpc) for an example, and for how it is
+/// called.
+///
+/// A request with a `reply-to` is a call, and gets a reply; any other one is a cast. The reply goes to the queue of that name,
+/// or to an exchange if it is an address such as `topic://exchange/key`, with the correlation id of the request, and is
+/// confirmed before the request is acked. If nobody is there to get it, it is counted, and the request is done.
+///
+/// An error of a method becomes a reply that says so. A cast that fails is tried again and parked, as a consumer's messages
+/// are. Several instances of a service, in one program or many, share its requests.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leveret::Error> {
+/// use std::time::Duration;
+/// use leveret::{Client, Json, Queue, RetryPolicy, State};
+///
+/// async fn add(Json(numbers): Json<Vec<i64>>, State(offset): State<i64>) -> Json<i64> {
+///     Json(offset + numbers.iter().sum::<i64>())
+/// }
+///
+/// let client = Client::embedded().await?;
+/// let sums = client
+///     .service("sums")
+///     .queue(Queue::quorum("sums")) // in place of a classic one
+///     .method("add", add)
+///     .state(1000)
+///     .workers(4)
+///     .layer(tower::timeout::TimeoutLayer::new(Duration::from_secs(30)))
+///     .retry(RetryPolicy::fixed(Duration::from_secs(1)).max_retries(3)); // of casts
+/// sums.declare().await?;
+///
+/// let rpc = client.rpc("sums").build().await?;
+/// let summary = sums
+///     .run_until(async {
+///         let Json(sum): Json<i64> = rpc.call("add", Json([1, 2, 3])).await.unwrap();
+///         assert_eq!(sum, 1006);
+///     })
+///     .await?;
+/// assert_eq!(summary.handled, 1);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+#[must_use]
+pub struct ServiceBuilder {
+    client: Client,
+    consumer: ConsumerBuilder,
+    methods: Methods,
+    queue: Queue,
+    workers: Option<usize>,
+    prefetch: Option<u16>,
+    retries_calls: bool,
+    is_transactional: bool,
+}
+
+impl ServiceBuilder {
+    pub(crate) fn new(client: Client, name: String) -> Self {
+        ServiceBuilder {
+            consumer: client.consumer(name.clone()),
+            queue: Queue::classic(name.clone()),
+            methods: Methods::new(ServiceAddress::new(name)),
+            client,
+            workers: None,
+            prefetch: None,
+            retries_calls: false,
+            is_transactional: false,
+        }
+    }
+
+    /// A method, by its name: an async function whose arguments are picked by type, see
+    /// [`FromIncoming`](crate::FromIncoming), and whose result is the reply, see [`IntoReply`](crate::IntoReply).
+    pub fn method<A: 'static>(mut self, name: &str, method: impl Method<A>) -> Self {
+        self.methods.add(name, method);
+        self
+    }
+
+    /// What is called for requests of any other method. Without it they are answered with an error of the kind
+    /// `unknown-method`; one that asks for no reply is parked.
+    pub fn fallback<A: 'static>(mut self, method: impl Method<A>) -> Self {
+        self.methods.set_fallback(method);
+        self
+    }
+
+    /// Requests come over an exchange of the service's own, a direct one, and the routing key is the method. Others may bind
+    /// queues to it, to see what is asked. By default requests come straight to the queue that is named like the service,
+    /// and the property `type` has the method.
+    pub fn exchange(mut self, exchange: impl Into<String>) -> Self {
+        self.methods.address.style = Style::Own(exchange.into());
+        self
+    }
+
+    /// Requests come over a topic exchange that several services share, and the routing key is the service, a dot and the
+    /// method: `prices.quote`.
+    pub fn shared_exchange(mut self, exchange: impl Into<String>) -> Self {
+        self.methods.address.style = Style::Shared(exchange.into());
+        self
+    }
+
+    /// The queue that requests wait in, in place of a durable classic one that is named like the service. That is the
+    /// default because who calls waits for an answer, and knows when there is none; where requests without replies must
+    /// survive the loss of a node, take a quorum queue.
+    pub fn queue(mut self, queue: Queue) -> Self {
+        self.queue = queue;
+        self
+    }
+
+    /// How many requests are handled at the same time. 16 by default.
+    pub fn workers(mut self, workers: usize) -> Self {
+        self.workers = Some(workers.max(1));
+        self
+    }
+
+    /// How many requests may be here at a time, those that wait for a worker included. Twice the workers by default: what
+    /// waits here cannot be taken by another instance of the service.
+    pub fn prefetch(mut self, requests: u16) -> Self {
+        self.prefetch = Some(requests.max(1));
+        self
+    }
+
+    /// How many subscriptions handle requests beside each other, see [`ConsumerBuilder::subscribers`]. One by default.
+    pub fn subscribers(mut self, subscribers: usize) -> Self {
+        self.consumer = self.consumer.subscribers(subscribers);
+        self
+    }
+
+    /// How long methods get to finish when the service is stopped. Half a minute by default.
+    pub fn drain(mut self, time: Duration) -> Self {
+        self.consumer = self.consumer.drain(time);
+        self
+    }
+
+    /// What becomes of requests without replies whose method fails, see [`ConsumerBuilder::retry`]. One that asks for a reply
+    /// gets an error as its reply, unless there is [`retry_calls`](Self::retry_calls).
+    pub fn retry(mut self, retry: impl Into<Retry>) -> Self {
+        self.consumer = self.consumer.retry(retry);
+        self
+    }
+
+    /// Requests that ask for a reply are tried again, too, and get one when it goes well, or an error when they are parked.
+    pub fn retry_calls(mut self) -> Self {
+        self.retries_calls = true;
+        self
+    }
+
+    /// Each request is a transaction: it is handled, its replies are published, it is acked, and all of that happens with one
+    /// commit or not at all. Requests are handled one after the other, and replies go out when the method is done.
+    ///
+    /// There are no confirms in a transaction, so there is nothing that moves failed requests: one that asks for no reply,
+    /// and fails, goes to the dead-letter exchange of the queue, or away if that has none. Together with more than one worker
+    /// or subscriber, or with retrying, it is refused.
+    pub fn transactional(mut self) -> Self {
+        self.is_transactional = true;
+        self
+    }
+
+    /// A value for methods to share, one of each type. They get a clone of it as an argument [`State`](crate::State).
+    pub fn state<T: Clone + Send + Sync + 'static>(mut self, value: T) -> Self {
+        self.consumer = self.consumer.state(value);
+        self
+    }
+
+    /// A layer of tower around the methods: timeouts, limits, tracing. The first one is the outermost. An error of a layer is
+    /// answered like one of a method.
+    pub fn layer<L>(mut self, layer: L) -> Self
+    where
+        L: Layer<HandlerService> + Send + Sync + 'static,
+        L::Service: Service<Incoming, Response = ()> + Clone + Send + Sync + 'static,
+        <L::Service as Service<Incoming>>::Error: Into<BoxError>,
+        <L::Service as Service<Incoming>>::Future: Send + 'static,
+    {
+        self.consumer = self.consumer.layer(layer);
+        self
+    }
+
+    /// What the service needs: its queue, and where it has an exchange that one, with a binding for each method. With a
+    /// [fallback](Self::fallback), all requests for the service come over a shared exchange; over one of its own only those
+    /// for its methods, and others reach nobody. Bindings of methods that the service no longer has are not undone.
+    pub fn topology(&self) -> Topology {
+        let ServiceAddress { service, style } = &self.methods.address;
+        let mut queue = self.queue.clone();
+        let topology = Topology::new();
+        match style {
+            Style::Queue => topology.queue(queue),
+            Style::Own(exchange) => {
+                for method in self.methods.names() {
+                    queue = queue.bind(exchange, method);
+                }
+                topology.exchange(Exchange::direct(exchange)).queue(queue)
+            }
+            Style::Shared(exchange) => {
+                for method in self.methods.names() {
+                    queue = queue.bind(exchange, format!("{service}.{method}"));
+                }
+                if self.methods.has_fallback() {
+                    queue = queue.bind(exchange, format!("{service}.#"));
+                }
+                topology.exchange(Exchange::topic(exchange)).queue(queue)
+            }
+        }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let ServiceAddress { service, style } = &self.methods.address;
+        let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, text));
+        if *style == Style::Queue && self.queue.name() != service {
+            return invalid(format!(
+                "service {service:?} is to have the queue {:?}, and is called by the name of its queue: give both the \
+                 same name, or the service an exchange",
+                self.queue.name()
+            ));
+        }
+        if self.is_transactional {
+            self.check_transactional()?;
+        }
+        let is_pattern = |name: &String| name.contains(['#', '*']);
+        match self.methods.names().into_iter().find(is_pattern) {
+            Some(name) => invalid(format!("a method cannot be named {name:?}: that is a pattern")),
+            None => Ok(()),
+        }
+    }
+
+    fn check_transactional(&self) -> Result<(), Error> {
+        let other = if self.workers.is_some_and(|workers| workers > 1) {
+            "more than one worker, and a transaction is one request at a time"
+        } else if self.prefetch.is_some_and(|prefetch| prefetch > 1) {
+            "a prefetch, and a transaction is one request at a time"
+        } else if self.consumer.has_subscribers() {
+            "more than one subscriber, and a transaction is one request at a time"
+        } else if self.consumer.has_retry() || self.retries_calls {
+            "a retry policy, which moves requests by confirmed publishes"
+        } else {
+            return Ok(());
+        };
+        let text = format!(
+            "service {:?} is to be transactional, and to have {other}: leave one of the two out",
+            self.methods.address.service
+        );
+        Err(Error::new(ErrorKind::Invalid, text))
+    }
+
+    /// Declares what the service [needs](Self::topology): from then on requests wait for it, if it does not run yet. Running it
+    /// does the same.
+    pub async fn declare(&self) -> Result<Applied, Error> {
+        self.check()?;
+        self.client.apply(&self.topology()).await
+    }
+
+    /// Serves until the client is closed.
+    pub async fn run(self) -> Result<Summary, Error> {
+        self.run_until(std::future::pending::<()>()).await
+    }
+
+    /// Declares what the service [needs](Self::topology) and serves until `stop` is done: then takes no more requests, lets
+    /// the methods that are at work finish and reply within the time for draining, and returns what was done.
+    ///
+    /// It fails if the service cannot begin, or ends because its queue stays away.
+    pub async fn run_until(self, stop: impl Future) -> Result<Summary, Error> {
+        self.declare().await?;
+        match self.is_transactional {
+            true => self.transactions().run_until(stop).await,
+            false => self.runner().await?.run_until(stop).await,
+        }
+    }
+
+    async fn runner(self) -> Result<Runner, Error> {
+        let replying = Replying::start(&self.client, &self.methods.address.service).await?;
+        let outlet = Outlet::Confirmed(replying);
+        let workers = self.workers.unwrap_or(WORKERS);
+        let twice = u16::try_from(workers.saturating_mul(2)).unwrap_or(u16::MAX);
+        let mut consumer = self
+            .consumer
+            .of_queue(self.queue.name())
+            .workers(workers)
+            .prefetch(self.prefetch.unwrap_or(twice));
+        if self.retries_calls {
+            consumer = consumer.on_park(tell_callers(outlet.clone()));
+        }
+        let methods = consumer.layered(Dispatch(Arc::new(self.methods)));
+        let answering = Arc::new(Answering { methods, outlet, retries_calls: self.retries_calls });
+        let call = Call::plain(move |incoming| {
+            let answering = Arc::clone(&answering);
+            Box::pin(async move { answering.answer(incoming).await })
+        });
+        Ok(consumer.call(call))
+    }
+
+    fn transactions(self) -> Transactions {
+        let counts = Replied::new(&self.methods.address.service);
+        let consumer = self.consumer.of_queue(self.queue.name());
+        let methods = consumer.layered(Dispatch(Arc::new(self.methods)));
+        let observed = Observed::new(methods, Consumed::new(self.queue.name()));
+        Transactions::new(self.client, consumer, observed, counts)
+    }
+}
+
+/// Callers whose request is not tried again get an error.
+fn tell_callers(outlet: Outlet) -> OnPark {
+    OnPark(Arc::new(move |request, seen| {
+        let way = WayBack::of(&request, &outlet);
+        Box::pin(async move {
+            if let Err(error) = way.fail(&seen).await {
+                tracing::error!("the caller of a parked request is not told: {error}");
+            }
+        })
+    }))
+}
+
+impl fmt::Debug for ServiceBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServiceBuilder")
+            .field("address", &self.methods.address)
+            .field("methods", &self.methods.names())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Has requests handled, and answers them.
+struct Answering {
+    /// With the layers around them.
+    methods: Call,
+    outlet: Outlet,
+    retries_calls: bool,
+}
+
+impl Answering {
+    async fn answer(&self, mut incoming: Incoming) -> Result<(), BoxError> {
+        let way = WayBack::of(incoming.raw_properties(), &self.outlet);
+        incoming.set_way_back(way.clone());
+        let handled = self.methods.call(incoming).await;
+        let replied = match handled {
+            Ok(()) => way.finish().await,
+            Err(error) if !way.is_wanted() => return Err(error),
+            Err(error) => {
+                let seen = Diagnosis::of(&error);
+                // What is done is not tried again, and never parked.
+                if self.retries_calls && seen.verdict != Verdict::Done {
+                    return Err(error);
+                }
+                tracing::debug!(kind = seen.kind, "a request failed: {}", seen.text);
+                way.fail(&seen).await
+            }
+        };
+        // The reply may not have gone out, so it must not be lost: somebody handles the request again.
+        replied.map_err(|error| Failure::requeue(error).into())
+    }
+}
