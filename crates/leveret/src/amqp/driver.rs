@@ -3,7 +3,7 @@
 use std::error::Error as _;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Buf;
 use leveret_wire::{DecodeError, Outbound, ReplyCode};
@@ -103,11 +103,12 @@ async fn write(core: &Core, writer: &mut (impl AsyncWrite + Unpin)) -> Result<()
     let lost = |error| Error::caused(ErrorKind::ConnectionLost, "the connection broke", error);
     let mut buffer = Outbound::new();
     let interval = core.agreed.heartbeat / 2;
+    let mut last = Instant::now();
     loop {
         let more = if interval.is_zero() {
-            core.sender.take(&mut buffer).await
+            core.sender.take(&mut buffer, last).await
         } else {
-            match timeout(interval, core.sender.take(&mut buffer)).await {
+            match timeout(interval, core.sender.take(&mut buffer, last)).await {
                 Ok(more) => more,
                 Err(_) => {
                     buffer.heartbeat();
@@ -119,6 +120,7 @@ async fn write(core: &Core, writer: &mut (impl AsyncWrite + Unpin)) -> Result<()
             writer.write_buf(&mut buffer).await.map_err(lost)?;
         }
         writer.flush().await.map_err(lost)?;
+        last = Instant::now();
         if !more {
             return Ok(());
         }

@@ -10,7 +10,7 @@
 use std::pin::pin;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Buf;
 use leveret_wire::method::basic;
@@ -25,6 +25,10 @@ use super::lock;
 /// milliseconds, little enough not to be missed. Acks and other methods do not wait: what has been delivered, or
 /// how many calls are under way, bounds them.
 const HIGH_WATER_MARK: usize = 512 * 1024;
+
+/// A write so soon after another lets those that are about to put something into the buffer do it first. Between calls that
+/// follow each other, one at a time, there is more.
+const SOON: Duration = Duration::from_micros(50);
 
 /// How many acks wait for company while the reader still has something to read. What a broker sends as fast as it can is
 /// acked in few writes; it never waits for these acks, because the reader then has nothing left to read.
@@ -245,8 +249,9 @@ impl Sender {
         }
     }
 
-    /// The writer's side: waits for bytes and swaps them against its empty buffer. False when closed and empty.
-    pub(super) async fn take(&self, buffer: &mut Outbound) -> bool {
+    /// The writer's side: waits for bytes and swaps them against its empty buffer. False when closed and empty. It wrote `last`
+    /// at this time.
+    pub(super) async fn take(&self, buffer: &mut Outbound, last: Instant) -> bool {
         loop {
             {
                 let mut state = lock(&self.state);
@@ -265,6 +270,9 @@ impl Sender {
             }
             // A permit is kept for us if the wake-up comes before we wait.
             self.filled.notified().await;
+            if last.elapsed() < SOON {
+                tokio::task::yield_now().await;
+            }
         }
     }
 }
@@ -315,7 +323,7 @@ mod tests {
     fn acks_wait_while_there_is_something_to_read() {
         let (sender, mut buffer) = (sender(), Outbound::new());
         sender.set_reading(true);
-        let mut writer = pin!(sender.take(&mut buffer));
+        let mut writer = pin!(sender.take(&mut buffer, Instant::now()));
         assert!(!is_woken(writer.as_mut()));
         ack(&sender, 1);
         ack(&sender, 2);
@@ -327,7 +335,7 @@ mod tests {
     #[test]
     fn acks_do_not_wait_otherwise() {
         let (sender, mut buffer) = (sender(), Outbound::new());
-        let mut writer = pin!(sender.take(&mut buffer));
+        let mut writer = pin!(sender.take(&mut buffer, Instant::now()));
         assert!(!is_woken(writer.as_mut()));
         ack(&sender, 1);
         assert!(is_woken(writer.as_mut()));
@@ -337,7 +345,7 @@ mod tests {
     fn no_more_acks_wait_than_may() {
         let (sender, mut buffer) = (sender(), Outbound::new());
         sender.set_reading(true);
-        let mut writer = pin!(sender.take(&mut buffer));
+        let mut writer = pin!(sender.take(&mut buffer, Instant::now()));
         assert!(!is_woken(writer.as_mut()));
         (1..=HELD_ACKS as u64).for_each(|tag| ack(&sender, tag));
         assert!(!is_woken(writer.as_mut()));
