@@ -31,6 +31,7 @@ mod correlation;
 mod desk;
 mod keeper;
 mod method;
+mod pump;
 mod replier;
 mod reply;
 mod service;

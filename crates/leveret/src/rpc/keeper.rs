@@ -9,7 +9,7 @@ use super::Replies;
 use super::asker::{Open, Phase, Shared, declare_reply_queue};
 use super::correlation::CorrelationId;
 use super::desk::Request;
-use super::reply::Reply;
+use super::pump::Pumping;
 use crate::amqp::{
     self, Channel, Confirm, Connection, ConsumeOptions, Consumer, DIRECT_REPLIES, Publish,
     ShortStr, Value, lock,
@@ -79,7 +79,7 @@ impl Keeper {
     }
 
     /// Takes replies to the desk until the channel is over; and first sends again what was under way on the one before.
-    async fn serve(&self, open: Arc<Open>, mut consumer: Option<Consumer>) -> amqp::Error {
+    async fn serve(&self, open: Arc<Open>, consumer: Option<Consumer>) -> amqp::Error {
         let again = {
             // Before anybody sends over this channel: that is not to be sent again.
             let desk = lock(&self.shared.desk);
@@ -87,29 +87,23 @@ impl Keeper {
             self.shared.phase.send_replace(Phase::Open(Arc::clone(&open)));
             again
         };
+        let pump = consumer.map(|consumer| Pumping::start(&self.shared, consumer));
         tokio::select! {
-            error = self.receive(&open.channel, &mut consumer) => return error,
+            error = self.receive(&open.channel, pump.as_ref()) => return error,
             () = self.send_again(&open, again) => {}
         }
-        self.receive(&open.channel, &mut consumer).await
+        self.receive(&open.channel, pump.as_ref()).await
     }
 
-    async fn receive(
-        &self,
-        channel: &Channel<Confirm>,
-        consumer: &mut Option<Consumer>,
-    ) -> amqp::Error {
-        let Some(consumer) = consumer else { return channel.ended().await };
-        loop {
-            match consumer.next().await {
-                Some(Ok(delivery)) => self.shared.receive(Reply::of(&delivery)),
-                Some(Err(error)) => {
-                    // The broker may have ended only the consumer.
-                    channel.close_now();
-                    return error;
-                }
-                None => return channel.ended().await,
+    async fn receive(&self, channel: &Channel<Confirm>, pump: Option<&Pumping>) -> amqp::Error {
+        let Some(pump) = pump else { return channel.ended().await };
+        match pump.ended().await {
+            Some(error) => {
+                // The broker may have ended only the consumer.
+                channel.close_now();
+                error
             }
+            None => channel.ended().await,
         }
     }
 
