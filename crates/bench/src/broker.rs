@@ -14,8 +14,7 @@ use serde_json::{Value, json};
 
 use crate::client::Failure;
 use jobs::{Flow, Target};
-use process::EmbeddedBroker;
-pub(crate) use process::serve;
+pub(crate) use process::{EmbeddedBroker, serve};
 
 #[derive(Args)]
 pub(crate) struct Arguments {

@@ -5,6 +5,7 @@
 //! cargo run --release -p leveret-bench -- client
 //! cargo run --release -p leveret-bench -- broker
 //! cargo run --release -p leveret-bench -- retry
+//! cargo run --release -p leveret-bench -- rpc
 //! cargo run --release -p leveret-bench --features count-allocations -- client --client leveret --null-only
 //! ```
 
@@ -18,6 +19,7 @@ mod codec;
 mod measure;
 mod report;
 mod retry;
+mod rpc;
 
 #[cfg(feature = "count-allocations")]
 #[global_allocator]
@@ -47,12 +49,17 @@ enum Job {
     Broker(broker::Arguments),
     /// Messages that fail, wait and succeed, or are parked and replayed: Leveret, and lapin by hand, on a real RabbitMQ
     Retry(retry::Arguments),
+    /// Calls and replies: Leveret, and lapin by hand, over the embedded broker and a real RabbitMQ
+    Rpc(rpc::Arguments),
     /// One run of one client, for `client`
     #[command(hide = true)]
     RunOne(client::Run),
     /// One run of one candidate, for `retry`
     #[command(hide = true)]
     RunRetry(retry::Run),
+    /// One half of a run, for `rpc`
+    #[command(hide = true)]
+    RunRpc(rpc::Run),
     /// The null peer, for `client`
     #[command(hide = true)]
     NullPeer,
@@ -80,9 +87,14 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
             let rows = retry::run(&arguments, rounds.unwrap_or(3))?;
             show(json, || retry::json(&rows), || retry::table(&rows));
         }
+        Job::Rpc(arguments) => {
+            let rows = rpc::run(&arguments, rounds.unwrap_or(3))?;
+            show(json, || rpc::json(&rows), || rpc::table(&rows));
+        }
         Job::ServeBroker => broker::serve()?,
         Job::RunOne(run) => client::run_one(run)?,
         Job::RunRetry(run) => retry::run_one(run)?,
+        Job::RunRpc(run) => rpc::run_one(run)?,
         Job::NullPeer => client::run_null_peer()?,
     }
     Ok(())

@@ -24,15 +24,20 @@ pub(crate) fn serve() -> Result<(), Failure> {
 }
 
 /// The parent's side. The process ends with this value.
-pub(super) struct EmbeddedBroker(Server);
+pub(crate) struct EmbeddedBroker(Server);
 
 impl EmbeddedBroker {
-    pub(super) fn start() -> io::Result<Self> {
+    pub(crate) fn start() -> io::Result<Self> {
         Ok(EmbeddedBroker(Server::start("serve-broker")?))
     }
 
+    /// Where it listens on 127.0.0.1.
+    pub(crate) fn port(&self) -> u16 {
+        self.0.port
+    }
+
     pub(super) fn url(&self) -> String {
-        format!("amqp://127.0.0.1:{}", self.0.port)
+        format!("amqp://127.0.0.1:{}", self.port())
     }
 
     /// User and system time so far, as Linux counts it.
