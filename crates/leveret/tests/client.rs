@@ -12,6 +12,7 @@ mod client {
     mod profiles;
     mod publishing;
     mod recovery;
+    mod relay;
     mod retry;
     mod spans;
     mod telemetry;
