@@ -27,6 +27,8 @@ pub use runner::{Runner, Summary};
 pub use service::HandlerService;
 pub use stream::{Deliveries, Next};
 
+pub(crate) use runner::unless;
+
 use incoming::States;
 use seen::Seen;
 use service::{BoxLayer, Call};
