@@ -52,7 +52,7 @@ use super::{Retry, traps};
 ///
 /// All messages wait the same: what [`Failure::retry_after`](crate::Failure::retry_after) asks for is not heard, and a
 /// warning says so once. (With an `expiration` of its own a message would still stand behind those that came before.) Where
-/// messages wait in quorum queues of RabbitMQ 4, one of higher priority goes before the others, which then wait longer: only
+/// messages wait in quorum queues of RabbitMQ 4.0, one of higher priority goes before the others, which then wait longer: only
 /// what is first expires.
 #[derive(Clone, Debug)]
 #[must_use]

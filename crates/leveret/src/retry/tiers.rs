@@ -34,8 +34,9 @@ pub(crate) struct Tiers {
 /// What the messages of a wait queue have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Tier {
-    /// Their priority, unless it is the usual one. A quorum queue serves higher ones first, from RabbitMQ 4.0 on, and only
-    /// what is first expires: in one queue the others would wait for as long as such messages come.
+    /// Their priority, unless it is the usual one. A quorum queue of RabbitMQ 4.0 serves higher ones first, and only
+    /// what is first expires: in one queue the others would wait for as long as such messages come. (In one of 4.3
+    /// they do not.)
     priority: Option<u8>,
     wait: Duration,
 }

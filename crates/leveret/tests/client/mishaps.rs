@@ -255,11 +255,11 @@ async fn where_nothing_may_be_declared_a_failed_message_stays_in_its_queue() {
 
 /// As large as a message can be that is delivered in a frame.
 fn crowded(message: Message) -> Message {
-    message.header("crowd", "x".repeat(131_072 - 1500))
+    message.header("crowd", "x".repeat(131_072 - 300))
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_message_with_no_room_for_its_story_is_parked_once_and_without_its_count() {
+async fn a_message_with_no_room_for_its_story_is_parked_once() {
     let broker = broker();
     let client = client_of(&broker).await;
     let retry = Chandra::new(Exchange::topic("orders")).interval(SECOND);
@@ -268,7 +268,7 @@ async fn a_message_with_no_room_for_its_story_is_parked_once_and_without_its_cou
     let publisher = client.publisher("orders").build().await.unwrap();
     // This key would lead a message in the dead-letter exchange to the retry queue.
     let copies = leveret::amqp::Array::from_values(["retry.billing".into()]).unwrap();
-    let message = Message::new("job").header("CC", copies).header("x-leveret-cc-free", "y");
+    let message = Message::new("job").header("CC", copies);
     publisher.publish("order.paid", crowded(message)).await.unwrap();
     let seen = Arc::new(AtomicU32::new(0));
     let handler = {
