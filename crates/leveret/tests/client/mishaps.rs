@@ -282,4 +282,8 @@ async fn a_message_with_no_room_for_its_story_is_parked_once() {
     let summary = runner.run_until(sleep(DAY)).await.unwrap();
     assert_eq!((seen.load(Ordering::Relaxed), summary.parked), (1, 1));
     assert_eq!(depth(&broker, "billing.parking_lot"), Some(1));
+    let parked = client.get("billing.parking_lot", GetOptions::default()).await.unwrap().unwrap();
+    let headers = parked.properties().headers.unwrap().into_owned();
+    let names: Vec<_> = headers.iter().map(|(name, _)| name.to_str_lossy().into_owned()).collect();
+    assert_eq!(names, ["crowd"]);
 }
