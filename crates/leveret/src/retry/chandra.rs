@@ -202,6 +202,10 @@ impl Profile for Chandra {
         rejecting::failures(properties, queue)
     }
 
+    fn anew(&self, delivery: &Delivery, queue: &str, origin: &Origin) -> Parcel {
+        rejecting::anew(delivery, queue, origin)
+    }
+
     fn origin(&self, properties: &RawProperties, queue: &str) -> Option<Origin> {
         rejecting::origin(properties, queue)
     }
