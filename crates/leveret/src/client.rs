@@ -70,13 +70,16 @@ pub struct Client {
 #[derive(Debug)]
 struct Owner {
     core: Arc<Core>,
-    checkup: JoinHandle<()>,
+    /// None in the hands of the client's own tasks, which do not keep it open.
+    checkup: Option<JoinHandle<()>>,
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        self.core.begin_close();
-        self.checkup.abort();
+        if let Some(checkup) = &self.checkup {
+            self.core.begin_close();
+            checkup.abort();
+        }
     }
 }
 
@@ -182,7 +185,7 @@ impl ClientBuilder {
         }
         let core = Core::new(self.options, Endpoints::new(self.endpoints));
         let checkup = tokio::spawn(checkup::keep_checking(Arc::clone(&core)));
-        let client = Client { owner: Arc::new(Owner { core, checkup }) };
+        let client = Client { owner: Arc::new(Owner { core, checkup: Some(checkup) }) };
         client.core().home().up().await?;
         Ok(client)
     }
@@ -222,6 +225,11 @@ impl Client {
 
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.owner.core
+    }
+
+    /// A handle for a task of the client itself, which ends when the client is closed and does not keep it open.
+    pub(crate) fn unowned(&self) -> Client {
+        Client { owner: Arc::new(Owner { core: Arc::clone(self.core()), checkup: None }) }
     }
 
     /// Declares a topology, and has it declared again whenever a connection was lost.

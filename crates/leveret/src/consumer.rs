@@ -31,7 +31,7 @@ pub use stream::{Deliveries, Next};
 pub(crate) use failing::OnPark;
 pub(crate) use handler::BoxFuture;
 pub(crate) use incoming::States;
-pub(crate) use runner::{Observed, report};
+pub(crate) use runner::{Observed, report, unless};
 use seen::Seen;
 use service::BoxLayer;
 pub(crate) use service::Call;

@@ -20,6 +20,7 @@ use crate::topology::QueueType;
 
 pub(crate) mod ladder;
 pub(crate) mod ready;
+mod relay;
 mod steps;
 
 use ladder::{Target, header};
@@ -62,8 +63,8 @@ impl Publisher {
     /// properties and headers, and gets some more headers that begin with `leveret-delay-`, and `x-death`. Where it
     /// was dead-lettered before is forgotten. If it has an expiration, that waits in the header `x-leveret-expiration`
     /// and does not come back: no broker can put it back in place. Give the target queue a TTL instead. Where the
-    /// messages wait in quorum queues, the same goes for a priority above 4 (`x-leveret-priority`): it would let one
-    /// message hold up others.
+    /// messages wait in quorum queues, the same goes for a priority (`x-leveret-priority`): it would let one message hold
+    /// up others.
     ///
     /// A delay is no retry, and is not counted as one.
     ///
@@ -73,9 +74,12 @@ impl Publisher {
     /// message is published: otherwise the error is [`ErrorKind::Missing`]. If it is deleted before the message is
     /// due, the message is parked in the queue `leveret.delay.unroutable`, see [`Delays::unroutable`].
     ///
-    /// **If the target exchange is there, but has no queue for the message, the broker drops it.** It does so with
-    /// everything that is dead-lettered, and nobody is told. If that can happen, give the exchange an
-    /// [alternate](crate::Exchange::alternate): `leveret.delay.unroutable` will do.
+    /// If the target exchange is there, but has no queue for the message, it is parked in the same place by the client: each
+    /// that has published with a delay to an exchange takes the last step for the messages of all, until it is closed. The
+    /// message may then come twice if something breaks, as with any confirmed publish. **If no such client is there, or if the
+    /// message has `BCC` or a `user-id`, the broker takes that step, and drops what the exchange has no queue for**, as it
+    /// does with everything that is dead-lettered; the message is two seconds late then. Where that can happen, give the
+    /// exchange an [alternate](crate::Exchange::alternate): `leveret.delay.unroutable` will do.
     ///
     /// `CC` and `BCC` are honoured by the target exchange. With the default exchange they are refused: publish a message for
     /// each queue.
@@ -113,10 +117,15 @@ impl Publisher {
         delay: Duration,
     ) -> Result<Ticket, Error> {
         let Some(steps) = Steps::of(delay)? else { return self.send(routing_key, message).await };
-        let target = Target::of(self.exchange(), routing_key);
-        let (body, mut properties) = addressed(message.into_message()?, &target, steps)?;
+        let message = message.into_message()?;
+        let target = Target::of(self.exchange(), routing_key, can_be_relayed(&message));
+        let (body, mut properties) = addressed(message, &target, steps)?;
         let ready = &self.client().core().delays;
+        let is_relayed = matches!(target, Target::Relayed(_));
         ready.ensure(self.client(), steps.top(), target).await?;
+        if is_relayed {
+            ready.relay(self.client());
+        }
         if ready.has_quorum() {
             level_priority(&mut properties)?;
         }
@@ -138,6 +147,15 @@ impl Publisher {
 
 fn until(time: SystemTime) -> Duration {
     time.duration_since(SystemTime::now()).unwrap_or_default()
+}
+
+/// Whether a client can send it on as it is: the broker takes `BCC` away before anybody sees it, and a `user-id` from
+/// nobody but that user.
+fn can_be_relayed(message: &Message) -> bool {
+    let Some(extra) = &message.extra else { return true };
+    let headers = extra.properties.headers.as_ref();
+    let is_copied_blind = headers.is_some_and(|headers| headers.get("BCC").is_some());
+    !is_copied_blind && extra.properties.user_id.is_none()
 }
 
 /// A message's body and properties, with what leads it through the ladder.
@@ -170,15 +188,15 @@ fn addressed(
     Ok((body, properties))
 }
 
-/// The highest priority that a quorum queue takes for a normal one.
-const NORMAL_PRIORITY: u8 = 4;
+/// The priority that a quorum queue takes a message for that has none.
+const USUAL_PRIORITY: u8 = 4;
 
-/// In quorum queues (from 4.0 on) a message of high priority overtakes the others, and nothing behind the first one
-/// expires: they would wait until its time has come. So all wait with a normal priority.
+/// In quorum queues (from 4.0 on) a message of higher priority overtakes the others, and nothing behind the first one
+/// expires: they would wait until its time has come. So all wait with the same.
 fn level_priority(properties: &mut Properties<'static>) -> Result<(), Error> {
     match properties.priority {
-        Some(priority) if priority > NORMAL_PRIORITY => {
-            properties.priority = Some(NORMAL_PRIORITY);
+        Some(priority) if priority != USUAL_PRIORITY => {
+            properties.priority = Some(USUAL_PRIORITY);
             let headers = properties.headers.get_or_insert_default();
             put(headers, kept::PRIORITY, i64::from(priority))
         }
@@ -253,14 +271,15 @@ impl Delays {
     /// How many messages wait. The queues are asked one after the other: what moves meanwhile may be counted twice, or not,
     /// and what is between two queues is not counted.
     pub async fn pending(&self) -> Result<u64, Error> {
-        let mut pending = self.ready_in(ladder::EXIT).await?;
+        let mut pending = self.ready_in(ladder::EXIT).await? + self.ready_in(ladder::RELAY).await?;
         for level in 0..LEVELS {
             pending += self.ready_in(&ladder::name(level)).await?;
         }
         Ok(pending)
     }
 
-    /// How many messages are parked in the queue `leveret.delay.unroutable`, since their target was gone when they were due.
+    /// How many messages are parked in the queue `leveret.delay.unroutable`: their target was gone when they were due, or had
+    /// no queue for them.
     pub async fn unroutable(&self) -> Result<u64, Error> {
         self.ready_in(ladder::UNROUTABLE).await
     }

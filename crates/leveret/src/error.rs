@@ -145,6 +145,13 @@ impl Error {
         }
     }
 
+    /// Whether a queue was refused only because it is there with another type, which may serve as well.
+    pub(crate) fn is_of_other_type(&self) -> bool {
+        let of_type = ["x-queue-type", "x-overflow", "x-dead-letter-strategy", "x-delivery-limit"];
+        self.kind() == ErrorKind::Conflict
+            && self.conflicts().iter().all(|found| of_type.contains(&found.argument.as_str()))
+    }
+
     /// The message that the broker sent back, if that is what failed.
     pub fn returned(&self) -> Option<&Returned> {
         match &self.0.detail {

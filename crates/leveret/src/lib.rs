@@ -106,6 +106,7 @@
 
 pub mod amqp;
 mod client;
+mod clock;
 mod consumer;
 mod delay;
 mod delivery;

@@ -21,7 +21,7 @@ pub(crate) mod kept {
     pub(crate) const USER_ID: &str = "x-leveret-user-id";
     /// The `expiration` it had: it may not expire where it waits, or where it is parked.
     pub(crate) const EXPIRATION: &str = "x-leveret-expiration";
-    /// The `priority` it had: a higher one may not hold others up where they wait.
+    /// The `priority` it had: no message may hold others up where they wait.
     pub(crate) const PRIORITY: &str = "x-leveret-priority";
     /// The header `CC` it had: routing keys by which others got copies when it was published.
     pub(crate) const COPIES: &str = "x-leveret-cc";
@@ -76,6 +76,8 @@ impl Parcel {
         let properties = raw.get().into_owned();
         let body = body.clone();
         let mut parcel = Parcel { exchange, routing_key, properties, body, reserve: 0 };
+        // The broker says it anew where it counts; to others it would be a lie.
+        parcel.remove("x-delivery-count");
         if raw.fault().is_some() {
             parcel.set(kept::PROPERTIES, Value::Bytes(raw.as_bytes().to_vec().into()));
         }
@@ -221,6 +223,18 @@ impl Mover {
                 return Ok(moving);
             }
         }
+    }
+
+    /// Whether a parcel could be published, without doing it: what it says fits into what is sent. What the broker would say
+    /// to it is not known before.
+    pub(crate) async fn check(&self, mut parcel: Parcel) -> Result<(), Error> {
+        let open = self.open(deadline_in(self.timeout)).await?;
+        parcel.keep_user(open.user.as_deref());
+        open.check_room(&parcel)?;
+        let Parcel { exchange, routing_key, properties, body, .. } = parcel;
+        let (exchange, routing_key) = (exchange.as_str(), routing_key.as_str());
+        let publish = Publish { exchange, routing_key, mandatory: true, properties, body };
+        open.channel.check(&publish).map_err(|error| Error::from_amqp(self.what, error))
     }
 
     /// Publishes after those that are under way, on the same channel. `None` if that is gone: they may have to be sent

@@ -58,7 +58,8 @@ pub(crate) use profile::Profile;
 ///
 /// The work queue stays as it is. Beside a queue `jobs` there are
 ///
-/// - `jobs.wait.2s`, `jobs.wait.3s` and so on, a queue for each wait, fed by the exchange `jobs.wait`,
+/// - `jobs.wait.2s`, `jobs.wait.3s` and so on, a queue for each wait, fed by the exchange `jobs.wait`; messages that have a
+///   priority wait apart, unless the queues are classic ones: `jobs.wait.2s.9`,
 /// - `jobs.return`, the exchange by which they come back to `jobs`, and to no other queue,
 /// - `jobs.parked`, exchange and queue: the [parking lot](crate::ParkingLot), for what is not tried again.
 ///
@@ -102,6 +103,10 @@ impl Retry {
 
     /// Back to the same queue after a pause, for ever, in which the message stays with its consumer. Nothing is counted and
     /// nothing is parked; what will never go well is [discarded](Self::discard).
+    ///
+    /// Where the broker counts how often a message comes back, to drop it in the end (quorum queues, RabbitMQ 4.0 to 4.2
+    /// after 20 times), it is published to the end of its queue as a new one, confirmed, before the old one is acked. A queue
+    /// that is known to have a delivery limit is refused.
     pub fn in_place(pause: Duration) -> Self {
         Retry::with(plain::InPlace::new(pause))
     }

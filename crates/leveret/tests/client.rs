@@ -7,11 +7,14 @@ mod client {
     mod delay;
     mod handling;
     mod health;
+    mod mishaps;
     mod parking;
     mod pool;
     mod profiles;
     mod publishing;
     mod recovery;
+    mod relay;
+    mod requeue;
     mod retry;
     mod rpc;
     mod spans;

@@ -143,6 +143,12 @@ impl Channel<Tx> {
 }
 
 impl Channel<Confirm> {
+    /// Whether a message could be sent, without sending it. What the broker would say is another question.
+    pub(crate) fn check(&self, publish: &Publish<'_>) -> Result<(), Error> {
+        let max = self.link.connection.core.sender.frame_max();
+        self.encode(publish.prepared(), || ())(&mut Outbound::new(), max)
+    }
+
     /// Publishes and gives the confirmation, to be awaited now, later, or never.
     ///
     /// It waits only if the outbound buffer is full, the broker blocks the connection, or too many publishes are

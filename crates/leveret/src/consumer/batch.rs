@@ -12,7 +12,7 @@ use super::ConsumerBuilder;
 use super::failing::Failing;
 use super::handler::{BoxError, BoxFuture, IntoOutcome};
 use super::incoming::{Incoming, States};
-use super::runner::{Summary, report};
+use super::runner::{Summary, report, unless};
 use super::service::contained;
 use super::stream::Deliveries;
 use crate::amqp::deadline_in;
@@ -90,12 +90,16 @@ impl BatchRunner {
         let size = usize::from(options.size.max(1));
         builder.settings.prefetch = builder.settings.prefetch.max(options.size);
         let counts = Consumed::new(&builder.settings.queue);
-        let failing = Failing::start(&builder, counts.clone()).await?;
+        let mut stop = pin!(stop);
+        let mut summary = Summary::default();
+        let starting = async {
+            let failing = Failing::start(&builder, counts.clone()).await?;
+            Ok::<_, Error>((failing, builder.stream().await?))
+        };
+        let Some(started) = unless(&mut stop, starting).await else { return Ok(summary) };
+        let (failing, mut deliveries) = started?;
         let states = Arc::new(running.states);
         let handling = Handling { states, call, counts, failing };
-        let mut deliveries = builder.stream().await?;
-        let mut summary = Summary::default();
-        let mut stop = pin!(stop);
         loop {
             let (batch, end) = tokio::select! {
                 collected = collect(&mut deliveries, size, options.within) => collected,

@@ -1,8 +1,8 @@
 //! What a consumer does with messages whose handler failed: decides, and carries the decision out.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
@@ -11,9 +11,10 @@ use super::handler::BoxFuture;
 use super::runner::{Summary, report};
 use crate::amqp::RawProperties;
 use crate::client::{Client, Event};
+use crate::clock;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
-use crate::mover::Mover;
+use crate::mover::{Mover, Parcel};
 use crate::random;
 use crate::retry::profile::{Profile, Step, WorkQueue};
 use crate::retry::stamp::{Detail, Failed, Origin};
@@ -30,6 +31,10 @@ pub(super) struct Failing {
     client: Client,
     queue: String,
     profile: Arc<dyn Profile>,
+    /// How often the broker delivers a message of the queue, if that is known.
+    limit: Option<i64>,
+    /// Whether it was said that a handler asks for waits that there are not.
+    has_warned: AtomicBool,
     mover: Mover,
     counts: Consumed,
     /// Which declaration of the profile's objects is in force; 0 if there is none. It is made anew when one turns out to
@@ -69,6 +74,8 @@ impl Failing {
             client: client.clone(),
             queue: queue.clone(),
             profile,
+            limit: work_queue(client, queue).delivery_limit(),
+            has_warned: AtomicBool::new(false),
             mover: Mover::new(client, "moving a failed message"),
             counts,
             declared: tokio::sync::Mutex::new(0),
@@ -97,23 +104,53 @@ impl Failing {
         }
         let topology = self.profile.topology(&work_queue(&self.client, &self.queue))?;
         if !topology.is_empty() {
-            self.client.apply(&topology).await?;
+            let (_, failed) = self.client.apply_each(&topology).await?;
+            if let Some((_, error)) = failed.iter().find(|(_, error)| !self.serves_as_well(error)) {
+                return Err(error.clone());
+            }
         }
         *declared += 1;
         self.epoch.store(*declared, Ordering::Relaxed);
         Ok(*declared)
     }
 
+    /// What of a verdict the profile can carry out. Those that have one wait for all messages hear no other, which is said
+    /// once.
+    fn heard(&self, verdict: Verdict) -> Verdict {
+        let Verdict::RetryAfter(wait) = verdict else { return verdict };
+        if self.profile.has_any_wait() {
+            return verdict;
+        }
+        if !self.has_warned.swap(true, Ordering::Relaxed) {
+            let queue = self.queue.as_str();
+            tracing::warn!(
+                queue,
+                "a handler asks for a message to be tried again after {wait:?}, and this design has its own waits: it waits \
+                 as all others do. This is said once"
+            );
+        }
+        Verdict::Retry
+    }
+
+    /// Whether a queue was refused only because it is there with another type, that nobody has asked for. Of the work queue
+    /// itself the type tells more than that: how it dead-letters.
+    fn serves_as_well(&self, error: &Error) -> bool {
+        let work = format!("queue {:?}", self.queue);
+        error.is_of_other_type()
+            && !self.profile.asks_for_type()
+            && error.conflicts().iter().all(|conflict| conflict.object != work)
+    }
+
     /// Settles a message whose handler failed.
     pub(super) async fn settle(&self, delivery: Delivery, seen: Diagnosis) -> Summary {
-        let now = SystemTime::now();
+        let now = clock::now();
         let properties = delivery.raw_properties();
         let queue = Arc::clone(delivery.shared_queue());
         let failures = self.profile.failures(properties, &queue).saturating_add(1);
         let first = self.profile.first_failure(properties, &queue).unwrap_or(now);
         let facts = Facts {
             failures,
-            verdict: seen.verdict,
+            verdict: self.heard(seen.verdict),
             kind: &seen.kind,
             error: &seen.text,
             age: now.duration_since(first).unwrap_or_default(),
@@ -153,14 +190,14 @@ impl Failing {
                 Summary { handled: 1, ..Summary::default() }
             }
             Decision::Requeue => {
-                report(delivery.requeue());
+                self.requeue(delivery, &failed.origin).await;
                 Summary { failed: 1, ..Summary::default() }
             }
             Decision::RetryAfter(wait) => {
                 let step = |detail| self.profile.retry(&delivery, &failed, wait, detail);
                 match self.carry_out(&delivery, step).await {
                     Ok(settle) => {
-                        settle.apply(delivery).await;
+                        self.apply(settle, delivery, &failed.origin).await;
                         self.counts.retried();
                         Summary { failed: 1, retried: 1, ..Summary::default() }
                     }
@@ -169,7 +206,7 @@ impl Failing {
                         failed.reason = Some(ParkReason::Unmovable);
                         self.park(delivery, &failed).await
                     }
-                    Err(error) => give_back(delivery, &error).await,
+                    Err(error) => self.give_back(delivery, &failed.origin, &error).await,
                 }
             }
             Decision::Park(_) => self.park(delivery, &failed).await,
@@ -188,7 +225,7 @@ impl Failing {
             Ok(settle) => {
                 let is_parked = matches!(settle, Settle::Ack);
                 self.tell_of_park(&delivery, &settle, failed).await;
-                settle.apply(delivery).await;
+                self.apply(settle, delivery, &failed.origin).await;
                 if is_parked {
                     self.counts.parked();
                     self.client.core().announce(Event::Parked {
@@ -199,7 +236,63 @@ impl Failing {
                 }
                 Summary { failed: 1, parked: u64::from(is_parked), ..Summary::default() }
             }
-            Err(error) => give_back(delivery, &error).await,
+            Err(error) => self.give_back(delivery, &failed.origin, &error).await,
+        }
+    }
+
+    /// Settles the original, when all else is done.
+    async fn apply(&self, settle: Settle, delivery: Delivery, origin: &Origin) {
+        match settle {
+            Settle::Ack => report(delivery.ack()),
+            Settle::DeadLetter => report(delivery.discard()),
+            Settle::Requeue(pause) => {
+                sleep(pause).await;
+                self.requeue(delivery, origin).await;
+            }
+        }
+    }
+
+    /// What cannot be moved now is not lost: it goes back to its queue, and comes again.
+    async fn give_back(&self, delivery: Delivery, origin: &Origin, error: &Error) -> Summary {
+        let queue = delivery.queue();
+        tracing::error!(
+            queue,
+            "a failed message goes back to its queue, because it cannot be moved: {error}"
+        );
+        sleep(PAUSE).await;
+        self.requeue(delivery, origin).await;
+        Summary { failed: 1, ..Summary::default() }
+    }
+
+    /// Back to its queue, to be delivered again; as a new message, if the old one has come back too often for the broker.
+    async fn requeue(&self, delivery: Delivery, origin: &Origin) {
+        if !self.is_worn(&delivery) || !delivery.is_held() {
+            return report(delivery.requeue());
+        }
+        let queue = self.client.queue_name(delivery.queue());
+        let mut parcel = self.profile.anew(&delivery, &queue, origin);
+        while let Err(error) = self.mover.deliver(parcel.clone()).await {
+            if error.kind() == ErrorKind::Closed || !delivery.is_held() {
+                return report(delivery.requeue());
+            }
+            if error.kind() == ErrorKind::Invalid {
+                // There is no room for where it had come from.
+                let expiration = parcel.properties.expiration.take();
+                unmark(&mut parcel, &delivery);
+                parcel.properties.expiration = expiration;
+            }
+            tracing::error!(queue, "a message cannot be put into its queue anew yet: {error}");
+            sleep(PAUSE).await;
+        }
+        report(delivery.ack());
+    }
+
+    /// Whether the broker may drop a message that goes back to its queue once more, or once more and a few times while
+    /// consumers die. Of a queue that is not known to have a limit, the first time is never the last one.
+    fn is_worn(&self, delivery: &Delivery) -> bool {
+        match self.limit {
+            Some(limit) => times_returned(delivery) >= limit.max(0) / 2,
+            None => times_returned(delivery) > 0,
         }
     }
 
@@ -221,7 +314,7 @@ impl Failing {
     ) -> Result<Settle, Error> {
         loop {
             match self.carry_out_with(Detail::Full, &step).await {
-                Err(error) if wears_out(delivery) && may_pass(&error) && delivery.is_held() => {
+                Err(error) if self.is_worn(delivery) && may_pass(&error) && delivery.is_held() => {
                     let queue = delivery.queue();
                     tracing::error!(queue, "a failed message cannot be moved yet: {error}");
                     sleep(PAUSE).await;
@@ -281,11 +374,25 @@ impl Failing {
 /// The same step, with nothing added to the message.
 fn bare(delivery: &Delivery, mut step: Step) -> Step {
     if let Step::Move(parcel) = &mut step {
-        parcel.properties = delivery.properties().into_owned();
-        // It must not expire in the parking lot.
-        parcel.properties.expiration = None;
+        unmark(parcel, delivery);
     }
     step
+}
+
+/// Takes away all that was added to a message. What was taken from it stays away: it counts, makes copies, or lets it
+/// expire.
+fn unmark(parcel: &mut Parcel, delivery: &Delivery) {
+    let left = parcel.properties.headers.take().unwrap_or_default();
+    let mut properties = delivery.properties().into_owned();
+    properties.expiration = None;
+    if let Some(headers) = &mut properties.headers {
+        let names = headers.iter().map(|(name, _)| name.as_bytes().to_vec());
+        let taken: Vec<_> = names.filter(|name| left.get(name).is_none()).collect();
+        for name in taken {
+            headers.remove(name);
+        }
+    }
+    parcel.properties = properties;
 }
 
 /// How the original is settled, when all else is done.
@@ -295,35 +402,11 @@ enum Settle {
     Requeue(Duration),
 }
 
-impl Settle {
-    async fn apply(self, delivery: Delivery) {
-        report(match self {
-            Settle::Ack => delivery.ack(),
-            Settle::DeadLetter => delivery.discard(),
-            Settle::Requeue(pause) => {
-                sleep(pause).await;
-                delivery.requeue()
-            }
-        });
-    }
-}
-
-/// What cannot be moved now is not lost: it goes back to its queue, and comes again.
-async fn give_back(delivery: Delivery, error: &Error) -> Summary {
-    let queue = delivery.queue();
-    tracing::error!(
-        queue,
-        "a failed message goes back to its queue, because it cannot be moved: {error}"
-    );
-    Settle::Requeue(PAUSE).apply(delivery).await;
-    Summary { failed: 1, ..Summary::default() }
-}
-
-/// Whether the broker counts how often it comes back to its queue, which drops it in the end: quorum queues do, RabbitMQ
-/// from 4.0 to 4.2 after 20 times unless they say otherwise.
-fn wears_out(delivery: &Delivery) -> bool {
+/// How often a message has come back to its queue, where the broker counts that, to drop it in the end: quorum queues do,
+/// RabbitMQ from 4.0 to 4.2 after 20 times unless they say otherwise.
+fn times_returned(delivery: &Delivery) -> i64 {
     let count = delivery.header("x-delivery-count").and_then(|count| count.as_i64());
-    count.is_some_and(|count| count > 0)
+    count.unwrap_or_default()
 }
 
 /// Whether it may go well later: nothing that the message or the end of the client is the cause of.
@@ -345,11 +428,17 @@ fn work_queue(client: &Client, name: &str) -> WorkQueue {
     )
 }
 
-/// The default policy, where it can be carried out; queues that are gone with their connection, and streams, have no place
-/// for messages that wait.
+/// The default policy, where it can be carried out, with no more retries than the queue has deliveries; queues that are gone
+/// with their connection, and streams, have no place for messages that wait.
 fn by_default(client: &Client, queue: &str) -> Arc<dyn Profile> {
-    let tiers = Retry::new(RetryPolicy::default()).profile();
-    match tiers.topology(&work_queue(client, queue)) {
+    let work = work_queue(client, queue);
+    let mut policy = RetryPolicy::default();
+    let limit = work.delivery_limit().and_then(|limit| u32::try_from(limit).ok());
+    if let (Some(limit), Some(retries)) = (limit, policy.retries()) {
+        policy = policy.max_retries(retries.min(limit));
+    }
+    let tiers = Retry::new(policy).profile();
+    match tiers.topology(&work) {
         Ok(_) => tiers,
         Err(_) => Retry::in_place(PAUSE).profile(),
     }

@@ -81,11 +81,19 @@ impl Runner {
         builder.check()?;
         let running = &builder.running;
         let counts = Consumed::new(&builder.settings.queue);
-        let failing = Failing::start(&builder, counts.clone()).await?;
-        let mut pool = Vec::new();
-        for _ in 0..running.subscribers {
-            pool.push(builder.clone().stream().await?);
-        }
+        let mut stop = std::pin::pin!(stop);
+        let starting = async {
+            let failing = Failing::start(&builder, counts.clone()).await?;
+            let mut pool = Vec::new();
+            for _ in 0..running.subscribers {
+                pool.push(builder.clone().stream().await?);
+            }
+            Ok::<_, Error>((failing, pool))
+        };
+        let Some(started) = unless(&mut stop, starting).await else {
+            return Ok(Summary::default());
+        };
+        let (failing, pool) = started?;
         let shared = Arc::new(Shared {
             observed: Observed::new(call, counts),
             states: Arc::new(running.states.clone()),
@@ -106,7 +114,6 @@ impl Runner {
         }
         let mut summary = Summary::default();
         let mut end = Ok(());
-        let mut stop = std::pin::pin!(stop);
         let mut is_stopping = false;
         loop {
             tokio::select! {
@@ -134,6 +141,16 @@ impl Runner {
             Err(error) if error.kind() != ErrorKind::Closed => Err(error),
             _ => Ok(summary),
         }
+    }
+}
+
+/// What comes of something that takes time, unless it is told to stop before: a broker that is away may take long to begin
+/// with.
+pub(crate) async fn unless<T>(stop: impl Future, starting: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        biased;
+        started = starting => Some(started),
+        _ = stop => None,
     }
 }
 

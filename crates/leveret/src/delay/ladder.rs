@@ -7,7 +7,7 @@
 //!  ...
 //!  queue .00 | exchange .00, bit clear           --> leveret.delay.out
 //!  leveret.delay.out   headers                   --> queue targets             alternate: leveret.delay.unroutable
-//!                                                --> queue leveret.delay.exit, for exchange targets
+//!                                                --> queues leveret.delay.relay and .exit, for exchange targets
 //!  leveret.delay.exit  headers                   --> exchange targets          alternate: leveret.delay.unroutable
 //! ```
 //!
@@ -16,10 +16,12 @@
 //! A bit that is clear is said and not left out: if a queue is missing, because somebody deleted it or its node is down,
 //! what should have waited there is parked. Were it to fall through to the next level instead, it would come early.
 //!
-//! Exchange targets have a queue of their own before them, with no wait. A target that routes a message nowhere keeps a
-//! quorum queue with at-least-once dead-lettering from getting rid of it, and some thirty of those block the queue for
-//! all others. (An alternate exchange does not help: it is for what an exchange has no binding for, and here there is one.)
-//! So that last step is taken at most once, and all before it at least once.
+//! Exchange targets have queues of their own before them. A target that routes a message nowhere keeps a quorum queue with
+//! at-least-once dead-lettering from getting rid of it, and some thirty of those block the queue for all others. (An
+//! alternate exchange does not help: it is for what an exchange has no binding for, and here there is one.) So the broker
+//! takes that last step at most once, and all before it at least once. In the queue `leveret.delay.relay` messages wait a
+//! moment for a client that takes it, and hears of it if there is no queue for them ([`relay`](super::relay)); the broker
+//! does if none comes. Straight through `leveret.delay.exit` goes what a client could not send on as it is.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -35,6 +37,11 @@ pub(crate) const ENTRY: &str = "leveret.delay";
 pub(crate) const OUT: &str = "leveret.delay.out";
 /// The exchange from which they go to exchanges, and the queue before it.
 pub(crate) const EXIT: &str = "leveret.delay.exit";
+/// The queue from which a client takes them, to send them to exchanges.
+pub(crate) const RELAY: &str = "leveret.delay.relay";
+/// How long they wait for one: that late they are if there is none. And so long a client may be away, for its broker to
+/// start again, without the broker dropping what is unroutable.
+const RELAYED_WITHIN: Duration = Duration::from_secs(2);
 /// Where they are parked whose target is gone: exchange and queue.
 pub(crate) const UNROUTABLE: &str = "leveret.delay.unroutable";
 
@@ -46,8 +53,10 @@ pub(crate) mod header {
     pub(crate) const LEVEL: &str = "leveret-delay-level";
     /// The queue that it is for.
     pub(crate) const QUEUE: &str = "leveret-delay-queue";
-    /// The exchange that it is for.
+    /// The exchange that it is for, if the broker takes it there.
     pub(crate) const EXCHANGE: &str = "leveret-delay-exchange";
+    /// The exchange that it is for, if a client may take it there.
+    pub(crate) const RELAY: &str = "leveret-delay-relay";
 
     /// Whether it waits at a level.
     pub(crate) fn bit(level: u8) -> String {
@@ -64,14 +73,18 @@ pub(crate) fn name(level: u8) -> String {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Target {
     Queue(String),
+    /// By the broker alone.
     Exchange(String),
+    /// By a client, if there is one.
+    Relayed(String),
 }
 
 impl Target {
     /// What is published to the default exchange is for a queue.
-    pub(crate) fn of(exchange: &str, routing_key: &str) -> Self {
+    pub(crate) fn of(exchange: &str, routing_key: &str, can_be_relayed: bool) -> Self {
         match exchange {
             "" => Target::Queue(routing_key.to_owned()),
+            exchange if can_be_relayed => Target::Relayed(exchange.to_owned()),
             exchange => Target::Exchange(exchange.to_owned()),
         }
     }
@@ -81,6 +94,7 @@ impl Target {
         match self {
             Target::Queue(name) => (header::QUEUE, name),
             Target::Exchange(name) => (header::EXCHANGE, name),
+            Target::Relayed(name) => (header::RELAY, name),
         }
     }
 
@@ -89,7 +103,7 @@ impl Target {
         let (header, name) = self.header();
         let binding = match self {
             Target::Queue(_) => Binding::to_queue(name, OUT, ""),
-            Target::Exchange(_) => Binding::to_exchange(name, EXIT, ""),
+            Target::Exchange(_) | Target::Relayed(_) => Binding::to_exchange(name, EXIT, ""),
         };
         binding.argument(header, name.to_owned())
     }
@@ -103,7 +117,8 @@ pub(crate) fn topology(levels: Range<u8>, queue_type: Option<QueueType>) -> Topo
 
 fn ends(queue_type: Option<QueueType>) -> Topology {
     let exit = queue(EXIT, queue_type).message_ttl(Duration::ZERO).dead_letter_to(EXIT);
-    let any_exchange = Binding::to_queue(EXIT, OUT, "").argument(header::EXCHANGE, Value::Void);
+    let relay = queue(RELAY, queue_type).message_ttl(RELAYED_WITHIN).dead_letter_to(EXIT);
+    let with = |name, header| Binding::to_queue(name, OUT, "").argument(header, Value::Void);
     Topology::new()
         .exchange(Exchange::headers(ENTRY))
         .exchange(Exchange::headers(OUT).alternate(UNROUTABLE))
@@ -111,7 +126,9 @@ fn ends(queue_type: Option<QueueType>) -> Topology {
         .exchange(Exchange::fanout(UNROUTABLE))
         .queue(queue(UNROUTABLE, queue_type).bind(UNROUTABLE, ""))
         .queue(exit)
-        .binding(any_exchange)
+        .queue(relay)
+        .binding(with(EXIT, header::EXCHANGE))
+        .binding(with(RELAY, header::RELAY))
 }
 
 fn rung(level: u8, queue_type: Option<QueueType>) -> Topology {

@@ -1,17 +1,19 @@
 //! What of the ladder is known to be on the broker, so that it is not declared for every message.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
 use crate::amqp::lock;
 use crate::client::Client;
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::topology::{QueueType, Topology};
 
 use super::ladder::{self, Target};
+use super::relay;
 use super::steps::LEVELS;
 
 /// A target is bound again after this long. Somebody may have deleted it and made it anew, and that takes its binding away.
@@ -26,6 +28,8 @@ pub(crate) struct Ready {
     known: Mutex<Known>,
     /// Held while declaring, so that the ladder is declared once for all that wait for it.
     declaring: tokio::sync::Mutex<()>,
+    /// Sends on what is due to exchanges, from the first such message until the client is closed.
+    relay: OnceLock<JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
@@ -88,13 +92,18 @@ impl Ready {
             known.missing(top, &target)
         };
         let (_, failed) = client.apply_each(&missing).await?;
-        if let Some((_, error)) = failed.iter().find(|(_, error)| !is_of_other_type(error)) {
+        if let Some((_, error)) = failed.iter().find(|(_, error)| !error.is_of_other_type()) {
             return Err(error.clone());
         }
         let mut known = lock(&self.known);
         known.has_quorum |= !failed.is_empty();
         known.learn(top, target);
         Ok(())
+    }
+
+    /// Sees to it that somebody is there to take messages to exchanges.
+    pub(crate) fn relay(&self, client: &Client) {
+        self.relay.get_or_init(|| tokio::spawn(relay::run(client.unowned())));
     }
 
     /// Declares all levels, of this type.
@@ -120,11 +129,4 @@ impl Ready {
             known.levels = 0;
         }
     }
-}
-
-/// Whether a queue was refused only because another client has made the ladder of another type, which serves as well.
-fn is_of_other_type(error: &Error) -> bool {
-    let of_type = ["x-queue-type", "x-overflow", "x-dead-letter-strategy"];
-    error.kind() == ErrorKind::Conflict
-        && error.conflicts().iter().all(|found| of_type.contains(&found.argument.as_str()))
 }

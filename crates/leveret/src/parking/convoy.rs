@@ -37,6 +37,11 @@ impl<T> Convoy<T> {
         Convoy { mover, window: VecDeque::new(), bytes: 0, settled: VecDeque::new() }
     }
 
+    /// Whether one could be sent, without sending it.
+    pub(super) async fn check(&self, parcel: Parcel) -> Result<(), Error> {
+        self.mover.check(parcel).await
+    }
+
     /// Sends one more, and waits for others if too many are under way. An error is not about this one alone: it ends the
     /// convoy.
     pub(super) async fn send(&mut self, which: T, parcel: Parcel) -> Result<(), Error> {

@@ -227,6 +227,10 @@ pub(super) fn reset(parcel: &mut Parcel) {
     if let Some(user) = text(parcel.remove(kept::USER_ID)) {
         parcel.properties.user_id.get_or_insert(user);
     }
+    let priority = parcel.remove(kept::PRIORITY).and_then(|priority| priority.as_i64());
+    if let Some(priority) = priority.and_then(|priority| u8::try_from(priority).ok()) {
+        parcel.properties.priority = Some(priority);
+    }
     let Some(headers) = &parcel.properties.headers else { return };
     let names: Vec<Vec<u8>> = headers
         .iter()
@@ -265,6 +269,7 @@ fn is_noted(name: &[u8]) -> bool {
     }
     NAMES.iter().any(|noted| name == noted.as_bytes())
         || begins("x-leveret-")
+        || begins("leveret-delay-")
         || begins("x-first-death-")
         || begins("x-last-death-")
 }
@@ -292,10 +297,12 @@ mod tests {
             ("x-leveret-attempts", 3i64.into()),
             ("x-leveret-expiration", "5000".into()),
             ("x-leveret-user-id", "shop".into()),
+            ("x-leveret-priority", 9i64.into()),
             ("x-leveret-cc", copies()),
             ("x-death", copies()),
             ("x-first-death-queue", "q".into()),
             ("leveret-delay", 5i64.into()),
+            ("leveret-delay-p9", 5i64.into()),
             ("retry_info", "{}".into()),
             ("mb-retries", 2.into()),
             ("mb-exceptions", copies()),
@@ -305,6 +312,7 @@ mod tests {
         assert_eq!(parcel.properties.headers, Some(expected));
         assert_eq!(parcel.properties.expiration.unwrap(), "5000");
         assert_eq!(parcel.properties.user_id.unwrap(), "shop");
+        assert_eq!(parcel.properties.priority, Some(9));
     }
 
     #[test]

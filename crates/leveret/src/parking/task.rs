@@ -122,7 +122,9 @@ impl<'a> Task<'a> {
         self
     }
 
-    /// Only finds out what would be done, and whether it could be.
+    /// Only finds out what would be done, and whether it could be: whether there is a way for each message, and whether it can
+    /// be sent. What only the broker knows shows when it is done: that an exchange has no queue for a message, that a queue
+    /// is full, that the user may not publish there.
     pub fn dry_run(mut self) -> Self {
         self.is_dry = true;
         self
@@ -356,7 +358,7 @@ impl Run<'_> {
         place: Place,
         message: &ParkedMessage,
     ) -> Result<(), Error> {
-        let parcel = match self.parcel(message).await {
+        let parcel = match self.checked_parcel(message).await {
             Ok(parcel) => parcel,
             Err(error) if is_about_message(&error) => {
                 self.not_done(message.position(), message.message_id(), error);
@@ -370,6 +372,15 @@ impl Run<'_> {
         }
         self.keep_pace(walk).await?;
         self.send(walk, place, message, parcel, Purpose::Leave).await
+    }
+
+    /// The same as [`parcel`](Self::parcel), and if nothing is to be sent, whether it could be.
+    async fn checked_parcel(&mut self, message: &ParkedMessage) -> Result<Parcel, Error> {
+        let parcel = self.parcel(message).await?;
+        if self.task.is_dry {
+            self.convoy.check(parcel.clone()).await?;
+        }
+        Ok(parcel)
     }
 
     /// The message in the form and with the address in which it is sent on.

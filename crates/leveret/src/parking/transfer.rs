@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use tokio::time::sleep_until;
 
-use super::convoy::Convoy;
+use super::convoy::{Convoy, is_about_message};
 use super::json::Line;
 use super::message::ParkedMessage;
 use super::target::straight_to;
@@ -170,7 +170,7 @@ impl<'a, R: BufRead + Send> Import<'a, R> {
         self
     }
 
-    /// Nothing is published; the lines that are no messages are named.
+    /// Nothing is published; the lines that are no messages, or such as cannot be sent, are named.
     pub fn dry_run(mut self) -> Self {
         self.is_dry = true;
         self
@@ -197,7 +197,13 @@ impl<'a, R: BufRead + Send> Import<'a, R> {
             }
             match Line::read(&line) {
                 Err(fault) => imported.failed(number, fault),
-                Ok(_) if self.is_dry => imported.imported += 1,
+                Ok(line) if self.is_dry => match convoy.check(self.lot.parcel(&line)).await {
+                    Ok(()) => imported.imported += 1,
+                    Err(error) if is_about_message(&error) => {
+                        imported.failed(number, error.to_string());
+                    }
+                    Err(error) => return Err(error),
+                },
                 Ok(line) => {
                     if let Some(time) = pace.next() {
                         sleep_until(time).await;

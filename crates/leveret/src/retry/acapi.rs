@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::mover::Parcel;
 use crate::topology::{Binding, Exchange, ExchangeKind, Queue, QueueType, Topology};
 
-use super::one_wait::{self, OneWait};
+use super::one_wait::OneWait;
 use super::policy::RetryPolicy;
 use super::profile::{Profile, Step, WorkQueue};
 use super::stamp::{Detail, Failed, Origin, header};
@@ -46,9 +46,12 @@ use super::{Retry, rejecting, retry_info, traps};
 /// A failed message is rejected; the broker moves it, and counts in `x-death`. Once its retries are used up, or its error is
 /// permanent, it is published to `orders-error`, confirmed, and only then acked. There it carries the headers that
 /// [`Retry`] lists, and `retry_info`, JSON as Kicks writes it from 2.12 on; `x-death` is taken from it, so that it begins
-/// anew if it is published again. `x-leveret-history` knows the last error only: rejecting a message adds nothing to it.
+/// anew if it is published again. `x-leveret-history` knows the last error only: the design
+/// rejects messages, and AMQP cannot add anything to what is rejected. The errors before it are in the logs.
 ///
-/// All messages wait the same: what [`Failure::retry_after`](crate::Failure::retry_after) asks for is not heard. Moving
+/// All messages wait the same: what [`Failure::retry_after`](crate::Failure::retry_after) asks for is not heard, and a
+/// warning says so once. Where messages wait in quorum queues of RabbitMQ 4.0, one of higher priority goes before the others,
+/// which then wait longer: only what is first expires. Moving
 /// messages from queue to queue is the broker's business here, and safe with quorum queues alone: a classic queue may lose
 /// them if the broker stops in between.
 #[derive(Clone, Debug)]
@@ -56,7 +59,6 @@ use super::{Retry, rejecting, retry_info, traps};
 pub struct Acapi {
     wait: OneWait,
     exchanges: ExchangeKind,
-    queue_type: Option<QueueType>,
 }
 
 impl Default for Acapi {
@@ -68,11 +70,7 @@ impl Default for Acapi {
 impl Acapi {
     /// Five retries, a minute apart, as Sneakers has it.
     pub fn new() -> Self {
-        Acapi {
-            wait: OneWait::new(Duration::from_secs(60), 5),
-            exchanges: ExchangeKind::Fanout,
-            queue_type: None,
-        }
+        Acapi { wait: OneWait::new(Duration::from_secs(60), 5), exchanges: ExchangeKind::Fanout }
     }
 
     /// How long messages wait. In whole milliseconds.
@@ -102,7 +100,7 @@ impl Acapi {
 
     /// Wait queue and parking lot are of this type. Without it, they are of the type of the work queue.
     pub fn queue_type(mut self, queue_type: QueueType) -> Self {
-        self.queue_type = Some(queue_type);
+        self.wait.queue_type = Some(queue_type);
         self
     }
 
@@ -119,7 +117,7 @@ impl Acapi {
         let name = work.name().to_owned();
         let (retry, requeue, error) = (retry_name(&name), requeue_name(&name), error_name(&name));
         let exchange = |name: &str| Exchange::new(name, self.exchanges.clone());
-        let companion = |name: &str| one_wait::companion(work, name.to_owned(), self.queue_type);
+        let companion = |name: &str| self.wait.companion(work, name);
         let topology = Topology::new()
             .exchange(exchange(&retry))
             .exchange(exchange(&requeue))
@@ -158,8 +156,16 @@ impl Profile for Acapi {
         self.around(work, queue)
     }
 
+    fn asks_for_type(&self) -> bool {
+        self.wait.queue_type.is_some()
+    }
+
     fn failures(&self, properties: &RawProperties, queue: &str) -> u32 {
         rejecting::failures(properties, queue)
+    }
+
+    fn anew(&self, delivery: &Delivery, queue: &str, origin: &Origin) -> Parcel {
+        rejecting::anew(delivery, queue, origin)
     }
 
     fn origin(&self, properties: &RawProperties, queue: &str) -> Option<Origin> {

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::mover::Parcel;
 use crate::topology::{Binding, Exchange, ExchangeKind, Queue, QueueType, Topology};
 
-use super::one_wait::{self, OneWait};
+use super::one_wait::OneWait;
 use super::policy::RetryPolicy;
 use super::profile::{Profile, Step, WorkQueue};
 use super::stamp::{Detail, Failed, Origin};
@@ -53,9 +53,12 @@ use super::{Retry, rejecting, traps};
 /// permanent, it is published to the dead-letter exchange with the key `parking_lot`, confirmed, and only then acked: AMQP
 /// cannot reject it with a header that would take it there. It then carries the headers that [`Retry`] lists, its own
 /// routing key among them, and no `x-death`, so that it begins anew if it is published again. `x-leveret-history` knows the
-/// last error only: rejecting a message adds nothing to it.
+/// last error only: the design rejects messages, and AMQP cannot add anything to what is rejected. The errors before it are
+/// in the logs.
 ///
-/// All messages wait the same: what [`Failure::retry_after`](crate::Failure::retry_after) asks for is not heard. Moving
+/// All messages wait the same: what [`Failure::retry_after`](crate::Failure::retry_after) asks for is not heard, and a
+/// warning says so once. Where messages wait in quorum queues of RabbitMQ 4.0, one of higher priority goes before the others,
+/// which then wait longer: only what is first expires. Moving
 /// messages from queue to queue is the broker's business here, and safe with quorum queues alone: a classic queue may lose
 /// them if the broker stops in between.
 ///
@@ -67,7 +70,6 @@ pub struct Chandra {
     wait: OneWait,
     shared: Option<String>,
     to_queue: bool,
-    queue_type: Option<QueueType>,
 }
 
 impl Chandra {
@@ -78,7 +80,6 @@ impl Chandra {
             wait: OneWait::new(Duration::from_secs(30), 5),
             shared: None,
             to_queue: false,
-            queue_type: None,
         }
     }
 
@@ -115,7 +116,7 @@ impl Chandra {
 
     /// Retry queue and parking lot are of this type. Without it, they are of the type of the work queue.
     pub fn queue_type(mut self, queue_type: QueueType) -> Self {
-        self.queue_type = Some(queue_type);
+        self.wait.queue_type = Some(queue_type);
         self
     }
 
@@ -133,8 +134,7 @@ impl Chandra {
         let dlx = self.dlx(name);
         let (retry, parking) = (retry_key(name), self.parking_key(name));
         let pattern = if self.shared.is_some() { retry.as_str() } else { "retry.#" };
-        let companion =
-            |suffix: &str| one_wait::companion(work, format!("{name}.{suffix}"), self.queue_type);
+        let companion = |suffix: &str| self.wait.companion(work, format!("{name}.{suffix}"));
         let waiting = if self.to_queue {
             self.wait.wait_queue(companion("retry"), "").dead_letter_key(name)
         } else {
@@ -194,8 +194,16 @@ impl Profile for Chandra {
         self.around(work, queue)
     }
 
+    fn asks_for_type(&self) -> bool {
+        self.wait.queue_type.is_some()
+    }
+
     fn failures(&self, properties: &RawProperties, queue: &str) -> u32 {
         rejecting::failures(properties, queue)
+    }
+
+    fn anew(&self, delivery: &Delivery, queue: &str, origin: &Origin) -> Parcel {
+        rejecting::anew(delivery, queue, origin)
     }
 
     fn origin(&self, properties: &RawProperties, queue: &str) -> Option<Origin> {

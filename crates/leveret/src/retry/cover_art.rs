@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::mover::Parcel;
 use crate::topology::{Exchange, Queue, QueueType, Topology};
 
-use super::one_wait::{self, OneWait};
+use super::one_wait::OneWait;
 use super::policy::{Decision, Facts, ParkReason, RetryPolicy};
 use super::profile::{Profile, Step, WorkQueue};
 use super::stamp::{self, Detail, Failed, header};
@@ -50,14 +50,16 @@ use super::{Retry, traps};
 /// waits under that of the job, or it would not find back; handlers see its own. Further keys in a header `CC` wait in
 /// `x-leveret-cc`: else others would get copies each time.
 ///
-/// All messages wait the same: what [`Failure::retry_after`](crate::Failure::retry_after) asks for is not heard.
+/// All messages wait the same: what [`Failure::retry_after`](crate::Failure::retry_after) asks for is not heard, and a
+/// warning says so once. (With an `expiration` of its own a message would still stand behind those that came before.) Where
+/// messages wait in quorum queues of RabbitMQ 4.0, one of higher priority goes before the others, which then wait longer: only
+/// what is first expires.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct CoverArt {
     name: String,
     jobs: Vec<String>,
     wait: OneWait,
-    queue_type: Option<QueueType>,
     retries_header: String,
     exceptions_header: String,
 }
@@ -75,7 +77,6 @@ impl CoverArt {
             name: "cover-art-archive".to_owned(),
             jobs: ["index", "delete", "move"].map(str::to_owned).to_vec(),
             wait: OneWait::new(Duration::from_secs(4 * 3600), 4),
-            queue_type: None,
             retries_header: "mb-retries".to_owned(),
             exceptions_header: "mb-exceptions".to_owned(),
         }
@@ -126,7 +127,7 @@ impl CoverArt {
     /// All queues are of this type. Without it, they are of the broker's default type, unless the client has declared the
     /// work queue: then retry queue and parking lot are like that.
     pub fn queue_type(mut self, queue_type: QueueType) -> Self {
-        self.queue_type = Some(queue_type);
+        self.wait.queue_type = Some(queue_type);
         self
     }
 
@@ -135,7 +136,7 @@ impl CoverArt {
         let mut all = Topology::new();
         for job in &self.jobs {
             let name = format!("{}.{job}", self.name);
-            let queue = match self.queue_type {
+            let queue = match self.wait.queue_type {
                 Some(queue_type) => Queue::new(name).of_type(queue_type),
                 None => Queue::new(name),
             };
@@ -148,7 +149,7 @@ impl CoverArt {
         self.wait.check(work)?;
         let job = self.check_job(work.name())?;
         let (retry, failed) = (self.retry_name(), self.failed_name());
-        let companion = |name: &str| one_wait::companion(work, name.to_owned(), self.queue_type);
+        let companion = |name: &str| self.wait.companion(work, name);
         let topology = Topology::new()
             .exchange(Exchange::direct(self.name.as_str()))
             .exchange(Exchange::fanout(retry.as_str()))
@@ -239,7 +240,7 @@ impl Profile for CoverArt {
     }
 
     fn topology(&self, work: &WorkQueue) -> Result<Topology, Error> {
-        match (work, self.queue_type) {
+        match (work, self.wait.queue_type) {
             (WorkQueue::Unknown(name), Some(queue_type)) => {
                 self.around(&WorkQueue::Known(Queue::new(name).of_type(queue_type)))
             }
@@ -255,6 +256,10 @@ impl Profile for CoverArt {
             }
             decision => decision,
         }
+    }
+
+    fn asks_for_type(&self) -> bool {
+        self.wait.queue_type.is_some()
     }
 
     fn failures(&self, properties: &RawProperties, _queue: &str) -> u32 {

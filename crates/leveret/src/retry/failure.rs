@@ -72,12 +72,14 @@ impl Failure {
         Failure::new(Verdict::Retry, error)
     }
 
-    /// It may go well after this long. It counts as an attempt like any other.
+    /// It may go well after this long. It counts as an attempt like any other. Of the designs only
+    /// [`Retry::new`](super::Retry::new) has a queue for any wait; the others have waits of their own.
     pub fn retry_after(delay: Duration, error: impl Into<BoxError>) -> Self {
         Failure::new(Verdict::RetryAfter(delay), error)
     }
 
-    /// Back to its queue at once, without counting: another consumer may be luckier.
+    /// Back to its queue at once, without counting: another consumer may be luckier. Where the broker counts, and would drop
+    /// the message in the end, it goes to the end of its queue as a new one.
     pub fn requeue(error: impl Into<BoxError>) -> Self {
         Failure::new(Verdict::Requeue, error)
     }

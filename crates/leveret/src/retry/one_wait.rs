@@ -1,4 +1,4 @@
-//! What designs with one wait queue have in common: one wait.
+//! What designs with one wait queue have in common: one wait, and the type of their queues.
 
 use std::time::Duration;
 
@@ -14,11 +14,14 @@ use super::traps;
 pub(crate) struct OneWait {
     pub(crate) policy: RetryPolicy,
     pub(crate) interval: Duration,
+    /// The type of the queues beside the work queue, if somebody has asked for one.
+    pub(crate) queue_type: Option<QueueType>,
 }
 
 impl OneWait {
     pub(crate) fn new(interval: Duration, retries: u32) -> Self {
-        OneWait { policy: RetryPolicy::fixed(interval).max_retries(retries), interval }
+        let policy = RetryPolicy::fixed(interval).max_retries(retries);
+        OneWait { policy, interval, queue_type: None }
     }
 
     pub(crate) fn set_interval(&mut self, interval: Duration) {
@@ -50,17 +53,17 @@ impl OneWait {
         Ok(())
     }
 
+    /// A queue beside the work queue: of the type that was asked for, or else of the same.
+    pub(crate) fn companion(&self, work: &WorkQueue, name: impl Into<String>) -> Queue {
+        match self.queue_type {
+            Some(queue_type) => Queue::new(name).of_type(queue_type),
+            None => work.companion(name),
+        }
+    }
+
     /// The queue in which messages wait, to go to this exchange then.
     pub(crate) fn wait_queue(&self, queue: Queue, exchange: &str) -> Queue {
         at_least_once(queue.message_ttl(self.interval).dead_letter_to(exchange))
-    }
-}
-
-/// A queue beside the work queue: of this type, or else of the same.
-pub(crate) fn companion(work: &WorkQueue, name: String, wanted: Option<QueueType>) -> Queue {
-    match wanted {
-        Some(queue_type) => Queue::new(name).of_type(queue_type),
-        None => work.companion(name),
     }
 }
 

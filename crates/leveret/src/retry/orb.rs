@@ -62,7 +62,9 @@ const QUEUE: &str = "orb-queue";
 /// count, so that it begins anew if it is published again.
 ///
 /// Messages that wait stand in one queue, and leave it in their order: one that waits for two seconds may stand behind one
-/// that waits for a minute, and comes back after that. Where this matters, use `Retry::new`.
+/// that waits for a minute, and comes back after that. Where this matters, use `Retry::new`. How long they wait is the
+/// service's business: what [`Failure::retry_after`](crate::Failure::retry_after) asks for is not heard, and a warning says so
+/// once.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Orb {
@@ -250,6 +252,10 @@ impl Profile for Orb {
     fn topology(&self, work: &WorkQueue) -> Result<Topology, Error> {
         let queue = rejecting::work_queue(work, &self.redelivery, Some(&self.redelivery))?;
         self.around(work, queue)
+    }
+
+    fn asks_for_type(&self) -> bool {
+        self.queue_type.is_some()
     }
 
     fn failures(&self, properties: &RawProperties, _queue: &str) -> u32 {

@@ -4,23 +4,35 @@ use std::time::Duration;
 
 use crate::amqp::RawProperties;
 use crate::delivery::Delivery;
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
+use crate::mover::Parcel;
 use crate::topology::Topology;
+use crate::topology::cycle::UNLIMITED;
 
 use super::policy::RetryPolicy;
-use super::profile::{Profile, Step, WorkQueue};
-use super::stamp::{Detail, Failed};
+use super::profile::{Profile, Step, WorkQueue, to_queue};
+use super::stamp::{Detail, Failed, Origin};
+use super::traps;
 
 /// Back to its queue after a pause, for ever.
 #[derive(Debug)]
 pub(crate) struct InPlace {
     policy: RetryPolicy,
     pause: Duration,
+    /// Exchange and key by which messages come to the queue, and nowhere else.
+    by: Option<(String, String)>,
 }
 
 impl InPlace {
     pub(crate) fn new(pause: Duration) -> Self {
-        InPlace { policy: RetryPolicy::fixed(pause).unlimited_retries(), pause }
+        InPlace { policy: RetryPolicy::fixed(pause).unlimited_retries(), pause, by: None }
+    }
+
+    /// For a queue that has its messages by this exchange and key alone: what is put there anew has nothing to say about
+    /// where it had come from.
+    pub(crate) fn by(mut self, exchange: &str, routing_key: &str) -> Self {
+        self.by = Some((exchange.to_owned(), routing_key.to_owned()));
+        self
     }
 }
 
@@ -30,13 +42,27 @@ impl Profile for InPlace {
     }
 
     fn topology(&self, queue: &WorkQueue) -> Result<Topology, Error> {
-        if let WorkQueue::Known(known) = queue
-            && let Some(trap) = super::traps::of(known, &self.policy)
-        {
-            let text = format!("messages of queue {:?} cannot be requeued: {trap}", queue.name());
-            return Err(Error::new(ErrorKind::Invalid, text));
+        match queue.delivery_limit().filter(|limit| (0..UNLIMITED).contains(limit)) {
+            None => Ok(Topology::new()),
+            Some(limit) => {
+                let why = format!(
+                    "it is for ever, and the queue has a delivery limit of {limit}. Take that away, or use `Retry::new`, \
+                     which counts by itself and parks what does not get better"
+                );
+                Err(traps::refusal(queue.name(), why))
+            }
         }
-        Ok(Topology::new())
+    }
+
+    fn anew(&self, delivery: &Delivery, queue: &str, origin: &Origin) -> Parcel {
+        match &self.by {
+            Some((exchange, routing_key)) => {
+                let mut parcel = Parcel::of(delivery, exchange);
+                parcel.routing_key.clone_from(routing_key);
+                parcel
+            }
+            None => to_queue(delivery, queue, origin),
+        }
     }
 
     /// Nobody counts what goes back to its queue.

@@ -61,8 +61,33 @@ pub(crate) trait Profile: Debug + Send + Sync {
         detail: Detail,
     ) -> Step;
 
+    /// Whether messages can wait for as long as a handler asks.
+    fn has_any_wait(&self) -> bool {
+        false
+    }
+
+    /// Whether somebody has asked for a type of its queues. If not, they serve as well if they are of another.
+    fn asks_for_type(&self) -> bool {
+        false
+    }
+
+    /// The same message for the end of its queue, as a new one whose deliveries nobody has counted. By default it comes by
+    /// the default exchange, under the name of the queue, and says where it had come from.
+    fn anew(&self, delivery: &Delivery, queue: &str, origin: &Origin) -> Parcel {
+        to_queue(delivery, queue, origin)
+    }
+
     /// What parks it.
     fn park(&self, delivery: &Delivery, failed: &Failed<'_>, detail: Detail) -> Step;
+}
+
+/// A message for a queue and no other, which says where it had come from.
+pub(crate) fn to_queue(delivery: &Delivery, queue: &str, origin: &Origin) -> Parcel {
+    let mut parcel = Parcel::of(delivery, "");
+    parcel.routing_key = queue.to_owned();
+    parcel.keep_copies();
+    origin.stamp(&mut parcel);
+    parcel
 }
 
 /// The queue whose messages are tried again.
@@ -88,6 +113,12 @@ impl WorkQueue {
             WorkQueue::Known(queue) => queue.clone(),
             WorkQueue::Unknown(name) => Queue::new(name),
         }
+    }
+
+    /// How often the broker delivers a message of it before it drops it or dead-letters it, if that is known.
+    pub(crate) fn delivery_limit(&self) -> Option<i64> {
+        let WorkQueue::Known(queue) = self else { return None };
+        queue.arguments.get("x-delivery-limit")?.as_i64()
     }
 
     /// A queue of the same type for messages that wait or are parked.

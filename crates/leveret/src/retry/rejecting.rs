@@ -4,13 +4,14 @@
 use std::time::SystemTime;
 
 use crate::amqp::{Array, RawProperties, Value};
+use crate::delivery::Delivery;
 use crate::error::Error;
 use crate::mover::{Parcel, kept};
 use crate::topology::cycle::UNLIMITED;
 use crate::topology::{Queue, QueueType};
 
 use super::deaths::{Death, Deaths};
-use super::profile::WorkQueue;
+use super::profile::{WorkQueue, to_queue};
 use super::stamp::{self, Origin};
 use super::{one_wait, traps};
 
@@ -73,9 +74,33 @@ fn warn_of_limit(queue: &Queue) {
     }
 }
 
+/// How often a message had been rejected before it was put into its queue anew. From RabbitMQ 4.0 on the broker begins to count
+/// at one then, whatever the message says.
+const REJECTED: &str = "x-leveret-rejected";
+
 /// How often a message was rejected.
 pub(crate) fn failures(properties: &RawProperties, queue: &str) -> u32 {
-    Deaths::of(properties).rejected_from(queue)
+    let before = properties.has_headers().then(|| properties.header(REJECTED)).flatten();
+    let before = before.and_then(|before| u32::try_from(before.as_i64()?).ok());
+    Deaths::of(properties).rejected_from(queue).saturating_add(before.unwrap_or_default())
+}
+
+/// The same message for the end of its queue. What the broker has counted so far it says itself from now on.
+pub(crate) fn anew(delivery: &Delivery, queue: &str, origin: &Origin) -> Parcel {
+    let mut parcel = to_queue(delivery, queue, origin);
+    let properties = delivery.raw_properties();
+    let rejected = failures(properties, delivery.queue());
+    if rejected > 0 {
+        parcel.set(REJECTED, i64::from(rejected));
+        if let Some(first) = first_failure(properties, delivery.queue()) {
+            parcel.set(stamp::header::FIRST, Value::Timestamp(stamp::seconds(first)));
+        }
+        if let Some(death) = Deaths::of(properties).rejection(delivery.queue()) {
+            keep_what_dying_took(&mut parcel, death);
+        }
+        parcel.forget_deaths();
+    }
+    parcel
 }
 
 /// Where a message was published to: the broker has it in the story of its first death.
@@ -119,5 +144,6 @@ pub(crate) fn close_the_story(parcel: &mut Parcel, properties: &RawProperties, q
     if let Some(death) = Deaths::of(properties).rejection(queue) {
         keep_what_dying_took(parcel, death);
     }
+    parcel.remove(REJECTED);
     parcel.forget_deaths();
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::amqp::{RawProperties, lock};
@@ -13,7 +14,7 @@ use crate::topology::{Binding, Exchange, Queue, QueueType, Topology};
 use super::policy::RetryPolicy;
 use super::profile::{Profile, Step, WorkQueue};
 use super::stamp::{self, Detail, Failed, header};
-use super::traps;
+use super::{one_wait, traps};
 
 /// How many wait queues there may be beside one work queue. A policy that needs more is refused; a handler that asks for
 /// ever other delays gets the next longer one there is.
@@ -25,25 +26,80 @@ pub(crate) struct Tiers {
     policy: RetryPolicy,
     queue_type: Option<QueueType>,
     /// The waits for which there are queues, or will be before the next message goes there.
-    waits: Mutex<BTreeSet<Duration>>,
+    waits: Mutex<BTreeSet<Tier>>,
+    /// Whether the queues are known to be classic ones, in which no priority counts.
+    is_classic: AtomicBool,
+}
+
+/// What the messages of a wait queue have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Tier {
+    /// Their priority, unless it is the usual one. A quorum queue of RabbitMQ 4.0 serves higher ones first, and only
+    /// what is first expires: in one queue the others would wait for as long as such messages come. (In one of 4.3
+    /// they do not.)
+    priority: Option<u8>,
+    wait: Duration,
+}
+
+/// The priority that a quorum queue takes a message for that has none.
+const USUAL_PRIORITY: u8 = 4;
+
+impl Tier {
+    fn new(wait: Duration) -> Self {
+        Tier { priority: None, wait: rounded(wait) }
+    }
+
+    /// The header by which the broker finds its queue.
+    fn header(self) -> String {
+        match self.priority {
+            None => header::DELAY.to_owned(),
+            Some(priority) => format!("{}-p{priority}", header::DELAY),
+        }
+    }
+
+    /// `jobs.wait.1m30s`, or `jobs.wait.1m30s.9` for those of priority 9.
+    fn queue(self, work: &str) -> String {
+        let name = tier_name(work, self.wait);
+        match self.priority {
+            None => name,
+            Some(priority) => format!("{name}.{priority}"),
+        }
+    }
 }
 
 impl Tiers {
     pub(crate) fn new(policy: RetryPolicy, queue_type: Option<QueueType>) -> Self {
         let waits = policy.all_waits(MAX_TIERS).unwrap_or_default();
-        let waits = waits.into_iter().map(rounded).collect();
-        Tiers { policy, queue_type, waits: Mutex::new(waits) }
+        let waits = waits.into_iter().map(Tier::new).collect();
+        let is_classic = AtomicBool::new(queue_type == Some(QueueType::Classic));
+        Tiers { policy, queue_type, waits: Mutex::new(waits), is_classic }
     }
 
-    /// The wait of the queue that comes nearest, and is not shorter unless there is no other.
-    fn tier(&self, wait: Duration) -> Duration {
+    /// The queue that comes nearest, and is not shorter unless there is no other.
+    fn tier(&self, wait: Duration, priority: Option<u8>) -> Tier {
         let mut waits = lock(&self.waits);
-        let wait = rounded(wait);
+        let wanted = Tier { priority, ..Tier::new(wait) };
         if waits.len() < MAX_TIERS {
-            waits.insert(wait);
+            waits.insert(wanted);
         }
-        let longer = waits.range(wait..).next();
-        longer.or_else(|| waits.last()).copied().unwrap_or(wait)
+        let alike = |tier: &&Tier| tier.priority == priority;
+        let longer = waits.range(wanted..).next().filter(alike);
+        match longer.or_else(|| waits.iter().rfind(alike)).copied() {
+            Some(tier) => tier,
+            // There is room for no more: then it waits among the usual ones.
+            None if priority.is_some() => {
+                drop(waits);
+                self.tier(wait, None)
+            }
+            None => wanted,
+        }
+    }
+
+    /// The priority by which a message has to wait apart.
+    fn priority(&self, delivery: &Delivery) -> Option<u8> {
+        let priority = delivery.properties().priority?;
+        let is_apart = priority != USUAL_PRIORITY && !self.is_classic.load(Ordering::Relaxed);
+        is_apart.then_some(priority)
     }
 
     fn queue(&self, work: &WorkQueue, name: String) -> Queue {
@@ -73,6 +129,8 @@ impl Profile for Tiers {
     fn topology(&self, work: &WorkQueue) -> Result<Topology, Error> {
         self.check(work)?;
         let name = work.name();
+        let is_classic = self.queue(work, name.to_owned()).queue_type() == Some(QueueType::Classic);
+        self.is_classic.store(is_classic, Ordering::Relaxed);
         let (wait, back, parked) = (wait_name(name), return_name(name), parked_name(name));
         let mut topology = Topology::new()
             .exchange(Exchange::fanout(parked.as_str()))
@@ -80,18 +138,22 @@ impl Profile for Tiers {
             .exchange(Exchange::headers(wait.as_str()))
             .queue(lasting(self.queue(work, parked.clone())).bind(parked, ""))
             .binding(Binding::to_queue(name, back.as_str(), ""));
-        for delay in lock(&self.waits).iter() {
-            let tier = tier_name(name, *delay);
-            let mut queue =
-                self.queue(work, tier.clone()).message_ttl(*delay).dead_letter_to(&back);
-            if queue.queue_type() == Some(QueueType::Quorum) {
-                queue = queue.dead_letter_at_least_once();
-            }
-            let binding = Binding::to_queue(tier, wait.as_str(), "")
-                .argument(header::DELAY, milliseconds(*delay));
+        for tier in lock(&self.waits).iter() {
+            let queue = self.queue(work, tier.queue(name));
+            let queue = one_wait::at_least_once(queue.message_ttl(tier.wait).dead_letter_to(&back));
+            let binding = Binding::to_queue(queue.name(), wait.as_str(), "")
+                .argument(tier.header(), milliseconds(tier.wait));
             topology = topology.queue(queue).binding(binding);
         }
         Ok(topology)
+    }
+
+    fn has_any_wait(&self) -> bool {
+        true
+    }
+
+    fn asks_for_type(&self) -> bool {
+        self.queue_type.is_some()
     }
 
     fn failures(&self, properties: &RawProperties, _queue: &str) -> u32 {
@@ -109,9 +171,10 @@ impl Profile for Tiers {
         let mut parcel = if wait.is_zero() {
             Parcel::of(delivery, return_name(name))
         } else {
-            let tier = self.tier(wait);
+            let tier = self.tier(wait, self.priority(delivery));
             let mut parcel = Parcel::of(delivery, wait_name(name));
-            parcel.set(header::DELAY, milliseconds(tier));
+            forget_wait(&mut parcel);
+            parcel.set(&tier.header(), milliseconds(tier.wait));
             parcel.keep_expiration();
             parcel.forget_fatal_deaths(name);
             parcel.reserve = ROOM_FOR_A_DEATH;
@@ -124,7 +187,7 @@ impl Profile for Tiers {
     fn park(&self, delivery: &Delivery, failed: &Failed<'_>, detail: Detail) -> Step {
         let mut parcel = Parcel::of(delivery, parked_name(delivery.queue()));
         parcel.keep_expiration();
-        parcel.remove(header::DELAY);
+        forget_wait(&mut parcel);
         parcel.set(header::RETURN, return_name(delivery.queue()));
         failed.stamp(&mut parcel, detail);
         Step::Move(Box::new(parcel))
@@ -154,6 +217,14 @@ pub(crate) fn return_name(queue: &str) -> String {
 
 pub(crate) fn parked_name(queue: &str) -> String {
     format!("{queue}.parked")
+}
+
+/// Takes away what led it to where it waited before.
+fn forget_wait(parcel: &mut Parcel) {
+    parcel.remove(header::DELAY);
+    if let Some(priority) = parcel.properties.priority {
+        parcel.remove(&Tier { priority: Some(priority), wait: Duration::ZERO }.header());
+    }
 }
 
 /// `jobs.wait.1m30s`: in the largest units that say it exactly.
@@ -198,12 +269,16 @@ mod tests {
     #[test]
     fn other_waits_get_queues_of_their_own_until_there_are_too_many() {
         let tiers = Tiers::new(RetryPolicy::fixed(Duration::from_secs(10)), None);
-        for seconds in 0..1000 {
-            tiers.tier(Duration::from_millis(seconds * 10));
+        let tier = |wait, priority| tiers.tier(Duration::from_millis(wait), priority);
+        assert_eq!(tier(10_000, Some(9)).queue("jobs"), "jobs.wait.10s.9");
+        for step in 0..1000 {
+            tier(step * 10, None);
         }
         assert_eq!(lock(&tiers.waits).len(), MAX_TIERS);
-        assert_eq!(tiers.tier(Duration::from_secs(7)), Duration::from_secs(10));
-        assert_eq!(tiers.tier(Duration::from_secs(70)), Duration::from_secs(10));
-        assert_eq!(tiers.tier(Duration::from_millis(105)), Duration::from_millis(110));
+        assert_eq!(tier(7000, None), Tier::new(Duration::from_secs(10)));
+        assert_eq!(tier(70_000, None), Tier::new(Duration::from_secs(10)));
+        assert_eq!(tier(105, None), Tier::new(Duration::from_millis(110)));
+        assert_eq!(tier(70_000, Some(9)).queue("jobs"), "jobs.wait.10s.9");
+        assert_eq!(tier(7000, Some(5)), Tier::new(Duration::from_secs(10)));
     }
 }

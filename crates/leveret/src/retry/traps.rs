@@ -7,8 +7,9 @@ use crate::topology::{Queue, QueueType, Topology};
 use super::policy::RetryPolicy;
 use super::profile::WorkQueue;
 
-/// The longest name of a work queue: what is added to it has to fit into 255 bytes.
-const MAX_NAME: usize = 230;
+/// The longest name of a work queue: what is added to it has to fit into 255 bytes, and is 26 of them at most
+/// (`.wait.49d17h2m47s294ms.255`).
+const MAX_NAME: usize = 229;
 
 /// That the messages of a queue cannot be tried again like this, and why.
 pub(crate) fn refusal(queue: &str, why: impl AsRef<str>) -> Error {
@@ -39,6 +40,10 @@ pub(crate) fn check_work_queue(work: &WorkQueue, policy: &RetryPolicy) -> Result
 }
 
 /// Why a queue and a policy do not go together, if they do not.
+///
+/// A message that is tried again is a new one to its queue, and its deliveries are counted from the beginning: so the limit
+/// does not take retries away, and with a dead-letter exchange both do what they should. Without one, whoever has set a
+/// limit below the retries has a message dropped by consumers that die fewer times than it may fail.
 pub(crate) fn of(queue: &Queue, policy: &RetryPolicy) -> Option<String> {
     let argument = |name: &str| queue.arguments().find(|(known, _)| *known == name);
     let limit = argument("x-delivery-limit").and_then(|(_, limit)| limit.as_i64())?;

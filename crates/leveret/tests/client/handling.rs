@@ -151,11 +151,10 @@ async fn a_pool_of_subscribers_shares_the_queue() {
     let all = Arc::clone(&seen);
     let stop = async {
         publisher.publish_batch((0..100).map(|n| ("q", n.to_string()))).await.unwrap();
-        let health = client.health();
-        assert_eq!(health.consumers.len(), 5);
         while all.lock().unwrap().len() < 100 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
+        assert_eq!(client.health().consumers.len(), 5);
     };
     let runner = client.consumer("q").subscribers(5).prefetch(1).state(Arc::clone(&seen));
     let summary = soon("the end", runner.handle(handler).run_until(stop)).await.unwrap();

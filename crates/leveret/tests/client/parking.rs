@@ -339,3 +339,38 @@ async fn the_lowest_rates_are_rates_too() {
         assert_eq!(depth(&broker, "q"), Some(1), "{rate}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_dry_run_finds_what_cannot_be_sent() {
+    let broker = broker();
+    let (_client, lot) = lot_with(&broker, 10).await;
+    let spoilt = |parked: &leveret::ParkedMessage, draft: &mut leveret::Draft| {
+        match parked.position() {
+            // Headers have to fit into a frame, and a key into 255 bytes.
+            3 => draft.set_header("crowd", "x".repeat(200_000)).unwrap(),
+            7 => {
+                let routing_key = Some("k".repeat(256));
+                draft.target = Target::Exchange { name: "amq.topic".to_owned(), routing_key };
+            }
+            _ => {}
+        }
+    };
+    let would = lot.edit(spoilt).dry_run().run().await.unwrap();
+    assert_eq!((would.done, would.failed), (8, 2), "{would:?}");
+    assert_eq!((depth(&broker, "lot"), depth(&broker, "q")), (Some(10), Some(0)));
+    let did = lot.edit(spoilt).run().await.unwrap();
+    assert_eq!((did.done, did.failed), (would.done, would.failed));
+    let named = |progress: &leveret::Progress| -> Vec<u64> {
+        progress.not_done.iter().map(|not_done| not_done.position).collect()
+    };
+    assert_eq!((named(&would), named(&did)), (vec![3, 7], vec![3, 7]));
+
+    let line = |headers: usize| {
+        let properties = serde_json::json!({ "headers": { "crowd": "x".repeat(headers) } });
+        serde_json::json!({ "exchange": "", "routing_key": "q", "properties": properties, "body": "" })
+    };
+    let file = format!("{}\n{}\n", line(10), line(200_000));
+    let would = lot.import(&mut file.as_bytes()).dry_run().run().await.unwrap();
+    assert_eq!((would.imported, would.failed), (1, 1), "{would:?}");
+    assert_eq!(would.bad_lines[0].0, 2);
+}

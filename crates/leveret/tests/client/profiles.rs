@@ -11,7 +11,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leveret::amqp::{GetOptions, Value};
-use leveret::{Client, Delivery, Destination, Failure, Incoming, Retry, Summary, Topology};
+use leveret::{
+    Acapi, Chandra, Client, Delivery, Destination, Failure, Incoming, Retry, Summary, Topology,
+};
 use tokio::time::Instant;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -146,4 +148,62 @@ struct Stamp<'a> {
     exchange: &'a str,
     routing_key: &'a str,
     back: Option<&'a str>,
+}
+
+/// Collects what is logged as a warning on this thread.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.is_event() && *metadata.level() == tracing::Level::WARN
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Text(String);
+        impl tracing::field::Visit for Text {
+            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                if field.name() == "message" {
+                    self.0 = format!("{value:?}");
+                }
+            }
+        }
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        self.0.lock().unwrap().push(text.0);
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[tokio::test(start_paused = true)]
+async fn that_a_wait_is_not_heard_is_said_once() {
+    let chandra = Chandra::new(leveret::Exchange::topic("orders")).interval(SECOND);
+    let acapi = Acapi::new().interval(SECOND);
+    let queue = || leveret::Queue::classic("q");
+    let profiles: [(Topology, Retry); 2] = [
+        (acapi.topology(queue()).unwrap(), acapi.into()),
+        (chandra.topology(queue()).unwrap(), chandra.into()),
+    ];
+    for (topology, retry) in profiles {
+        let warnings = Warnings::default();
+        let _guard = tracing::subscriber::set_default(warnings.clone());
+        let client = crate::client_of(&crate::broker()).await;
+        client.apply(&topology).await.unwrap();
+        let publisher = client.publisher("").build().await.unwrap();
+        publisher.publish("q", "job").await.unwrap();
+        let later = |_: &Seen| Err(Failure::retry_after(HOUR, "busy"));
+        let (seen, _) = consume(&client, "q", retry, LATER, later).await;
+        assert_eq!(times(&seen, SECOND), [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4), (6, 5)]);
+        let said = warnings.0.lock().unwrap();
+        let about_it = said.iter().filter(|text| text.contains("has its own waits")).count();
+        assert_eq!(about_it, 1, "{said:?}");
+    }
 }

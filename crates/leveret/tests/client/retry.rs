@@ -354,7 +354,7 @@ async fn what_cannot_work_is_refused_at_the_start_with_the_reason() {
     let policy = || RetryPolicy::fixed(SECOND);
     let table = [
         ("limited", Retry::from(policy().max_retries(5)), "delivery limit is 3"),
-        ("limited", Retry::in_place(SECOND), "delivery limit is 3"),
+        ("limited", Retry::in_place(SECOND), "delivery limit of 3"),
         ("mine", policy().into(), "gone with its connection"),
         ("q", RetryPolicy::linear(SECOND).max_retries(1000).into(), "cap them"),
         ("q", RetryPolicy::exponential(SECOND, 0.0).into(), "multiplier"),
@@ -377,7 +377,7 @@ async fn a_queue_of_another_type_can_be_asked_for() {
     let client = client_with(&broker, Queue::classic("q")).await;
     let retry = Retry::new(RetryPolicy::fixed(SECOND)).queue_type(QueueType::Quorum);
     let runner = client.consumer("q").retry(retry).handle(async || ());
-    runner.run_until(async {}).await.unwrap();
+    runner.run_until(tokio::time::sleep(SECOND)).await.unwrap();
     let topology = client.topology();
     for name in ["q.wait.1s", "q.parked"] {
         let queue = topology.queues().iter().find(|queue| queue.name() == name).unwrap();
@@ -477,7 +477,7 @@ async fn waits_of_less_than_a_millisecond_have_a_queue_of_one() {
     let client = client_with(&broker, Queue::classic("q")).await;
     let policy = RetryPolicy::fixed(Duration::from_micros(100)).max_retries(2);
     let runner = client.consumer("q").retry(policy).handle(async || {});
-    runner.run_until(async {}).await.unwrap();
+    runner.run_until(tokio::time::sleep(SECOND)).await.unwrap();
     let topology = client.topology();
     let mut names: Vec<_> = topology.queues().iter().map(Queue::name).collect();
     names.sort_unstable();

@@ -14,7 +14,8 @@ fn count(snapshot: &[(metrics_util::CompositeKey, u64)], name: &str) -> u64 {
 async fn what_is_published_and_handled_is_counted() {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
-    recorder.install().unwrap();
+    // Of this thread alone: other tests count, too.
+    let _guard = metrics::set_default_local_recorder(&recorder);
     let broker = broker();
     let client = client_with(&broker, Queue::classic("q")).await;
     let publisher = client.publisher("").build().await.unwrap();

@@ -7,7 +7,9 @@ use leveret::{
 use leveret_testkit::rabbitmq;
 use tokio::time::Instant;
 
-use crate::support::client::{client, client_with, next, publisher, soon, until_depth};
+use crate::support::client::{
+    CONSUMING, client, client_with, cut, next, publisher, soon, until_depth,
+};
 
 const TYPES: [QueueType; 2] = [QueueType::Classic, QueueType::Quorum];
 const PARKED: &str = "leveret.delay.unroutable";
@@ -181,6 +183,81 @@ async fn messages_that_the_target_exchange_has_no_queue_for_hold_up_nobody() {
 }
 
 #[tokio::test]
+async fn what_the_target_exchange_has_no_queue_for_is_parked() {
+    for queue_type in TYPES {
+        let vhost = rabbitmq::vhost().await;
+        let (client, publisher) = scene(&vhost, queue_type).await;
+        for n in 0..300 {
+            let key = if n % 3 == 0 { "order.paid" } else { "order.unheard.of" };
+            drop(soon("room", publisher.send_in(key, n.to_string(), SHORT)).await.unwrap());
+        }
+        soon("outcomes", publisher.flush()).await.unwrap();
+        until_depth(&client, "paid", 100).await;
+        until_depth(&client, PARKED, 200).await;
+        let parked = client.get(PARKED, GetOptions::default()).await.unwrap().unwrap();
+        assert_eq!(parked.routing_key(), "order.unheard.of");
+        assert_eq!(parked.header("x-leveret-exchange").unwrap().as_str(), Some("orders"));
+        assert_eq!(parked.header("x-leveret-reason").unwrap().as_str(), Some("unroutable"));
+        parked.requeue().unwrap();
+        // The order of those that were taken together is kept.
+        let mut deliveries = client.consumer("paid").stream().await.unwrap();
+        for n in 0..100 {
+            let delivery = next(&mut deliveries).await;
+            assert_eq!(delivery.body(), (n * 3).to_string().as_bytes());
+            delivery.ack().unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn with_nobody_there_to_take_it_the_broker_takes_the_last_step() {
+    for queue_type in TYPES {
+        let vhost = rabbitmq::vhost().await;
+        let (gone, publisher) = scene(&vhost, queue_type).await;
+        publish_in(&publisher, "order.paid", "later").await;
+        soon("the end", gone.close()).await;
+        let client = client(&vhost).await;
+        assert_eq!(only(&client, "paid").await.body(), "later");
+    }
+}
+
+#[tokio::test]
+async fn blind_copies_are_made() {
+    for queue_type in TYPES {
+        let vhost = rabbitmq::vhost().await;
+        let (client, publisher) = scene(&vhost, queue_type).await;
+        let copies = leveret::amqp::Array::from_values(["order.lost".into()]).unwrap();
+        publish_in(&publisher, "order.paid", Message::new("twice").header("BCC", copies)).await;
+        only(&client, "paid").await.ack().unwrap();
+        only(&client, "lost").await.ack().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_is_lost_while_messages_are_due_loses_none() {
+    for queue_type in TYPES {
+        let vhost = rabbitmq::vhost().await;
+        let (client, publisher) = scene(&vhost, queue_type).await;
+        for n in 0..500 {
+            let delay = Duration::from_millis(1000 + 4 * n);
+            drop(
+                soon("room", publisher.send_in("order.paid", n.to_string(), delay)).await.unwrap(),
+            );
+        }
+        soon("outcomes", publisher.flush()).await.unwrap();
+        cut(&vhost, &client, CONSUMING).await;
+        let mut missing: std::collections::BTreeSet<u64> = (0..500).collect();
+        let mut deliveries = client.consumer("paid").stream().await.unwrap();
+        while !missing.is_empty() {
+            // What the relay had sent and not acked comes a second time.
+            let delivery = next(&mut deliveries).await;
+            missing.remove(&std::str::from_utf8(delivery.body()).unwrap().parse().unwrap());
+            delivery.ack().unwrap();
+        }
+    }
+}
+
+#[tokio::test]
 async fn an_alternate_exchange_parks_what_the_target_has_no_queue_for() {
     for queue_type in TYPES {
         let vhost = rabbitmq::vhost().await;
@@ -213,7 +290,7 @@ async fn a_high_priority_holds_up_nobody() {
         let kept = delivery.header("x-leveret-priority").and_then(|value| value.as_i64());
         match queue_type {
             QueueType::Quorum => {
-                assert_eq!((delivery.properties().priority, kept), (Some(4), Some(9)))
+                assert_eq!((delivery.properties().priority, kept), (Some(4), Some(9)));
             }
             _ => assert_eq!((delivery.properties().priority, kept), (Some(9), None)),
         }

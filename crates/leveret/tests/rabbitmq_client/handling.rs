@@ -149,8 +149,11 @@ async fn a_pool_of_subscribers_shares_the_queue_and_goes_on_after_a_cut() {
         eventually(SOON, "all to be handled", async || seen.lock().unwrap().len() == count).await
     };
     let stop = async {
-        let health = client.health();
-        assert_eq!((health.consumers.len(), health.connections.len()), (5, 3));
+        eventually(SOON, "five consumers on three connections", async || {
+            let health = client.health();
+            (health.consumers.len(), health.connections.len()) == (5, 3)
+        })
+        .await;
         publisher.publish_batch((0..100).map(|n| ("q", n.to_string()))).await.unwrap();
         until_seen(100).await;
         cut(&vhost, &client, CONSUMING).await;

@@ -465,3 +465,54 @@ async fn trap_10_a_queue_with_other_arguments_is_a_conflict_that_names_them() {
     assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
     assert!(error.to_string().contains("x-dead-letter-exchange"), "{error}");
 }
+
+/// RabbitMQ 4.0 counts what is requeued, so it is put into its queue anew; and it does not believe what such a message says
+/// about its deaths.
+#[tokio::test]
+async fn what_is_requeued_between_rejections_keeps_its_count() {
+    let chandra = || Chandra::new(Exchange::topic("orders")).interval(WAIT).max_retries(2);
+    let acapi = || Acapi::new().interval(WAIT).max_retries(2);
+    // With no delivery limit of their own.
+    let plain = Queue::quorum("q").bind("orders", "order.*");
+    let of_acapi = plain.clone().dead_letter_to("q-retry");
+    let of_chandra = plain.dead_letter_to("q.dlx").dead_letter_key("retry.q");
+    let profiles: [(Queue, Retry, &str); 2] =
+        [(of_acapi, acapi().into(), "q-error"), (of_chandra, chandra().into(), "q.parking_lot")];
+    for (queue, retry, parked) in profiles {
+        let vhost = rabbitmq::vhost().await;
+        let client = client(&vhost).await;
+        let topology = Topology::new().exchange(Exchange::topic("orders")).queue(queue);
+        soon("a topology", client.apply(&topology)).await.unwrap();
+        let publisher = soon("a publisher", client.publisher("orders").build()).await.unwrap();
+        soon("an outcome", publisher.publish("order.paid", job())).await.unwrap();
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let handler = {
+            let seen = Arc::clone(&seen);
+            move |incoming: Incoming| {
+                let mut seen = seen.lock().unwrap();
+                seen.push((incoming.attempt(), incoming.routing_key().to_string()));
+                // Rejected each third time.
+                let failure = match seen.len() % 3 {
+                    0 => Failure::retry("not yet").kind("early"),
+                    _ => Failure::requeue("not here"),
+                };
+                async { Err::<(), _>(failure) }
+            }
+        };
+        let runner = client.consumer("q").retry(retry).handle(handler);
+        let stop = async {
+            eventually(SOON, "a parked message", async || {
+                client.inspect_queue(parked).await.is_ok_and(|lot| lot.messages == 1)
+            })
+            .await;
+        };
+        soon("the end", runner.run_until(stop)).await.unwrap();
+        let expected =
+            [1, 1, 1, 2, 2, 2, 3, 3, 3].map(|attempt| (attempt, "order.paid".to_owned()));
+        assert_eq!(*seen.lock().unwrap(), expected);
+        let parked = take(&client, parked).await;
+        check_stamp(&parked, 3, ["q", "orders", "order.paid"]);
+        assert!(parked.header("x-leveret-rejected").is_none(), "it would begin with a count");
+        parked.ack().unwrap();
+    }
+}

@@ -2,8 +2,10 @@ use std::time::Duration;
 
 use leveret::amqp::{Array, GetOptions, Properties, Table, Value};
 use leveret::{
-    Attempt, Client, Delivery, Exchange, Failure, Incoming, Message, Queue, RetryPolicy, Topology,
+    Attempt, Client, Delivery, Exchange, Failure, Incoming, Message, Orb, Queue, Retry,
+    RetryPolicy, Topology,
 };
+use leveret_testkit::rabbitmq::Version;
 use leveret_testkit::{eventually, rabbitmq};
 use tokio::sync::mpsc;
 
@@ -310,4 +312,119 @@ async fn what_cannot_be_moved_for_long_is_not_given_back_until_the_broker_drops_
     };
     let summary = client.consumer("q").handle(handler).run_until(stop).await.unwrap();
     assert_eq!((summary.retried, summary.handled), (1, 1), "{summary:?}");
+}
+
+/// RabbitMQ 4.0 has a delivery limit of 20 for quorum queues that name none.
+#[tokio::test]
+async fn what_goes_back_to_its_queue_often_is_not_lost() {
+    let requeue = || Failure::requeue("no");
+    let retry = || Failure::retry("no");
+    type Way = (Option<Retry>, fn() -> Failure);
+    let ways: [Way; 2] =
+        [(None, requeue), (Some(Retry::in_place(Duration::from_millis(1))), retry)];
+    for (way, failure) in ways {
+        let vhost = rabbitmq::vhost().await;
+        let client = client(&vhost).await;
+        let topology = Topology::new()
+            .exchange(Exchange::direct("jobs"))
+            .queue(Queue::quorum("q").bind("jobs", "new"));
+        client.apply(&topology).await.unwrap();
+        let publisher = soon("a publisher", client.publisher("jobs").build()).await.unwrap();
+        soon("an outcome", publisher.publish("new", "job")).await.unwrap();
+        let (sender, mut seen) = mpsc::channel(100);
+        let handler = move |incoming: Incoming| {
+            let sender = sender.clone();
+            async move {
+                let (answer, answered) = tokio::sync::oneshot::channel();
+                sender.send((incoming.routing_key().to_string(), answer)).await.unwrap();
+                if answered.await.unwrap() { Ok(()) } else { Err(failure()) }
+            }
+        };
+        let stop = async {
+            for n in 0..30 {
+                let (key, answer) = soon("a delivery", seen.recv()).await.unwrap();
+                assert_eq!(key, "new");
+                answer.send(n == 29).unwrap();
+            }
+        };
+        let mut consumer = client.consumer("q");
+        if let Some(way) = way {
+            consumer = consumer.retry(way);
+        }
+        let summary = soon("the end", consumer.handle(handler).run_until(stop)).await.unwrap();
+        assert_eq!((summary.handled, summary.failed), (1, 29));
+        until_depth(&client, "q", 0).await;
+    }
+}
+
+/// The redelivery queue of Orb is of the broker's default type, unless it is told one.
+#[tokio::test]
+async fn what_orbs_service_cannot_send_back_for_long_is_not_lost() {
+    let vhost = rabbitmq::vhost().await;
+    if !vhost.broker().is_embedded() {
+        let quorum = serde_json::json!({ "default_queue_type": "quorum" });
+        vhost.broker().management().put(&["vhosts", vhost.name()], quorum).await.unwrap();
+    }
+    let client = client(&vhost).await;
+    let orb = Orb::new();
+    let full = Queue::classic("q").max_length(1).argument("x-overflow", "reject-publish");
+    client.apply(&orb.topology(full).unwrap()).await.unwrap();
+    let publisher = publisher(&client).await;
+    soon("an outcome", publisher.publish("q", "job")).await.unwrap();
+    the_message(&client, "q").await.discard().unwrap();
+    until_depth(&client, "orb.redelivery", 1).await;
+    soon("an outcome", publisher.publish("q", "in its way")).await.unwrap();
+    // It comes back each second, and 4.0 drops what has come back 20 times.
+    let tries = if Version::under_test() == Version::V4_0 { 25 } else { 3 };
+    let stop = async {
+        tokio::time::sleep(Duration::from_secs(tries)).await;
+        the_message(&client, "q").await.ack().unwrap();
+        let back = the_message(&client, "q").await;
+        assert_eq!(back.body(), "job");
+        back.ack().unwrap();
+    };
+    let redelivered = orb.redelivery(&client).run_until(stop).await.unwrap();
+    assert_eq!((redelivered.sent_back, redelivered.parked), (1, 0));
+}
+
+/// Lets a message of one priority fail, a second later one of another, and says which of them came again first.
+async fn first_again(first: Message, second: Message) -> String {
+    let vhost = rabbitmq::vhost().await;
+    let client = client_with(&vhost, Queue::quorum("q")).await;
+    let publisher = publisher(&client).await;
+    let (sender, mut seen) = mpsc::channel(10);
+    let handler = move |body: String, Attempt(attempt): Attempt, incoming: Incoming| {
+        let sender = sender.clone();
+        async move {
+            let priority = incoming.properties().priority;
+            sender.send((body, attempt, priority)).await.unwrap();
+            if attempt == 1 { Err("no") } else { Ok(()) }
+        }
+    };
+    let mut again = Vec::new();
+    let stop = async {
+        soon("an outcome", publisher.publish("q", first)).await.unwrap();
+        let (_, _, of_first) = soon("a delivery", seen.recv()).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        soon("an outcome", publisher.publish("q", second)).await.unwrap();
+        while again.len() < 2 {
+            let (body, attempt, priority) = soon("a delivery", seen.recv()).await.unwrap();
+            if attempt > 1 {
+                again.push(body);
+            }
+            if again == ["first"] {
+                assert_eq!(priority, of_first, "it keeps its priority");
+            }
+        }
+    };
+    let policy = RetryPolicy::fixed(Duration::from_secs(2));
+    client.consumer("q").retry(policy).handle(handler).run_until(stop).await.unwrap();
+    again.swap_remove(0)
+}
+
+#[tokio::test]
+async fn in_wait_queues_a_message_of_higher_priority_holds_up_nobody() {
+    let (high, low) = (Message::new("second").priority(9), Message::new("first").priority(0));
+    assert_eq!(first_again(Message::new("first"), high).await, "first");
+    assert_eq!(first_again(low, Message::new("second")).await, "first");
 }

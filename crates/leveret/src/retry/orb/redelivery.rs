@@ -6,11 +6,13 @@ use std::time::{Duration, SystemTime};
 
 use crate::amqp::{ShortStr, Value};
 use crate::client::{Client, Event};
-use crate::consumer::Incoming;
+use crate::clock;
+use crate::consumer::{Incoming, unless};
 use crate::error::{Error, ErrorKind};
 use crate::mover::{Mover, Parcel};
 use crate::random;
 use crate::retry::deaths::{Death, Deaths};
+use crate::retry::plain::InPlace;
 use crate::retry::policy::{Decision, Facts, ParkReason};
 use crate::retry::rejecting;
 use crate::retry::stamp::{self, Detail, Failed, Origin, header};
@@ -64,7 +66,11 @@ impl Redelivery {
             let text = format!("messages cannot be redelivered like this: {fault}");
             return Err(Error::new(ErrorKind::Invalid, text));
         }
-        client.apply(&orb.shared()).await?;
+        let mut stop = std::pin::pin!(stop);
+        match unless(&mut stop, client.apply(&orb.shared())).await {
+            Some(applied) => applied.map(drop)?,
+            None => return Ok(Redelivered::default()),
+        }
         let service = Arc::new(Service {
             mover: Mover::new(&client, "redelivering a message"),
             orb,
@@ -78,8 +84,10 @@ impl Redelivery {
                 async move { service.redeliver(&incoming).await }
             }
         };
-        let consumer = client.consumer(service.orb.redelivery.as_str()).workers(WORKERS);
-        consumer.retry(Retry::in_place(PAUSE)).handle(handler).run_until(stop).await?;
+        let queue = service.orb.redelivery.as_str();
+        let consumer = client.consumer(queue).workers(WORKERS);
+        let in_place = Retry::with(InPlace::new(PAUSE).by(queue, queue));
+        consumer.retry(in_place).handle(handler).run_until(stop).await?;
         Ok(service.done.read())
     }
 }
@@ -231,7 +239,7 @@ impl<'a> Letter<'a> {
             count: Orb::count(properties),
             death: last.filter(|_| !has_waited),
             has_waited,
-            now: SystemTime::now(),
+            now: clock::now(),
         }
     }
 

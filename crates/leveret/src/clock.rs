@@ -1,0 +1,10 @@
+//! The time of day.
+
+use std::time::{Instant, SystemTime};
+
+/// The time of day, which passes as it does for timers: where a test has paused time and lets an hour go by, it is an hour
+/// later here, too.
+pub(crate) fn now() -> SystemTime {
+    let timers = tokio::time::Instant::now().into_std();
+    SystemTime::now() + timers.saturating_duration_since(Instant::now())
+}

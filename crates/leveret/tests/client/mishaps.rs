@@ -1,0 +1,289 @@
+//! What goes wrong around messages that are tried again.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use leveret::amqp::GetOptions;
+use leveret::{
+    Attempt, BatchOptions, Chandra, Client, ErrorKind, Exchange, Failure, Incoming, Message, Orb,
+    Queue, Retry, RetryPolicy, Summary, Topology,
+};
+use leveret_broker::{Broker, Permissions};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep};
+
+use crate::{broker, client_of, client_with, depth, soon};
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+const DAY: Duration = Duration::from_secs(86_400);
+
+#[tokio::test(start_paused = true)]
+async fn a_consumer_that_is_told_to_stop_while_it_starts_does() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    broker.faults().freeze();
+    let began = Instant::now();
+    let runner = client.consumer("q").retry(RetryPolicy::default()).handle(async || ());
+    assert_eq!(runner.run_until(sleep(SECOND)).await.unwrap(), Summary::default());
+    let options = BatchOptions { size: 10, within: SECOND };
+    let batches = client.consumer("q").handle_batches(options, async |_| ());
+    assert_eq!(batches.run_until(sleep(SECOND)).await.unwrap(), Summary::default());
+    Orb::new().redelivery(&client).run_until(sleep(SECOND)).await.unwrap();
+    assert!(began.elapsed() < 4 * SECOND, "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_that_is_too_old_is_parked() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    publisher.publish("q", "job").await.unwrap();
+    let (sender, mut seen) = mpsc::channel(100);
+    let began = Instant::now();
+    let handler = move || {
+        let sender = sender.clone();
+        async move {
+            sender.send(began.elapsed().as_secs() / 60).await.unwrap();
+            Err::<(), _>("not yet")
+        }
+    };
+    // It would be 70 minutes old at its eighth delivery.
+    let policy = RetryPolicy::fixed(10 * MINUTE).unlimited_retries().max_age(65 * MINUTE);
+    let runner = client.consumer("q").retry(policy).handle(handler);
+    let summary = runner.run_until(sleep(DAY)).await.unwrap();
+    assert_eq!((summary.failed, summary.retried, summary.parked), (7, 6, 1));
+    let mut at = Vec::new();
+    while let Ok(minutes) = seen.try_recv() {
+        at.push(minutes);
+    }
+    assert_eq!(at, [0, 10, 20, 30, 40, 50, 60]);
+    let parked = client.get("q.parked", GetOptions::default()).await.unwrap().unwrap();
+    assert_eq!(parked.header("x-leveret-reason").unwrap().as_str(), Some("too-old"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_with_one_key_the_one_that_waits_is_passed_over_once_the_other_is_done() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    publisher.publish("q", Message::new("first").message_id("7")).await.unwrap();
+    let handled = Arc::new(Mutex::new(Vec::new()));
+    let handler = {
+        let handled = Arc::clone(&handled);
+        move |incoming: Incoming, Attempt(attempt): Attempt| {
+            let body = String::from_utf8_lossy(incoming.body()).into_owned();
+            handled.lock().unwrap().push((body.clone(), attempt));
+            async move { if body == "first" { Err("not yet") } else { Ok(()) } }
+        }
+    };
+    let stop = async {
+        sleep(SECOND).await;
+        publisher.publish("q", Message::new("second").message_id("7")).await.unwrap();
+        sleep(DAY).await;
+    };
+    let consumer = client.consumer("q").retry(RetryPolicy::fixed(5 * SECOND));
+    let runner = consumer.deduplicate(MINUTE).handle(handler);
+    let summary = runner.run_until(stop).await.unwrap();
+    assert_eq!((summary.handled, summary.retried, summary.duplicates), (1, 1, 1));
+    let expected = [("first".to_owned(), 1), ("second".to_owned(), 1)];
+    assert_eq!(*handled.lock().unwrap(), expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_that_failed_is_no_duplicate_of_itself() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    publisher.publish("q", Message::new("job").message_id("7")).await.unwrap();
+    let handler =
+        async |Attempt(attempt): Attempt| if attempt < 4 { Err("not yet") } else { Ok(()) };
+    let consumer = client.consumer("q").retry(RetryPolicy::fixed(SECOND));
+    let runner = consumer.deduplicate(DAY).handle(handler);
+    let summary = runner.run_until(sleep(MINUTE)).await.unwrap();
+    assert_eq!((summary.handled, summary.retried, summary.duplicates), (1, 3, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_name_works_up_to_the_limit_and_is_refused_at_the_start_beyond_it() {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    // The longest name that there is for a wait queue.
+    let wait = Duration::from_millis(u64::from(u32::MAX) - 2);
+    let policy = || RetryPolicy::fixed(wait).max_retries(1);
+    let longest = "q".repeat(229);
+    client.apply(&Topology::new().queue(Queue::quorum(longest.as_str()))).await.unwrap();
+    let publisher = client.publisher("").build().await.unwrap();
+    publisher.publish(&longest, Message::new("job").priority(255)).await.unwrap();
+    let runner = client.consumer(longest.as_str()).retry(policy());
+    let summary = runner.handle(async || Err::<(), _>("no")).run_until(sleep(MINUTE)).await;
+    assert_eq!(summary.unwrap().retried, 1);
+    assert_eq!(depth(&broker, &format!("{longest}.wait.49d17h2m47s293ms.255")), Some(1));
+
+    let too_long = "q".repeat(230);
+    client.apply(&Topology::new().queue(Queue::classic(too_long.as_str()))).await.unwrap();
+    let runner = client.consumer(too_long.as_str()).retry(policy()).handle(async || ());
+    let error = soon("a refusal", runner.run()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("1 to 229 bytes"), "{error}");
+}
+
+/// The bodies of all messages in these queues.
+fn bodies(broker: &Broker, queues: &[&str]) -> BTreeSet<String> {
+    let peek = |queue: &&str| broker.peek("/", queue, usize::MAX).unwrap_or_default();
+    let messages = queues.iter().flat_map(peek);
+    messages.map(|message| String::from_utf8_lossy(&message.body).into_owned()).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_in_the_midst_of_retries_loses_nothing() {
+    for queue in [Queue::classic("q"), Queue::quorum("q")] {
+        let broker = broker();
+        let client = client_with(&broker, queue).await;
+        let publisher = client.publisher("").build().await.unwrap();
+        for n in 0..500 {
+            publisher.publish("q", n.to_string()).await.unwrap();
+        }
+        let failed = Arc::new(AtomicU32::new(0));
+        let handler = {
+            let failed = Arc::clone(&failed);
+            move || {
+                failed.fetch_add(1, Ordering::Relaxed);
+                async { Err::<(), _>("no") }
+            }
+        };
+        let policy = RetryPolicy::steps([SECOND, MINUTE]);
+        let runner = client.consumer("q").workers(8).retry(policy).handle(handler);
+        let closing = async {
+            while failed.load(Ordering::Relaxed) < 200 {
+                tokio::task::yield_now().await;
+            }
+            client.close().await;
+        };
+        let (ended, ()) = tokio::join!(runner.run(), soon("the end", closing));
+        let summary = ended.unwrap();
+        assert!(summary.parked < 500, "it was in the midst of it: {summary:?}");
+        let all = bodies(&broker, &["q", "q.wait.1s", "q.wait.1m", "q.parked"]);
+        assert_eq!(all.len(), 500);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_redelivery_service_whose_broker_fails_loses_nothing() {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    let orb = Orb::new().max_attempts(3);
+    client.apply(&orb.topology(Queue::quorum("q")).unwrap()).await.unwrap();
+    let publisher = client.publisher("").build().await.unwrap();
+    for n in 0..100 {
+        publisher.publish("q", n.to_string()).await.unwrap();
+    }
+    let trouble = async {
+        let faults = broker.faults();
+        for _ in 0..20 {
+            sleep(SECOND / 3).await;
+            faults.cut_all_connections();
+            sleep(SECOND / 3).await;
+            faults.nack_publishes(5);
+            faults.return_publishes(3);
+        }
+        sleep(DAY).await;
+    };
+    let service = orb.redelivery(&client).run_until(sleep(DAY));
+    let runner = client.consumer("q").workers(4).retry(orb).handle(async || Err::<(), _>("no"));
+    let (service, consumer, ()) = tokio::join!(service, runner.run_until(sleep(DAY)), trouble);
+    service.unwrap();
+    consumer.unwrap();
+    assert_eq!(bodies(&broker, &["orb.parked"]).len(), 100);
+    for queue in ["q", "orb.redelivery", "orb.wait"] {
+        assert_eq!(depth(&broker, queue), Some(0), "{queue}");
+    }
+}
+
+/// The clock is the real one: the user comes over TCP.
+#[tokio::test]
+async fn where_nothing_may_be_declared_a_failed_message_stays_in_its_queue() {
+    let configure = "^q$".to_owned();
+    let broker = Broker::builder()
+        .user("all", "all")
+        .user("worker", "worker")
+        .permissions("worker", "/", Permissions { configure, ..Permissions::all() })
+        .start()
+        .unwrap();
+    let address = broker.listen("127.0.0.1:0").await.unwrap();
+    let connect = async |user: &str| {
+        let url = format!("amqp://{user}:{user}@{address}");
+        Client::connect(url.as_str()).await.unwrap()
+    };
+    let (all, worker) = (connect("all").await, connect("worker").await);
+    for queue in [Queue::classic("q"), Queue::quorum("q")] {
+        all.apply(&Topology::new().queue(queue)).await.unwrap();
+        let publisher = all.publisher("").build().await.unwrap();
+        publisher.publish("q", "job").await.unwrap();
+
+        // Whoever names a policy hears of it at the start.
+        let runner = worker.consumer("q").retry(RetryPolicy::default()).handle(async || ());
+        let error = soon("a refusal", runner.run()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
+
+        let (sender, mut seen) = mpsc::channel(100);
+        let handler = move || {
+            let sender = sender.clone();
+            async move {
+                sender.send(()).await.unwrap();
+                Err::<(), _>("no")
+            }
+        };
+        let twice = async {
+            soon("a delivery", seen.recv()).await.unwrap();
+            soon("another one", seen.recv()).await.unwrap();
+        };
+        let consumer = worker.consumer("q").drain(SECOND);
+        let summary = consumer.handle(handler).run_until(twice).await.unwrap();
+        assert_eq!((summary.retried, summary.parked), (0, 0));
+        let back = async {
+            while depth(&broker, "q") != Some(1) {
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        soon("the message in its queue", back).await;
+        all.delete_queue("q", Default::default()).await.unwrap();
+    }
+}
+
+/// As large as a message can be that is delivered in a frame.
+fn crowded(message: Message) -> Message {
+    message.header("crowd", "x".repeat(131_072 - 300))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_with_no_room_for_its_story_is_parked_once() {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    let retry = Chandra::new(Exchange::topic("orders")).interval(SECOND);
+    let queue = Queue::classic("billing").bind("orders", "order.*");
+    client.apply(&retry.topology(queue).unwrap()).await.unwrap();
+    let publisher = client.publisher("orders").build().await.unwrap();
+    // This key would lead a message in the dead-letter exchange to the retry queue.
+    let copies = leveret::amqp::Array::from_values(["retry.billing".into()]).unwrap();
+    let message = Message::new("job").header("CC", copies);
+    publisher.publish("order.paid", crowded(message)).await.unwrap();
+    let seen = Arc::new(AtomicU32::new(0));
+    let handler = {
+        let seen = Arc::clone(&seen);
+        move || {
+            seen.fetch_add(1, Ordering::Relaxed);
+            async { Err::<(), _>(Failure::permanent("x".repeat(3000)).kind("k".repeat(100))) }
+        }
+    };
+    let runner = client.consumer("billing").retry(Retry::from(retry)).handle(handler);
+    let summary = runner.run_until(sleep(DAY)).await.unwrap();
+    assert_eq!((seen.load(Ordering::Relaxed), summary.parked), (1, 1));
+    assert_eq!(depth(&broker, "billing.parking_lot"), Some(1));
+    let parked = client.get("billing.parking_lot", GetOptions::default()).await.unwrap().unwrap();
+    let headers = parked.properties().headers.unwrap().into_owned();
+    let names: Vec<_> = headers.iter().map(|(name, _)| name.to_str_lossy().into_owned()).collect();
+    assert_eq!(names, ["crowd"]);
+}

@@ -1,0 +1,224 @@
+//! Delayed messages for exchanges: who takes the last step, and what becomes of those that no queue is for.
+
+use std::time::Duration;
+
+use leveret::amqp::{Array, GetOptions};
+use leveret::{Client, Event, Exchange, Message, ParkReason, Queue, QueueType, Topology};
+use leveret_broker::{Broker, Permissions, Profile};
+use tokio::time::{Instant, sleep};
+
+use crate::{PATIENCE, broker, client_of, depth, soon};
+
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
+
+const PARKED: &str = "leveret.delay.unroutable";
+
+fn orders() -> Topology {
+    Topology::new()
+        .exchange(Exchange::topic("orders"))
+        .queue(Queue::classic("paid").bind("orders", "order.paid"))
+        .queue(Queue::classic("lost").bind("orders", "order.lost"))
+}
+
+async fn client_with_orders(broker: &Broker) -> Client {
+    let client = client_of(broker).await;
+    client.apply(&orders()).await.unwrap();
+    client
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_target_exchange_has_no_queue_for_is_parked() {
+    for profile in [Profile::RabbitMq3_10, Profile::RabbitMq4_3] {
+        for queue_type in [QueueType::Classic, QueueType::Quorum] {
+            let broker = Broker::builder().profile(profile).start().unwrap();
+            let client = client_with_orders(&broker).await;
+            client.delays().declare(queue_type).await.unwrap();
+            let publisher = client.publisher("orders").build().await.unwrap();
+            let mut events = client.events();
+            publisher.publish_in("order.paid", "somebody's", HOUR).await.unwrap();
+            publisher.publish_in("unheard.of", "nobody's", HOUR).await.unwrap();
+            sleep(HOUR + SECOND).await;
+            assert_eq!(depth(&broker, "paid"), Some(1));
+            assert_eq!(client.delays().unroutable().await.unwrap(), 1);
+            assert_eq!(client.delays().pending().await.unwrap(), 0);
+            let parked = client.get(PARKED, GetOptions::default()).await.unwrap().unwrap();
+            assert_eq!(
+                (parked.body().as_ref(), parked.routing_key().as_bytes()),
+                (&b"nobody's"[..], &b"unheard.of"[..])
+            );
+            let said = |name| parked.header(name).unwrap().as_str().unwrap().to_owned();
+            assert_eq!(said("x-leveret-exchange"), "orders");
+            assert_eq!(said("x-leveret-reason"), "unroutable");
+            let told = soon("an event", async {
+                loop {
+                    if let Event::Parked { reason, .. } = events.next().await.unwrap() {
+                        return reason;
+                    }
+                }
+            });
+            assert_eq!(told.await, ParkReason::Unroutable);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_parked_one_can_be_replayed_once_there_is_a_queue_for_it() {
+    let broker = broker();
+    let client = client_with_orders(&broker).await;
+    let publisher = client.publisher("orders").build().await.unwrap();
+    let message = Message::new("early").header("tenant", "acme");
+    publisher.publish_in("order.new", message, HOUR).await.unwrap();
+    sleep(HOUR + SECOND).await;
+    assert_eq!(depth(&broker, PARKED), Some(1));
+    client
+        .apply(&Topology::new().queue(Queue::classic("new").bind("orders", "order.new")))
+        .await
+        .unwrap();
+    let to = leveret::Target::exchange("orders");
+    client.parking_lot(PARKED).replay_to(to).run().await.unwrap();
+    let replayed = client.get("new", GetOptions::default()).await.unwrap().unwrap();
+    assert_eq!(replayed.body(), "early");
+    let headers = replayed.properties().headers.unwrap();
+    let names: Vec<String> =
+        headers.iter().map(|(name, _)| name.to_str_lossy().into_owned()).collect();
+    assert_eq!(names, ["tenant"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_nobody_there_the_broker_takes_the_last_step() {
+    for queue_type in [QueueType::Classic, QueueType::Quorum] {
+        let broker = broker();
+        let client = client_with_orders(&broker).await;
+        client.delays().declare(queue_type).await.unwrap();
+        let publisher = client.publisher("orders").build().await.unwrap();
+        publisher.publish_in("order.paid", "later", HOUR).await.unwrap();
+        client.close().await;
+        sleep(HOUR + 3 * SECOND).await;
+        assert_eq!(depth(&broker, "paid"), Some(1));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn messages_of_one_time_keep_their_order() {
+    let broker = broker();
+    let client = client_with_orders(&broker).await;
+    let publisher = client.publisher("orders").build().await.unwrap();
+    for n in 0..500 {
+        drop(publisher.send_in("order.paid", n.to_string(), HOUR).await.unwrap());
+    }
+    publisher.flush().await.unwrap();
+    let mut deliveries = client.consumer("paid").stream().await.unwrap();
+    for n in 0..500 {
+        let delivery = deliveries.next().await.unwrap().unwrap();
+        assert_eq!(delivery.body(), n.to_string().as_bytes());
+        delivery.ack().unwrap();
+    }
+    assert_eq!(depth(&broker, "paid"), Some(0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_who_relay_share_the_work_and_double_nothing() {
+    let broker = broker();
+    let mut all = Vec::new();
+    for n in 0..4 {
+        let client = client_with_orders(&broker).await;
+        let publisher = client.publisher("orders").build().await.unwrap();
+        for message in 0..100 {
+            let body = (n * 100 + message).to_string();
+            drop(publisher.send_in("order.paid", body, HOUR).await.unwrap());
+        }
+        publisher.flush().await.unwrap();
+        all.push((client, publisher));
+    }
+    sleep(HOUR + SECOND).await;
+    let came = broker.peek("/", "paid", usize::MAX).unwrap();
+    let bodies: std::collections::BTreeSet<_> = came.iter().map(|one| one.body.clone()).collect();
+    assert_eq!((came.len(), bodies.len()), (400, 400));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_relay_goes_on_after_its_broker_has_started_again() {
+    let broker = broker();
+    let client = client_with_orders(&broker).await;
+    let publisher = client.publisher("orders").build().await.unwrap();
+    publisher.publish_in("unheard.of", "nobody's", HOUR).await.unwrap();
+    sleep(HOUR / 2).await;
+    broker.restart().await;
+    sleep(HOUR).await;
+    assert_eq!(depth(&broker, PARKED), Some(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn blind_copies_are_made_and_stay_blind() {
+    let broker = broker();
+    let client = client_with_orders(&broker).await;
+    let publisher = client.publisher("orders").build().await.unwrap();
+    publisher.publish_in("order.paid", "for a relay", HOUR).await.unwrap();
+    let copies = Array::from_values(["order.lost".into()]).unwrap();
+    let message = Message::new("twice").header("BCC", copies);
+    publisher.publish_in("order.paid", message, HOUR).await.unwrap();
+    sleep(HOUR + SECOND).await;
+    assert_eq!((depth(&broker, "paid"), depth(&broker, "lost")), (Some(2), Some(1)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_relay_does_not_keep_its_client_open() {
+    let broker = broker();
+    let client = client_with_orders(&broker).await;
+    let publisher = client.publisher("orders").build().await.unwrap();
+    publisher.publish_in("order.paid", "later", HOUR).await.unwrap();
+    drop((client, publisher));
+    let gone = async {
+        while !broker.snapshot().virtual_host("/").unwrap().connections.is_empty() {
+            sleep(SECOND).await;
+        }
+    };
+    soon("the end of the connections", gone).await;
+}
+
+/// The clock is the real one: the users come over TCP.
+#[tokio::test]
+async fn what_a_relay_may_not_publish_is_left_to_the_broker() {
+    let write = "^(own|leveret.*)$".to_owned();
+    let broker = Broker::builder()
+        .user("all", "all")
+        .user("own", "own")
+        .permissions("own", "/", Permissions { write, ..Permissions::all() })
+        .start()
+        .unwrap();
+    let address = broker.listen("127.0.0.1:0").await.unwrap();
+    let connect = async |user: &str| {
+        let url = format!("amqp://{user}:{user}@{address}");
+        Client::connect(url.as_str()).await.unwrap()
+    };
+    let (all, own) = (connect("all").await, connect("own").await);
+    all.apply(&orders().exchange(Exchange::fanout("own"))).await.unwrap();
+    let relaying = own.publisher("own").build().await.unwrap();
+    relaying.publish_in("k", "to have a relay", HOUR).await.unwrap();
+    let publisher = all.publisher("orders").build().await.unwrap();
+    publisher.publish_in("order.paid", "one", SECOND).await.unwrap();
+    // Now the only relay is the one that may not publish it.
+    all.close().await;
+    let arrived = async {
+        while depth(&broker, "paid") != Some(1) {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    soon("the message", arrived).await;
+    assert_eq!(depth(&broker, PARKED), Some(0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_is_not_late_while_somebody_relays() {
+    let broker = broker();
+    let client = client_with_orders(&broker).await;
+    let publisher = client.publisher("orders").build().await.unwrap();
+    let began = Instant::now();
+    publisher.publish_in("order.paid", "later", HOUR).await.unwrap();
+    let mut deliveries = client.consumer("paid").stream().await.unwrap();
+    let delivery = tokio::time::timeout(HOUR + PATIENCE, deliveries.next()).await.unwrap();
+    delivery.unwrap().unwrap().ack().unwrap();
+    let late = began.elapsed() - HOUR;
+    assert!(late < Duration::from_millis(500), "{late:?}");
+}
