@@ -28,7 +28,7 @@ pub(crate) mod registry;
 pub use backoff::Backoff;
 pub use core::ConnectLimits;
 pub use endpoint::IntoEndpoints;
-pub use event::{Event, Events};
+pub use event::{ClientEvent, ClientEvents};
 pub use health::{ConnectionHealth, ConsumerHealth, Health, PoolHealth, PublisherHealth};
 
 use self::core::Core;
@@ -376,7 +376,7 @@ impl Client {
     }
 
     /// What happens to the client from now on. Any number may listen.
-    pub fn events(&self) -> Events {
+    pub fn watch(&self) -> ClientEvents {
         self.core().announcer().listen()
     }
 
@@ -399,7 +399,7 @@ impl Client {
             let _ = timeout(CLOSE, line.ended()).await;
         }
         if first {
-            self.core().announce(Event::Closed);
+            self.core().announce(ClientEvent::Closed);
         }
     }
 }

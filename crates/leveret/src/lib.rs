@@ -120,8 +120,8 @@ mod topology;
 mod trace;
 
 pub use client::{
-    Backoff, Client, ClientBuilder, ConnectLimits, ConnectionHealth, ConsumerHealth, Event, Events,
-    Health, IntoEndpoints, PoolHealth, PublisherHealth,
+    Backoff, Client, ClientBuilder, ClientEvent, ClientEvents, ConnectLimits, ConnectionHealth,
+    ConsumerHealth, Health, IntoEndpoints, PoolHealth, PublisherHealth,
 };
 pub use consumer::{
     Attempt, BatchOptions, BatchOutcome, BatchRunner, BoxError, ConsumerBuilder, Deliveries,

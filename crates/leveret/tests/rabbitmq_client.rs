@@ -6,7 +6,6 @@ mod rabbitmq_client {
     mod abuse;
     mod consuming;
     mod delay;
-    mod events;
     mod handling;
     mod parking;
     mod pool;
@@ -14,4 +13,5 @@ mod rabbitmq_client {
     mod publishing;
     mod retry;
     mod topology;
+    mod watching;
 }

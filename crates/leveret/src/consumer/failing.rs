@@ -8,7 +8,7 @@ use tokio::time::{sleep, timeout};
 
 use super::ConsumerBuilder;
 use super::runner::{Summary, report};
-use crate::client::{Client, Event};
+use crate::client::{Client, ClientEvent};
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 use crate::mover::Mover;
@@ -174,7 +174,7 @@ impl Failing {
                 settle.apply(delivery).await;
                 if is_parked {
                     self.counts.parked();
-                    self.client.core().announce(Event::Parked {
+                    self.client.core().announce(ClientEvent::Parked {
                         queue: self.queue.clone(),
                         reason: failed.reason.unwrap_or(ParkReason::Permanent),
                         error: failed.error.to_owned(),

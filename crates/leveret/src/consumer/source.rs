@@ -8,7 +8,7 @@ use super::Settings;
 use crate::amqp::{self, ConsumeOptions, Consumer, ReplyCode, deadline_in};
 use crate::client::Client;
 use crate::client::core::{Core, Subscription};
-use crate::client::event::Event;
+use crate::client::event::ClientEvent;
 use crate::client::registry::Entry;
 use crate::error::{Error, ErrorKind};
 use crate::telemetry::Delivered;
@@ -62,7 +62,7 @@ impl Source {
             let error = match self.begin().await? {
                 Ok(consumer) => {
                     let queue = self.settings.queue.clone();
-                    self.core.announce(Event::ConsumerResumed { queue });
+                    self.core.announce(ClientEvent::ConsumerResumed { queue });
                     return Ok(self.live(consumer));
                 }
                 Err(error) if error.is_connection_error() => {
@@ -118,7 +118,7 @@ impl Source {
         let error = Error::from_amqp(self.what(), error);
         self.health.lost(error.clone());
         let queue = self.settings.queue.clone();
-        self.core.announce(Event::ConsumerLost { queue, error });
+        self.core.announce(ClientEvent::ConsumerLost { queue, error });
     }
 
     pub(super) fn ended(&self, error: &Error) {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use crate::amqp::{ShortStr, Value};
-use crate::client::{Client, Event};
+use crate::client::{Client, ClientEvent};
 use crate::consumer::Incoming;
 use crate::error::{Error, ErrorKind};
 use crate::mover::{Mover, Parcel};
@@ -203,7 +203,7 @@ impl Service {
         count_up(&self.done.parked);
         Consumed::new(queue).parked();
         let (queue, error) = (queue.to_owned(), error.to_owned());
-        self.client.core().announce(Event::Parked { queue, reason, error });
+        self.client.core().announce(ClientEvent::Parked { queue, reason, error });
         Ok(())
     }
 }
