@@ -11,10 +11,11 @@ use crate::consumer::ConsumerBuilder;
 use crate::delay::Delays;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
+use crate::events::Events;
 use crate::parking::ParkingLot;
 use crate::pool::ChannelPoolBuilder;
 use crate::publisher::PublisherBuilder;
-use crate::topology::{Applied, Failed, Topology};
+use crate::topology::{Applied, Exchange, Failed, Topology};
 
 mod backoff;
 mod checkup;
@@ -367,6 +368,11 @@ impl Client {
     /// A consumer of a queue. The queue is not declared by this.
     pub fn consumer(&self, queue: impl Into<String>) -> ConsumerBuilder {
         ConsumerBuilder::new(self.clone(), queue.into())
+    }
+
+    /// Events that are broadcast through a topic exchange of this name, which is declared when it is needed.
+    pub fn events(&self, exchange: impl Into<String>) -> Events {
+        Events::new(self.clone(), Exchange::topic(exchange))
     }
 
     /// A queue with messages that failed, to look at them and to replay them. Any queue can be one, those of other systems

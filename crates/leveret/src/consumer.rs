@@ -8,12 +8,14 @@ use crate::amqp::{ConsumeOptions, Value};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 use crate::retry::Retry;
+use crate::topology::Topology;
 use crate::topology::arguments::Arguments;
 
 mod batch;
 mod failing;
 mod handler;
 mod incoming;
+mod needs;
 mod runner;
 mod seen;
 mod service;
@@ -28,6 +30,7 @@ pub use service::HandlerService;
 pub use stream::{Deliveries, Next};
 
 use incoming::States;
+use needs::{Needs, Temporary};
 use seen::Seen;
 use service::{BoxLayer, Call};
 use source::Source;
@@ -66,6 +69,7 @@ pub struct ConsumerBuilder {
     client: Client,
     settings: Settings,
     running: Running,
+    needs: Needs,
 }
 
 impl std::fmt::Debug for ConsumerBuilder {
@@ -141,7 +145,30 @@ impl ConsumerBuilder {
             states: States::default(),
             layers: Vec::new(),
         };
-        ConsumerBuilder { client, settings, running }
+        ConsumerBuilder { client, settings, running, needs: Needs::default() }
+    }
+
+    /// Declares this before it begins: the queue, and what it is bound to. Without it, the queue has to exist.
+    pub fn declaring(self, topology: Topology) -> Self {
+        self.needing(Ok(topology))
+    }
+
+    /// The same, or why there is nothing to declare: then the consumer does not begin.
+    pub(crate) fn needing(mut self, topology: Result<Topology, Error>) -> Self {
+        self.needs.add(topology);
+        self
+    }
+
+    /// The queue is forgotten once nobody consumes it any more.
+    pub(crate) fn temporary(mut self) -> Self {
+        self.needs.temporary = Some(Temporary::new(&self.client, &self.settings.queue));
+        self
+    }
+
+    /// Declares what the consumer [needs](Self::declaring) now, and not when it begins: its queue keeps messages from now
+    /// on.
+    pub async fn declare(&self) -> Result<(), Error> {
+        self.needs.declare(&self.client).await
     }
 
     /// How many deliveries may be unsettled at a time. 100 by default.
@@ -289,9 +316,15 @@ impl ConsumerBuilder {
         Err(Error::new(ErrorKind::Invalid, text))
     }
 
-    /// Begins to consume. The queue has to exist.
+    /// Begins to consume. The queue has to exist, unless it is [declared](Self::declaring) by this.
     pub async fn stream(self) -> Result<Deliveries, Error> {
-        let source = Source::new(&self.client, self.settings)?;
+        self.declare().await?;
+        self.begin().await
+    }
+
+    /// The same, once all is declared.
+    async fn begin(self) -> Result<Deliveries, Error> {
+        let source = Source::new(&self.client, self.settings, self.needs.temporary)?;
         let consumer = source.first().await?;
         Ok(Deliveries::new(source, consumer, self.client))
     }

@@ -106,6 +106,7 @@ mod delivery;
 #[cfg(feature = "files")]
 mod duration;
 mod error;
+mod events;
 mod message;
 mod mover;
 mod parking;
@@ -131,6 +132,7 @@ pub use consumer::{
 pub use delay::Delays;
 pub use delivery::Delivery;
 pub use error::{Error, ErrorKind};
+pub use events::{AcapiSite, AcapiTraffic, Emit, Events};
 pub use message::{IntoMessage, Message};
 pub use parking::{
     Draft, Export, Filter, Group, Import, Imported, NotDone, ParkedMessage, ParkingLot, PastError,

@@ -148,6 +148,12 @@ impl Message {
         self
     }
 
+    /// With this correlation id, unless it has one.
+    pub(crate) fn in_group(mut self, id: &ShortStr<'static>) -> Self {
+        self.extra().properties.correlation_id.get_or_insert_with(|| id.clone());
+        self
+    }
+
     /// Fails if it cannot be sent.
     #[inline]
     pub(crate) fn check(&self) -> Result<(), Error> {

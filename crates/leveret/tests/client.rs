@@ -5,6 +5,7 @@ mod client {
     mod batches;
     mod consuming;
     mod delay;
+    mod events;
     mod handling;
     mod health;
     mod parking;

@@ -6,6 +6,7 @@ mod rabbitmq_client {
     mod abuse;
     mod consuming;
     mod delay;
+    mod events;
     mod handling;
     mod parking;
     mod pool;

@@ -86,6 +86,7 @@ impl BatchRunner {
     pub async fn run_until(self, stop: impl Future) -> Result<Summary, Error> {
         let BatchRunner { mut builder, options, call } = self;
         builder.check()?;
+        builder.declare().await?;
         let running = builder.running.clone();
         let size = usize::from(options.size.max(1));
         builder.settings.prefetch = builder.settings.prefetch.max(options.size);
@@ -93,7 +94,7 @@ impl BatchRunner {
         let failing = Failing::start(&builder, counts.clone()).await?;
         let states = Arc::new(running.states);
         let handling = Handling { states, call, counts, failing };
-        let mut deliveries = builder.stream().await?;
+        let mut deliveries = builder.begin().await?;
         let mut summary = Summary::default();
         let mut stop = pin!(stop);
         loop {

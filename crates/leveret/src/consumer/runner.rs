@@ -79,12 +79,13 @@ impl Runner {
     pub async fn run_until(self, stop: impl Future) -> Result<Summary, Error> {
         let Runner { builder, call } = self;
         builder.check()?;
+        builder.declare().await?;
         let running = &builder.running;
         let counts = Consumed::new(&builder.settings.queue);
         let failing = Failing::start(&builder, counts.clone()).await?;
         let mut pool = Vec::new();
         for _ in 0..running.subscribers {
-            pool.push(builder.clone().stream().await?);
+            pool.push(builder.clone().begin().await?);
         }
         let shared = Arc::new(Shared {
             call,

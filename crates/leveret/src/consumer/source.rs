@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::Settings;
+use super::needs::Temporary;
 use crate::amqp::{self, ConsumeOptions, Consumer, ReplyCode, deadline_in};
 use crate::client::Client;
 use crate::client::core::{Core, Subscription};
@@ -21,11 +22,16 @@ pub(super) struct Source {
     options: ConsumeOptions,
     place: Subscription,
     health: Entry,
+    _temporary: Option<Arc<Temporary>>,
     pub(super) counts: Delivered,
 }
 
 impl Source {
-    pub(super) fn new(client: &Client, settings: Settings) -> Result<Arc<Source>, Error> {
+    pub(super) fn new(
+        client: &Client,
+        settings: Settings,
+        temporary: Option<Arc<Temporary>>,
+    ) -> Result<Arc<Source>, Error> {
         let core = client.core();
         core.check_open()?;
         let options = settings.options()?;
@@ -37,6 +43,7 @@ impl Source {
             core: Arc::clone(core),
             settings,
             options,
+            _temporary: temporary,
         }))
     }
 
