@@ -51,6 +51,7 @@ mod settled;
 mod tls;
 mod uri;
 
+pub(crate) use channel::DIRECT_REPLIES;
 pub use channel::{
     Access, Channel, Confirm, ConsumeOptions, DeleteExchange, DeleteQueue, ExchangeOptions, Flow,
     GetOptions, Plain, QueueInfo, QueueOptions, Tx,

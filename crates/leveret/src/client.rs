@@ -15,6 +15,7 @@ use crate::events::Events;
 use crate::parking::ParkingLot;
 use crate::pool::ChannelPoolBuilder;
 use crate::publisher::PublisherBuilder;
+use crate::rpc::{RpcBuilder, ServiceBuilder};
 use crate::topology::{Applied, Exchange, Failed, Topology};
 
 mod backoff;
@@ -373,6 +374,16 @@ impl Client {
     /// Events that are broadcast through a topic exchange of this name, which is declared when it is needed.
     pub fn events(&self, exchange: impl Into<String>) -> Events {
         Events::new(self.clone(), Exchange::topic(exchange))
+    }
+
+    /// A service to be called, by its name.
+    pub fn rpc(&self, service: impl Into<String>) -> RpcBuilder {
+        RpcBuilder::new(self.clone(), service.into())
+    }
+
+    /// A service to be offered, by its name.
+    pub fn service(&self, name: impl Into<String>) -> ServiceBuilder {
+        ServiceBuilder::new(self.clone(), name.into())
     }
 
     /// A queue with messages that failed, to look at them and to replay them. Any queue can be one, those of other systems

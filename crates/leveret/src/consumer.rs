@@ -29,10 +29,12 @@ pub use runner::{Runner, Summary};
 pub use service::HandlerService;
 pub use stream::{Deliveries, Next};
 
+pub(crate) use handler::BoxFuture;
 use incoming::States;
 use needs::{Needs, Temporary};
 use seen::Seen;
-use service::{BoxLayer, Call};
+use service::BoxLayer;
+pub(crate) use service::Call;
 use source::Source;
 
 /// How a queue is consumed: as a [stream](ConsumerBuilder::stream), or with a [handler](ConsumerBuilder::handle).
@@ -284,7 +286,23 @@ impl ConsumerBuilder {
 
     /// With a handler for each message: an async function whose arguments are picked by type, see [`FromIncoming`].
     pub fn handle<A: 'static>(self, handler: impl Handler<A>) -> Runner {
-        let call = Call::new(handler, &self.running.layers);
+        let call = self.layered(handler);
+        self.call(call)
+    }
+
+    /// The same for another queue.
+    pub(crate) fn of_queue(mut self, queue: &str) -> Self {
+        self.settings.queue = queue.to_owned();
+        self
+    }
+
+    /// A handler with the layers around it.
+    pub(crate) fn layered<A: 'static>(&self, handler: impl Handler<A>) -> Call {
+        Call::new(handler, &self.running.layers)
+    }
+
+    /// With what is called for each message, layers and all.
+    pub(crate) fn call(self, call: Call) -> Runner {
         Runner::new(self, call)
     }
 

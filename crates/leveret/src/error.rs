@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::amqp::{self, ReplyCode, Returned};
+use crate::rpc::RemoteError;
 use crate::topology::Conflict;
 
 /// Why something failed: what was attempted, on what, and what the broker said.
@@ -28,6 +29,7 @@ enum Detail {
     Conflicts(Vec<Conflict>),
     Returned(Box<Returned>),
     Blocked(String),
+    Remote(RemoteError),
 }
 
 /// The kinds of errors, for a program to branch on.
@@ -61,6 +63,8 @@ pub enum ErrorKind {
     Payload,
     /// A handler panicked.
     Panicked,
+    /// The service that was called has answered with an error. See [`Error::remote`].
+    Remote,
     /// The broker closed the channel or connection for another reason. See [`Error::reply_code`].
     Broker,
 }
@@ -123,6 +127,11 @@ impl Error {
         Error::with(ErrorKind::Unroutable, text, Detail::Returned(returned), None)
     }
 
+    pub(crate) fn remote_error(what: impl fmt::Display, error: RemoteError) -> Self {
+        let text = format!("{what} failed there: {error}");
+        Error::with(ErrorKind::Remote, text, Detail::Remote(error), None)
+    }
+
     /// The kind, to branch on.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
@@ -148,6 +157,14 @@ impl Error {
     pub fn blocked_by_broker(&self) -> Option<&str> {
         match &self.0.detail {
             Detail::Blocked(reason) => Some(reason),
+            _ => None,
+        }
+    }
+
+    /// What the service that was called has answered, if that is an error.
+    pub fn remote(&self) -> Option<&RemoteError> {
+        match &self.0.detail {
+            Detail::Remote(error) => Some(error),
             _ => None,
         }
     }

@@ -116,6 +116,7 @@ pub mod prelude;
 mod publisher;
 mod random;
 mod retry;
+mod rpc;
 mod telemetry;
 mod topology;
 mod trace;
@@ -146,6 +147,10 @@ pub use publisher::{
 pub use retry::{
     Acapi, Chandra, CoverArt, Death, Deaths, Decision, Facts, Failure, Orb, ParkReason,
     Redelivered, Redelivery, Retry, RetryPolicy, Verdict,
+};
+pub use rpc::{
+    Call, End, FromReply, IntoReply, Method, RemoteError, Replier, Replies, Reply, ReplyStream,
+    Rpc, RpcBuilder, ServiceBuilder, StreamCall,
 };
 pub use topology::{
     Applied, Binding, Conflict, Destination, Exchange, ExchangeKind, Overflow, Queue, QueueType,

@@ -45,7 +45,8 @@ pub use unconfirmed::UnconfirmedPublisher;
 use book::Book;
 use heads::{Head, Place};
 use keeper::Keeper;
-use span::PublishSpan;
+pub(crate) use keeper::Why;
+pub(crate) use span::PublishSpan;
 
 /// What becomes of messages that the broker had not confirmed when the connection or channel was lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

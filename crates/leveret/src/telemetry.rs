@@ -11,6 +11,7 @@ mod counted {
     use std::time::Duration;
 
     use crate::amqp::Outcome;
+    use crate::error::ErrorKind;
 
     /// What is counted of a publisher.
     #[derive(Clone)]
@@ -131,6 +132,99 @@ mod counted {
         }
     }
 
+    /// What is counted of a client of a service.
+    #[derive(Clone)]
+    pub(crate) struct Called {
+        answered: Counter,
+        failed: Counter,
+        timed_out: Counter,
+        unroutable: Counter,
+        lost: Counter,
+        other: Counter,
+        seconds: Histogram,
+    }
+
+    impl Called {
+        pub(crate) fn new(service: &str) -> Self {
+            let outcome = |outcome: &'static str| {
+                let service = service.to_owned();
+                counter!("leveret_calls_total", "service" => service, "outcome" => outcome)
+            };
+            Called {
+                answered: outcome("reply"),
+                failed: outcome("remote"),
+                timed_out: outcome("timed-out"),
+                unroutable: outcome("unroutable"),
+                lost: outcome("lost"),
+                other: outcome("other"),
+                seconds: histogram!("leveret_call_seconds", "service" => service.to_owned()),
+            }
+        }
+
+        #[inline]
+        pub(crate) fn ended(&self, took: Duration, failed: Option<ErrorKind>) {
+            self.seconds.record(took.as_secs_f64());
+            let counter = match failed {
+                None => &self.answered,
+                Some(ErrorKind::Remote) => &self.failed,
+                Some(ErrorKind::TimedOut) => &self.timed_out,
+                Some(ErrorKind::Unroutable) => &self.unroutable,
+                Some(ErrorKind::Lost) => &self.lost,
+                Some(_) => &self.other,
+            };
+            counter.increment(1);
+        }
+    }
+
+    /// Replies that nobody waited for.
+    #[derive(Clone)]
+    pub(crate) struct Strays(Counter);
+
+    impl Strays {
+        pub(crate) fn new(service: &str) -> Self {
+            Strays(counter!("leveret_stray_replies_total", "service" => service.to_owned()))
+        }
+
+        pub(crate) fn came(&self) {
+            self.0.increment(1);
+        }
+    }
+
+    /// What is counted of a service.
+    #[derive(Clone)]
+    pub(crate) struct Replied {
+        values: Counter,
+        errors: Counter,
+        undeliverable: Counter,
+    }
+
+    impl Replied {
+        pub(crate) fn new(service: &str) -> Self {
+            let kind = |kind: &'static str| {
+                let service = service.to_owned();
+                counter!("leveret_replies_total", "service" => service, "kind" => kind)
+            };
+            Replied {
+                values: kind("value"),
+                errors: kind("error"),
+                undeliverable: kind("undeliverable"),
+            }
+        }
+
+        #[inline]
+        pub(crate) fn value(&self) {
+            self.values.increment(1);
+        }
+
+        pub(crate) fn error(&self) {
+            self.errors.increment(1);
+        }
+
+        pub(crate) fn undeliverable(&self) {
+            self.undeliverable.increment(1);
+        }
+    }
+
     pub(crate) fn waited_for_channel(seconds: Duration) {
         histogram!("leveret_pool_wait_seconds").record(seconds.as_secs_f64());
     }
@@ -141,6 +235,7 @@ mod counted {
     use std::time::Duration;
 
     use crate::amqp::Outcome;
+    use crate::error::ErrorKind;
 
     #[derive(Clone)]
     pub(crate) struct Published;
@@ -189,25 +284,58 @@ mod counted {
         pub(crate) fn delivered(&self) {}
     }
 
+    #[derive(Clone)]
+    pub(crate) struct Called;
+
+    impl Called {
+        pub(crate) fn new(_service: &str) -> Self {
+            Called
+        }
+
+        pub(crate) fn ended(&self, _took: Duration, _failed: Option<ErrorKind>) {}
+    }
+
+    #[derive(Clone)]
+    pub(crate) struct Strays;
+
+    impl Strays {
+        pub(crate) fn new(_service: &str) -> Self {
+            Strays
+        }
+
+        pub(crate) fn came(&self) {}
+    }
+
+    #[derive(Clone)]
+    pub(crate) struct Replied;
+
+    impl Replied {
+        pub(crate) fn new(_service: &str) -> Self {
+            Replied
+        }
+
+        pub(crate) fn value(&self) {}
+
+        pub(crate) fn error(&self) {}
+
+        pub(crate) fn undeliverable(&self) {}
+    }
+
     pub(crate) fn waited_for_channel(_seconds: Duration) {}
 }
 
-pub(crate) use counted::{Consumed, Delivered, Published, waited_for_channel};
+pub(crate) use counted::{
+    Called, Consumed, Delivered, Published, Replied, Strays, waited_for_channel,
+};
 
-impl std::fmt::Debug for Published {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Published")
-    }
+macro_rules! debug {
+    ($($counted:ident)*) => {$(
+        impl std::fmt::Debug for $counted {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(stringify!($counted))
+            }
+        }
+    )*};
 }
 
-impl std::fmt::Debug for Delivered {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Delivered")
-    }
-}
-
-impl std::fmt::Debug for Consumed {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Consumed")
-    }
-}
+debug! { Called Consumed Delivered Published Replied Strays }

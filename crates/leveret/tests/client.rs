@@ -14,6 +14,7 @@ mod client {
     mod publishing;
     mod recovery;
     mod retry;
+    mod rpc;
     mod spans;
     mod telemetry;
     mod topology;
@@ -55,7 +56,7 @@ fn depth(broker: &Broker, queue: &str) -> Option<usize> {
 }
 
 /// Fails the test if something takes longer than anything should.
-async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+async fn soon<T>(what: &str, future: impl IntoFuture<Output = T>) -> T {
     match tokio::time::timeout(PATIENCE, future).await {
         Ok(value) => value,
         Err(_) => panic!("{what} did not happen in {PATIENCE:?}"),

@@ -91,7 +91,7 @@ impl Default for ExchangeOptions {
 }
 
 /// The pseudo-queue of RabbitMQ's direct replies.
-const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
+pub(crate) const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
 
 /// What the broker says of a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]

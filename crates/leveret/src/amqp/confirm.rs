@@ -100,6 +100,13 @@ impl Confirmation {
     pub fn outcome(&self) -> Option<Outcome> {
         self.entry.outcome()
     }
+
+    /// The outcome if it is any but [`Acked`](Outcome::Acked): for those who have something else to wait for if all goes
+    /// well, and are not to be woken for it.
+    #[inline]
+    pub(crate) fn poll_failure(&self, context: &mut Context<'_>) -> Poll<Outcome> {
+        self.entry.poll_failure(context)
+    }
 }
 
 impl Future for Confirmation {

@@ -9,14 +9,16 @@ use serde::de::DeserializeOwned;
 use super::incoming::Incoming;
 use crate::amqp::Table;
 use crate::error::{Error, ErrorKind};
+use crate::message::Message;
 use crate::payload::{self, Json, MsgPack, Payload};
 use crate::retry::named;
+use crate::rpc::{IntoReply, Method};
 
 /// What went wrong in a handler, or in a layer around it.
 pub type BoxError = Box<dyn StdError + Send + Sync>;
 
 /// A future in a box.
-pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// An argument of a handler, picked from the message.
 ///
@@ -131,6 +133,16 @@ pub trait Handler<Arguments>: Send + Sync + 'static {
     fn call(&self, incoming: Incoming) -> BoxFuture<Result<(), BoxError>>;
 }
 
+/// Picks the arguments, or returns why not.
+macro_rules! pick {
+    ($incoming:ident: $($argument:ident),*) => {$(
+        let $argument = match $argument::from_incoming(&$incoming) {
+            Ok(argument) => argument,
+            Err(error) => return Box::pin(std::future::ready(Err(error.into()))),
+        };
+    )*};
+}
+
 macro_rules! handlers {
     ($(($($argument:ident),*))*) => {$(
         impl<F, Fut, Out, $($argument),*> Handler<($($argument,)*)> for F
@@ -142,14 +154,24 @@ macro_rules! handlers {
         {
             #[allow(non_snake_case, unused_variables)]
             fn call(&self, incoming: Incoming) -> BoxFuture<Result<(), BoxError>> {
-                $(
-                    let $argument = match $argument::from_incoming(&incoming) {
-                        Ok(argument) => argument,
-                        Err(error) => return Box::pin(std::future::ready(Err(error.into()))),
-                    };
-                )*
+                pick!(incoming: $($argument),*);
                 let handling = self($($argument),*);
                 Box::pin(async move { handling.await.into_outcome() })
+            }
+        }
+
+        impl<F, Fut, Out, $($argument),*> Method<($($argument,)*)> for F
+        where
+            F: Fn($($argument),*) -> Fut + Send + Sync + 'static,
+            Fut: Future<Output = Out> + Send + 'static,
+            Out: IntoReply,
+            $($argument: FromIncoming,)*
+        {
+            #[allow(non_snake_case, unused_variables)]
+            fn call(&self, incoming: Incoming) -> BoxFuture<Result<Option<Message>, BoxError>> {
+                pick!(incoming: $($argument),*);
+                let handling = self($($argument),*);
+                Box::pin(async move { handling.await.into_reply() })
             }
         }
     )*};

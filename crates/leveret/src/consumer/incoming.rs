@@ -11,6 +11,7 @@ use crate::amqp::{Properties, RawProperties, ShortStr, Source, Value};
 use crate::delivery::Delivery;
 use crate::retry::Profile;
 use crate::retry::stamp::Origin;
+use crate::rpc::WayBack;
 
 /// A message on its way through the layers to its handler: what it holds and where it came from. It clones cheaply.
 ///
@@ -25,6 +26,8 @@ pub struct Incoming {
     tag: u64,
     retry: Arc<dyn Profile>,
     states: Arc<States>,
+    /// Where a reply goes, if it is a request to a service.
+    way_back: Option<WayBack>,
 }
 
 impl Incoming {
@@ -38,7 +41,16 @@ impl Incoming {
             tag: delivery.delivery_tag(),
             retry: Arc::clone(retry),
             states: Arc::clone(states),
+            way_back: None,
         }
+    }
+
+    pub(crate) fn set_way_back(&mut self, way: WayBack) {
+        self.way_back = Some(way);
+    }
+
+    pub(crate) fn way_back(&self) -> Option<&WayBack> {
+        self.way_back.as_ref()
     }
 
     /// The body.

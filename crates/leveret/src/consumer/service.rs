@@ -34,7 +34,7 @@ where
 
 /// Calls a handler through its layers. A panic is an error like any other.
 #[derive(Clone)]
-pub(super) struct Call(Arc<dyn Fn(Incoming) -> BoxFuture<Result<(), BoxError>> + Send + Sync>);
+pub(crate) struct Call(Arc<dyn Fn(Incoming) -> BoxFuture<Result<(), BoxError>> + Send + Sync>);
 
 impl Call {
     pub(super) fn new<A: 'static>(handler: impl Handler<A>, layers: &[BoxLayer]) -> Self {
@@ -48,7 +48,14 @@ impl Call {
         Call(Arc::new(move |incoming| Box::pin(service.clone().oneshot(incoming))))
     }
 
-    pub(super) async fn call(&self, incoming: Incoming) -> Result<(), BoxError> {
+    /// Calls this and nothing else.
+    pub(crate) fn plain(
+        call: impl Fn(Incoming) -> BoxFuture<Result<(), BoxError>> + Send + Sync + 'static,
+    ) -> Self {
+        Call(Arc::new(call))
+    }
+
+    pub(crate) async fn call(&self, incoming: Incoming) -> Result<(), BoxError> {
         contained(|| (self.0)(incoming)).await.flatten()
     }
 }

@@ -33,7 +33,7 @@ pub(super) struct Keeper {
 
 /// Why a channel is no longer used, which decides how what was lost is sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Why {
+pub(crate) enum Why {
     /// The connection went, or confirms did not come: all is sent at once.
     Lost,
     /// The broker has closed it because of one of the messages, and does not say which: each is confirmed before the next
@@ -44,7 +44,7 @@ enum Why {
 }
 
 impl Why {
-    fn of(error: &amqp::Error) -> Why {
+    pub(crate) fn of(error: &amqp::Error) -> Why {
         match error.kind() {
             Amqp::ChannelClosed(ReplyCode::NOT_FOUND) => Why::NoExchange,
             Amqp::ChannelClosed(_) => Why::Message,

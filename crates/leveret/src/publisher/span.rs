@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::trace::TraceContext;
 
 /// A publish that is traced, or nothing: then it costs nothing, either.
-pub(super) struct PublishSpan(Option<Box<Traced>>);
+pub(crate) struct PublishSpan(Option<Box<Traced>>);
 
 struct Traced {
     /// Disabled if nobody collects spans.
@@ -17,10 +17,34 @@ struct Traced {
     context: TraceContext,
 }
 
+macro_rules! span {
+    ($name:literal, $kind:literal) => {
+        tracing::info_span!(
+            target: "leveret",
+            $name,
+            otel.name = field::Empty,
+            otel.kind = $kind,
+            messaging.system = "rabbitmq",
+            messaging.operation.name = $name,
+            messaging.operation.type = "send",
+            messaging.destination.name = field::Empty,
+            messaging.rabbitmq.destination.routing_key = field::Empty,
+            messaging.message.id = field::Empty,
+            messaging.message.conversation_id = field::Empty,
+            messaging.batch.message_count = field::Empty,
+            rpc.method = field::Empty,
+            error.type = field::Empty,
+            trace_id = field::Empty,
+            span_id = field::Empty,
+            parent_id = field::Empty,
+        )
+    };
+}
+
 impl PublishSpan {
     /// Of one message.
     #[inline]
-    pub(super) fn begin(exchange: &str, routing_key: &str) -> Self {
+    pub(crate) fn begin(exchange: &str, routing_key: &str) -> Self {
         PublishSpan::new(exchange, |span| {
             span.record("messaging.destination.name", format!("{exchange}:{routing_key}"));
             span.record("messaging.rabbitmq.destination.routing_key", routing_key);
@@ -28,40 +52,41 @@ impl PublishSpan {
     }
 
     /// Of many.
-    pub(super) fn of_batch(exchange: &str) -> Self {
+    pub(crate) fn of_batch(exchange: &str) -> Self {
         PublishSpan::new(exchange, |span| {
             span.record("messaging.destination.name", exchange);
         })
     }
 
+    /// Of a call: from the request to the last reply.
+    #[inline]
+    pub(crate) fn of_call(service: &str, method: &str) -> Self {
+        let span = span!("call", "client");
+        PublishSpan::with(span, |span| {
+            span.record("otel.name", format!("call {service}"));
+            span.record("messaging.destination.name", service);
+            span.record("rpc.method", method);
+        })
+    }
+
     #[inline]
     fn new(exchange: &str, describe: impl FnOnce(&Span)) -> Self {
-        let span = tracing::info_span!(
-            target: "leveret",
-            "publish",
-            otel.name = field::Empty,
-            otel.kind = "producer",
-            messaging.system = "rabbitmq",
-            messaging.operation.name = "publish",
-            messaging.operation.type = "send",
-            messaging.destination.name = field::Empty,
-            messaging.rabbitmq.destination.routing_key = field::Empty,
-            messaging.message.id = field::Empty,
-            messaging.message.conversation_id = field::Empty,
-            messaging.batch.message_count = field::Empty,
-            error.type = field::Empty,
-            trace_id = field::Empty,
-            span_id = field::Empty,
-            parent_id = field::Empty,
-        );
+        let span = span!("publish", "producer");
+        PublishSpan::with(span, |span| {
+            let name = if exchange.is_empty() { "amq.default" } else { exchange };
+            span.record("otel.name", format!("publish {name}"));
+            describe(span);
+        })
+    }
+
+    #[inline]
+    fn with(span: Span, describe: impl FnOnce(&Span)) -> Self {
         let parent = TraceContext::current();
         if span.is_disabled() && parent.is_none() {
             return PublishSpan(None);
         }
         let context = TraceContext::within(parent.as_ref());
         if !span.is_disabled() {
-            let name = if exchange.is_empty() { "amq.default" } else { exchange };
-            span.record("otel.name", format!("publish {name}"));
             describe(&span);
             context.record(&span, parent.as_ref());
         }
@@ -70,7 +95,7 @@ impl PublishSpan {
 
     /// Gives a message the context, unless it has one.
     #[inline]
-    pub(super) fn put_into(&self, properties: &mut Properties<'_>) {
+    pub(crate) fn put_into(&self, properties: &mut Properties<'_>) {
         if let Some(traced) = &self.0 {
             traced.context.put_into(properties.headers.get_or_insert_with(Table::new));
         }
@@ -78,7 +103,7 @@ impl PublishSpan {
 
     /// Gives the span what the message says of itself.
     #[inline]
-    pub(super) fn describe(&self, properties: &Properties<'_>) {
+    pub(crate) fn describe(&self, properties: &Properties<'_>) {
         let Some(traced) = &self.0 else { return };
         if let Some(id) = &properties.message_id {
             traced.span.record("messaging.message.id", id.to_string());
@@ -89,14 +114,14 @@ impl PublishSpan {
     }
 
     /// How many messages the batch had.
-    pub(super) fn count(&self, messages: usize) {
+    pub(crate) fn count(&self, messages: usize) {
         if let Some(traced) = &self.0 {
             traced.span.record("messaging.batch.message_count", messages);
         }
     }
 
     /// The span for the messages of a batch: they are published within it.
-    pub(super) fn for_message(&self) -> Self {
+    pub(crate) fn for_message(&self) -> Self {
         PublishSpan(
             self.0.as_ref().map(|traced| {
                 Box::new(Traced { span: Span::none(), context: traced.context.clone() })
@@ -106,7 +131,7 @@ impl PublishSpan {
 
     /// It is over.
     #[inline]
-    pub(super) fn end<T>(self, outcome: &Result<T, Error>) {
+    pub(crate) fn end<T>(self, outcome: &Result<T, Error>) {
         if let (Some(traced), Err(error)) = (&self.0, outcome) {
             traced.span.record("error.type", field::debug(error.kind()));
         }

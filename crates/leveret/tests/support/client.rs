@@ -13,7 +13,7 @@ pub const SOON: Duration = Duration::from_secs(60);
 
 /// Fails the test if something takes longer than anything should.
 #[track_caller]
-pub fn soon<F: Future>(what: &str, future: F) -> impl Future<Output = F::Output> {
+pub fn soon<F: IntoFuture>(what: &str, future: F) -> impl Future<Output = F::Output> {
     let asked_at = std::panic::Location::caller();
     async move {
         match timeout(SOON, future).await {

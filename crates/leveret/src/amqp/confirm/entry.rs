@@ -34,6 +34,8 @@ enum Slot {
     #[default]
     Pending,
     Awaited(Waker),
+    /// By somebody whom only bad news concerns.
+    Feared(Waker),
     Done(Outcome),
 }
 
@@ -72,6 +74,19 @@ impl Entry {
             Slot::Done(outcome) => return Poll::Ready(outcome.clone()),
             Slot::Awaited(waker) if waker.will_wake(context.waker()) => {}
             _ => *slot = Slot::Awaited(context.waker().clone()),
+        }
+        Poll::Pending
+    }
+
+    /// The outcome if it is bad. Whoever asks is woken by a bad one, and by no other.
+    #[inline]
+    pub(super) fn poll_failure(&self, context: &mut Context<'_>) -> Poll<Outcome> {
+        let slot = &mut lock(&self.segment.slots)[self.slot];
+        match slot {
+            Slot::Done(Outcome::Acked) => {}
+            Slot::Done(outcome) => return Poll::Ready(outcome.clone()),
+            Slot::Feared(waker) if waker.will_wake(context.waker()) => {}
+            _ => *slot = Slot::Feared(context.waker().clone()),
         }
         Poll::Pending
     }
@@ -114,8 +129,10 @@ impl Entries {
         let segment = (place / SEGMENT as u64 - self.first) as usize;
         let mut slots = lock(&self.segments[segment].slots);
         let slot = &mut slots[(place % SEGMENT as u64) as usize];
+        let is_bad = !outcome.is_acked();
         match std::mem::replace(slot, Slot::Done(outcome)) {
             Slot::Awaited(waker) => Some(waker),
+            Slot::Feared(waker) if is_bad => Some(waker),
             _ => None,
         }
     }
@@ -194,6 +211,19 @@ mod tests {
         assert!(kept[0].outcome().is_some());
         assert_eq!(entries.spent.len(), KEEP_SPENT);
         assert!(entries.spare_segment().is_some());
+    }
+
+    #[test]
+    fn who_fears_an_outcome_is_woken_by_a_bad_one_only() {
+        let mut entries = Entries::default();
+        let (good, bad) = (entries.add(1), entries.add(2));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(good.poll_failure(&mut context).is_pending());
+        assert!(bad.poll_failure(&mut context).is_pending());
+        assert!(entries.resolve(1, Outcome::Acked).is_none());
+        assert!(entries.resolve(2, Outcome::Nacked).is_some());
+        assert!(good.poll_failure(&mut context).is_pending());
+        assert!(matches!(bad.poll_failure(&mut context), Poll::Ready(Outcome::Nacked)));
     }
 
     #[test]

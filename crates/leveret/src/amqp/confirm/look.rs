@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 use std::hash::BuildHasher;
 
 use foldhash::quality::RandomState;
-use leveret_wire::Properties;
+use leveret_wire::{Properties, ShortStr};
 
 use super::Returned;
+use crate::amqp::channel::DIRECT_REPLIES;
 use crate::amqp::publish::Prepared;
 
 /// How much of either end of a body is looked at.
@@ -57,17 +58,21 @@ impl Looks {
 
     /// The same whatever the order of the headers: RabbitMQ 4.3 sorts them.
     fn properties(&self, properties: &Properties<'_>) -> u64 {
+        // The broker writes its address for direct replies in place of their name.
+        let is_direct =
+            |name: &&ShortStr<'_>| name.as_bytes().starts_with(DIRECT_REPLIES.as_bytes());
+        let reply_to = properties.reply_to.as_ref().filter(|name| !is_direct(name));
         let text = [
-            &properties.content_type,
-            &properties.content_encoding,
-            &properties.correlation_id,
-            &properties.reply_to,
-            &properties.expiration,
-            &properties.message_id,
-            &properties.kind,
-            &properties.user_id,
-            &properties.app_id,
-            &properties.cluster_id,
+            properties.content_type.as_ref(),
+            properties.content_encoding.as_ref(),
+            properties.correlation_id.as_ref(),
+            reply_to,
+            properties.expiration.as_ref(),
+            properties.message_id.as_ref(),
+            properties.kind.as_ref(),
+            properties.user_id.as_ref(),
+            properties.app_id.as_ref(),
+            properties.cluster_id.as_ref(),
         ];
         let numbers = (properties.delivery_mode, properties.priority, properties.timestamp);
         let headers = properties.headers.as_ref().map_or(0, |headers| {
@@ -140,6 +145,17 @@ mod tests {
             look([("a", 1.into()), ("b", 2.into())]),
             look([("a", 2.into()), ("b", 1.into())])
         );
+    }
+
+    #[test]
+    fn the_address_of_direct_replies_may_be_written_in_full_by_the_broker() {
+        let looks = Looks::new();
+        let look = |reply_to: &'static str| {
+            let reply_to = Some(reply_to.try_into().unwrap());
+            looks.properties(&Properties { reply_to, ..Properties::default() })
+        };
+        assert_eq!(look("amq.rabbitmq.reply-to"), look("amq.rabbitmq.reply-to.g1h2.a1=="));
+        assert_ne!(look("mine"), look("yours"));
     }
 
     #[test]

@@ -1,0 +1,267 @@
+//! Calling services, and being one: requests and replies.
+//!
+//! Everything on the wire is plain AMQP, so that clients and services of other kinds can be on the other side: `reply-to`,
+//! `correlation-id`, and `type` for the method where the routing key does not say it.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::OnceCell;
+
+use crate::client::Client;
+use crate::error::{Error, ErrorKind};
+use crate::message::IntoMessage;
+use crate::publisher::{OnLoss, Publisher};
+use crate::telemetry::{Called, Strays};
+
+mod address;
+mod asker;
+mod call;
+mod correlation;
+mod desk;
+mod keeper;
+mod method;
+mod replier;
+mod reply;
+mod service;
+mod stream;
+
+pub use call::Call;
+pub use method::{End, IntoReply, Method};
+pub use replier::Replier;
+pub(crate) use replier::WayBack;
+pub use reply::{FromReply, RemoteError, Reply};
+pub use service::ServiceBuilder;
+pub use stream::{ReplyStream, StreamCall};
+
+use address::{ServiceAddress, Style};
+use asker::{Asker, Question};
+use desk::Wanted;
+
+/// How many calls may be under way at a time, unless said otherwise: with their requests, a few megabytes.
+const MAX_IN_FLIGHT: usize = 4096;
+
+/// Where replies come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Replies {
+    /// To the caller's channel, without a queue: RabbitMQ's direct reply-to. The default; a broker that does not have it
+    /// gets a [`Queue`](Replies::Queue).
+    #[default]
+    Direct,
+    /// To one queue for all calls, made with the first one and gone with the connection.
+    Queue,
+    /// To a queue for each call, gone with it: as some designs have it. Costs three round trips more.
+    QueuePerCall,
+}
+
+/// How a service is called.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct RpcBuilder {
+    client: Client,
+    address: ServiceAddress,
+    timeout: Option<Duration>,
+    on_loss: OnLoss,
+    replies: Replies,
+    max_in_flight: usize,
+}
+
+impl RpcBuilder {
+    pub(crate) fn new(client: Client, service: String) -> Self {
+        RpcBuilder {
+            client,
+            address: ServiceAddress::new(service),
+            timeout: None,
+            on_loss: OnLoss::Fail,
+            replies: Replies::default(),
+            max_in_flight: MAX_IN_FLIGHT,
+        }
+    }
+
+    /// Requests go to an exchange of the service's own, and the routing key is the method. By default they go straight to
+    /// the queue that is named like the service, and the property `type` has the method.
+    pub fn exchange(mut self, exchange: impl Into<String>) -> Self {
+        self.address.style = Style::Own(exchange.into());
+        self
+    }
+
+    /// Requests go to an exchange that several services share, and the routing key is the service, a dot and the method:
+    /// `prices.quote`.
+    pub fn shared_exchange(mut self, exchange: impl Into<String>) -> Self {
+        self.address.style = Style::Shared(exchange.into());
+        self
+    }
+
+    /// How long a call may take, unless [it says otherwise](Call::timeout). By default it may take for ever.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// What becomes of calls that were under way when the connection was lost. By default they fail as
+    /// [`ErrorKind::Lost`]; with [`OnLoss::Replay`] their requests are sent again, with the same ids, and the service may
+    /// get one twice. If the broker has closed the channel because of a request, all of them fail.
+    pub fn on_loss(mut self, on_loss: OnLoss) -> Self {
+        self.on_loss = on_loss;
+        self
+    }
+
+    /// Where replies come to.
+    pub fn replies(mut self, replies: Replies) -> Self {
+        self.replies = replies;
+        self
+    }
+
+    /// How many calls may be under way at a time; the next one waits. 4096 by default.
+    pub fn max_in_flight(mut self, calls: usize) -> Self {
+        self.max_in_flight = calls.max(1);
+        self
+    }
+
+    /// The service, to be called. Nothing is sent to the broker before the first call.
+    pub async fn build(self) -> Result<Rpc, Error> {
+        let RpcBuilder { client, address, timeout, on_loss, replies, max_in_flight } = self;
+        client.core().check_open()?;
+        if replies == Replies::QueuePerCall && on_loss == OnLoss::Replay {
+            let text = "a call with a queue of its own loses that with the connection, and cannot be sent again: leave out \
+                        OnLoss::Replay, or take Replies::Queue";
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        let settings = asker::Settings {
+            what: format!("calling service {:?}", address.service),
+            exchange: address.exchange().to_owned(),
+            replies,
+            on_loss,
+            max_in_flight,
+        };
+        let strays = Strays::new(&address.service);
+        let inner = Inner {
+            asker: Asker::new(&client, settings, strays),
+            counts: Called::new(&address.service),
+            address,
+            timeout,
+            to_cast: OnceCell::new(),
+            client,
+        };
+        Ok(Rpc { inner: Arc::new(inner) })
+    }
+}
+
+/// A service, to be called.
+///
+/// It clones cheaply. Any number of calls may be under way at the same time, from any number of tasks: each gets the reply
+/// that carries its correlation id, and no other. What comes late, twice or for nobody is counted and passed over.
+#[derive(Clone)]
+pub struct Rpc {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    asker: Asker,
+    address: ServiceAddress,
+    timeout: Option<Duration>,
+    counts: Called,
+    /// For casts, made when the first one is.
+    to_cast: OnceCell<Publisher>,
+    client: Client,
+}
+
+impl Rpc {
+    /// Calls a method, and waits for its reply. To be awaited, which gives the reply as what is asked for: see [`FromReply`].
+    ///
+    /// The request is mandatory and confirmed: if there is no queue for it, or the broker cannot take it, the call fails at
+    /// once. It is transient unless it says otherwise. A call that is dropped is forgotten; the service may be at work on it
+    /// all the same.
+    pub fn call<'r, R: FromReply>(
+        &'r self,
+        method: &'r str,
+        message: impl IntoMessage,
+    ) -> Call<'r, R> {
+        Call::new(self, method, message.into_message())
+    }
+
+    /// Calls a method that has several replies, and gives a stream of them.
+    pub fn stream<'r, R: FromReply>(
+        &'r self,
+        method: &'r str,
+        message: impl IntoMessage,
+    ) -> StreamCall<'r, R> {
+        StreamCall::new(self, method, message.into_message())
+    }
+
+    /// Sends a request that asks for no reply. `Ok` means that it is in the queue of the service; its properties are left
+    /// alone, but for the address.
+    pub async fn cast(&self, method: &str, message: impl IntoMessage) -> Result<(), Error> {
+        let mut message = message.into_message()?;
+        let Inner { address, client, .. } = &*self.inner;
+        if address.is_told_by_type() {
+            message = message.kind(method);
+        }
+        let make = || client.publisher(address.exchange()).build();
+        let publisher = self.inner.to_cast.get_or_try_init(make).await?;
+        publisher.publish(&address.routing_key(method), message).await
+    }
+
+    /// The service, by its name.
+    pub fn service(&self) -> &str {
+        &self.inner.address.service
+    }
+
+    /// How many calls are under way.
+    pub fn in_flight(&self) -> usize {
+        self.inner.asker.in_flight()
+    }
+
+    /// How many replies came that nobody waited for: too late, twice, or never asked for.
+    pub fn stray_replies(&self) -> u64 {
+        self.inner.asker.strays()
+    }
+
+    fn what<'a>(&'a self, method: &'a str) -> What<'a> {
+        What { service: self.service(), method }
+    }
+
+    fn question<'a>(
+        &'a self,
+        method: &'a str,
+        message: crate::Message,
+        wanted: Wanted,
+    ) -> Question<'a> {
+        let address = &self.inner.address;
+        let routing_key: Cow<'a, str> = address.routing_key(method);
+        let kind = address.is_told_by_type().then_some(method);
+        Question {
+            exchange: address.exchange(),
+            routing_key,
+            mandatory: true,
+            kind,
+            message,
+            wanted,
+        }
+    }
+}
+
+impl fmt::Debug for Rpc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rpc")
+            .field("service", &self.service())
+            .field("in_flight", &self.in_flight())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a failure is a failure of.
+#[derive(Clone, Copy)]
+struct What<'a> {
+    service: &'a str,
+    method: &'a str,
+}
+
+impl fmt::Display for What<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "calling {:?} of service {:?}", self.method, self.service)
+    }
+}

@@ -1,0 +1,449 @@
+//! Asking: requests out and replies in, over one channel that is opened when the first question is asked and again whenever
+//! it is lost.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_core::Stream as _;
+use tokio::sync::{Notify, Semaphore, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout_at};
+
+use super::Replies;
+use super::correlation::CorrelationId;
+use super::desk::{Answer, Desk, Received, Request, Wanted};
+use super::keeper::Keeper;
+use super::reply::Reply;
+use crate::amqp::{
+    self, Channel, Confirm, ConsumeOptions, Consumer, Prepared, Properties, Publish, QueueOptions,
+    ShortStr, deadline_in, lock,
+};
+use crate::client::Client;
+use crate::client::line::Line;
+use crate::error::{Error, ErrorKind};
+use crate::message::Message;
+use crate::publisher::{OnLoss, PublishSpan};
+use crate::telemetry::Strays;
+
+/// How replies to a queue of one call are taken: each is acked when it was, so that one who does not read is sent no more.
+const PREFETCH_PER_CALL: u16 = 16;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    /// What is done, for people: `calling service "prices"`.
+    pub(crate) what: String,
+    /// The exchange that is asked over, to be declared again if it is missing and was declared by this client.
+    pub(crate) exchange: String,
+    pub(crate) replies: Replies,
+    pub(crate) on_loss: OnLoss,
+    /// How many questions may be open at a time; the next one waits.
+    pub(crate) max_in_flight: usize,
+}
+
+/// What is asked, and of whom.
+#[derive(Debug)]
+pub(crate) struct Question<'a> {
+    pub(crate) exchange: &'a str,
+    pub(crate) routing_key: Cow<'a, str>,
+    /// It is an error if it reaches nobody.
+    pub(crate) mandatory: bool,
+    /// The property `type`, if it is given by the address.
+    pub(crate) kind: Option<&'a str>,
+    pub(crate) message: Message,
+    pub(crate) wanted: Wanted,
+}
+
+/// Asks. It clones cheaply; the channel goes with the last clone and the last question.
+#[derive(Clone, Debug)]
+pub(crate) struct Asker {
+    handle: Arc<Handle>,
+}
+
+#[derive(Debug)]
+struct Handle {
+    shared: Arc<Shared>,
+    keeper: JoinHandle<()>,
+    _client: Client,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.keeper.abort();
+    }
+}
+
+/// What an asker, its questions and its keeper share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) settings: Settings,
+    pub(super) line: Arc<Line>,
+    pub(super) phase: watch::Sender<Phase>,
+    /// Locked while a question is sent, too: so what is sent over a channel is known to the desk before its end is.
+    pub(super) desk: Mutex<Desk>,
+    /// Wakes the keeper: there is something to ask.
+    pub(super) kick: Notify,
+    room: Semaphore,
+    /// How long a question may wait to be sent.
+    patience: Duration,
+    strays: Strays,
+}
+
+/// Whether there is a channel to ask on.
+#[derive(Clone, Debug)]
+pub(super) enum Phase {
+    /// Not now; or not yet, because nobody has asked.
+    Closed,
+    Open(Arc<Open>),
+    /// The broker does not let it open. It is tried again when somebody asks.
+    Refused {
+        error: Error,
+        /// How often it has been so.
+        count: u64,
+    },
+    /// Never again.
+    Ended(Error),
+}
+
+#[derive(Debug)]
+pub(super) struct Open {
+    pub(super) channel: Channel<Confirm>,
+    /// Where replies go; `None` if each question has a queue of its own.
+    pub(super) reply_to: Option<ShortStr<'static>>,
+}
+
+impl Asker {
+    pub(crate) fn new(client: &Client, settings: Settings, strays: Strays) -> Self {
+        let shared = Arc::new(Shared {
+            line: client.core().publishing(0),
+            phase: watch::Sender::new(Phase::Closed),
+            desk: Mutex::default(),
+            kick: Notify::new(),
+            room: Semaphore::new(settings.max_in_flight.clamp(1, Semaphore::MAX_PERMITS)),
+            patience: client.core().options.timeout,
+            strays,
+            settings,
+        });
+        let keeper = Keeper::new(Arc::clone(&shared), Arc::clone(client.core()));
+        let keeper = tokio::spawn(keeper.run());
+        Asker { handle: Arc::new(Handle { shared, keeper, _client: client.clone() }) }
+    }
+
+    /// How many questions are open.
+    pub(crate) fn in_flight(&self) -> usize {
+        lock(&self.handle.shared.desk).len()
+    }
+
+    /// How many replies came that nobody waited for.
+    pub(crate) fn strays(&self) -> u64 {
+        lock(&self.handle.shared.desk).strays()
+    }
+
+    /// Asks, and gives a seat to wait for the answers in.
+    ///
+    /// It waits only for room and for a channel. Dropped while waiting, it has asked nothing.
+    pub(crate) async fn ask(
+        &self,
+        question: Question<'_>,
+        span: &PublishSpan,
+    ) -> Result<Seat, Error> {
+        let shared = &self.handle.shared;
+        question.message.check()?;
+        let permit = match shared.room.try_acquire() {
+            Ok(permit) => permit,
+            Err(_) => shared.until_room().await?,
+        };
+        permit.forget();
+        let id = CorrelationId::fresh();
+        let mut seat = Seat { handle: Arc::clone(&self.handle), id, own: None };
+        shared.send(question, span, &mut seat).await?;
+        Ok(seat)
+    }
+}
+
+/// The place of one who has asked. Leaving it, one is forgotten.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    handle: Arc<Handle>,
+    id: CorrelationId,
+    /// The consumer of a queue for this question alone.
+    own: Option<Consumer>,
+}
+
+impl Seat {
+    /// The next answer; `None` when nothing more comes.
+    pub(crate) async fn next(&mut self) -> Option<Answer> {
+        std::future::poll_fn(|context| self.poll_next(context)).await
+    }
+
+    #[inline]
+    pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Answer>> {
+        if self.own.is_some() {
+            self.take_own(context);
+        }
+        lock(&self.handle.shared.desk).poll(self.id, context)
+    }
+
+    /// Takes what came to the queue of its own to the desk, which knows what to do with it.
+    fn take_own(&mut self, context: &mut Context<'_>) {
+        let shared = &self.handle.shared;
+        while let Some(own) = &mut self.own {
+            match Pin::new(own).poll_next(context) {
+                Poll::Pending => return,
+                Poll::Ready(Some(Ok(delivery))) => {
+                    shared.receive(Reply::of(&delivery));
+                    // If that is too late, the queue is gone and the reply was taken all the same.
+                    let _ = delivery.ack();
+                }
+                Poll::Ready(Some(Err(error))) => {
+                    let error = Error::from_amqp("the queue of the reply", error);
+                    lock(&shared.desk).fail(self.id, error);
+                    self.own = None;
+                }
+                Poll::Ready(None) => self.own = None,
+            }
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let shared = &self.handle.shared;
+        lock(&shared.desk).forget(self.id);
+        shared.room.add_permits(1);
+    }
+}
+
+impl Shared {
+    /// A reply came.
+    #[inline]
+    pub(super) fn receive(&self, reply: Reply) {
+        let received = lock(&self.desk).receive(reply);
+        match received {
+            Received::Wake(waker) => waker.wake(),
+            Received::Taken => {}
+            Received::Stray => {
+                self.strays.came();
+                tracing::debug!("{}: a reply came that nobody waits for", self.settings.what);
+            }
+        }
+    }
+
+    async fn until_room(&self) -> Result<tokio::sync::SemaphorePermit<'_>, Error> {
+        let late = |_| {
+            let what = format!("{}: {} others", self.settings.what, self.settings.max_in_flight);
+            Error::timed_out(what, self.patience)
+        };
+        let room = timeout_at(deadline_in(self.patience), self.room.acquire()).await;
+        room.map_err(late)?.map_err(|_| Error::closed("the client"))
+    }
+
+    async fn send(
+        &self,
+        question: Question<'_>,
+        span: &PublishSpan,
+        seat: &mut Seat,
+    ) -> Result<(), Error> {
+        let Question { exchange, routing_key, mandatory, kind, mut message, wanted } = question;
+        let text = seat.id.to_text();
+        let mut properties = match message.extra.take() {
+            Some(extra) => extra.properties,
+            None => Properties::default(),
+        };
+        let id = text.as_short_str();
+        properties.correlation_id = Some(id.borrowed());
+        if properties.message_id.is_none() {
+            properties.message_id = Some(id.borrowed());
+        }
+        if let Some(kind) = kind {
+            properties.kind = Some(kind.try_into().map_err(invalid_method)?);
+        }
+        // Whoever asks waits for the answer, and asks again if the broker forgets it.
+        properties.delivery_mode.get_or_insert(1);
+        span.put_into(&mut properties);
+        span.describe(&properties);
+        let mut letter = Letter {
+            exchange,
+            routing_key: &routing_key,
+            mandatory,
+            properties,
+            body: message.body,
+            wanted,
+        };
+        if self.send_now(&mut letter, seat.id)? {
+            return Ok(());
+        }
+        self.send_later(letter, seat).await
+    }
+
+    /// Sends if it need not wait, and says whether it has.
+    #[inline]
+    fn send_now(&self, letter: &mut Letter<'_>, id: CorrelationId) -> Result<bool, Error> {
+        let mut desk = lock(&self.desk);
+        let phase = self.phase.borrow();
+        let Phase::Open(open) = &*phase else { return Ok(false) };
+        let Some(reply_to) = &open.reply_to else { return Ok(false) };
+        letter.properties.reply_to = Some(reply_to.clone());
+        let prepared = letter.prepared();
+        match open.channel.publish_prepared(prepared, open.channel.look(prepared)) {
+            None => Ok(false),
+            Some(Err(_)) if open.channel.check_open().is_err() => Ok(false),
+            Some(Err(error)) => Err(Error::from_amqp(self.settings.what.clone(), error)),
+            Some(Ok(confirmation)) => {
+                drop(phase);
+                self.enter(&mut desk, letter, id);
+                desk.sent(id, confirmation);
+                Ok(true)
+            }
+        }
+    }
+
+    fn enter(&self, desk: &mut Desk, letter: &Letter<'_>, id: CorrelationId) {
+        desk.open(id, letter.wanted);
+        if self.settings.on_loss == OnLoss::Replay {
+            desk.keep(id, letter.to_request());
+        }
+    }
+
+    /// Sends as soon as there is a channel and room on it.
+    async fn send_later(&self, mut letter: Letter<'_>, seat: &mut Seat) -> Result<(), Error> {
+        let deadline = deadline_in(self.patience);
+        let late = |_| self.line.timed_out(&self.settings.what, self.patience);
+        loop {
+            let open = self.until_open(deadline).await?;
+            letter.properties.reply_to = Some(match &open.reply_to {
+                Some(reply_to) => reply_to.clone(),
+                None => {
+                    let own = timeout_at(deadline, own_queue(&open.channel)).await.map_err(late)?;
+                    match own {
+                        Ok((name, consumer)) => {
+                            seat.own = Some(consumer);
+                            name
+                        }
+                        Err(_) if open.channel.check_open().is_err() => continue,
+                        Err(error) => return Err(self.line.failed(&self.settings.what, error)),
+                    }
+                }
+            });
+            {
+                let mut desk = lock(&self.desk);
+                if !self.is_open(&open) {
+                    continue;
+                }
+                self.enter(&mut desk, &letter, seat.id);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            return match open.channel.publish_within(&letter.to_publish(), left).await {
+                Ok(confirmation) => {
+                    lock(&self.desk).was_sent(seat.id, confirmation);
+                    Ok(())
+                }
+                // It is one of those that the channel took along.
+                Err(_) if open.channel.check_open().is_err() => Ok(()),
+                Err(error) => Err(self.line.failed(&self.settings.what, error)),
+            };
+        }
+    }
+
+    fn is_open(&self, open: &Arc<Open>) -> bool {
+        matches!(&*self.phase.borrow(), Phase::Open(now) if Arc::ptr_eq(now, open))
+    }
+
+    /// Waits for a channel.
+    async fn until_open(&self, deadline: Instant) -> Result<Arc<Open>, Error> {
+        let mut phase = self.phase.subscribe();
+        let seen = match &*phase.borrow() {
+            Phase::Refused { count, .. } => *count,
+            _ => 0,
+        };
+        self.kick.notify_one();
+        let settled = phase.wait_for(|phase| match phase {
+            Phase::Closed => false,
+            // Its keeper notices in a moment.
+            Phase::Open(open) => open.channel.check_open().is_ok(),
+            Phase::Refused { count, .. } => *count > seen,
+            Phase::Ended(_) => true,
+        });
+        match timeout_at(deadline, settled).await {
+            Err(_) => Err(self.line.timed_out(&self.settings.what, self.patience)),
+            Ok(Ok(phase)) => match &*phase {
+                Phase::Open(open) => Ok(Arc::clone(open)),
+                Phase::Refused { error, .. } | Phase::Ended(error) => Err(error.clone()),
+                Phase::Closed => Err(Error::closed("the client")),
+            },
+            Ok(Err(_)) => Err(Error::closed("the client")),
+        }
+    }
+}
+
+/// A question on its way.
+struct Letter<'a> {
+    exchange: &'a str,
+    routing_key: &'a str,
+    mandatory: bool,
+    properties: Properties<'a>,
+    body: Bytes,
+    wanted: Wanted,
+}
+
+impl<'a> Letter<'a> {
+    fn prepared(&self) -> Prepared<'_, Properties<'a>> {
+        Prepared {
+            exchange: self.exchange,
+            routing_key: self.routing_key,
+            mandatory: self.mandatory,
+            properties: &self.properties,
+            body: &self.body,
+        }
+    }
+
+    fn to_publish(&self) -> Publish<'_> {
+        Publish {
+            exchange: self.exchange,
+            routing_key: self.routing_key,
+            mandatory: self.mandatory,
+            properties: self.properties.clone(),
+            body: self.body.clone(),
+        }
+    }
+
+    fn to_request(&self) -> Request {
+        Request {
+            exchange: self.exchange.to_owned(),
+            routing_key: self.routing_key.to_owned(),
+            mandatory: self.mandatory,
+            properties: self.properties.clone().into_owned(),
+            body: self.body.clone(),
+        }
+    }
+}
+
+/// A queue for the replies to one question, with its consumer. It is gone with that.
+async fn own_queue(
+    channel: &Channel<Confirm>,
+) -> Result<(ShortStr<'static>, Consumer), amqp::Error> {
+    let name = declare_reply_queue(channel).await?;
+    let options =
+        ConsumeOptions { prefetch: PREFETCH_PER_CALL, exclusive: true, ..Default::default() };
+    let consumer = channel.consume(&name, options).await?;
+    Ok((name.try_into()?, consumer))
+}
+
+/// A queue for replies, for this connection alone, gone with its consumer. Gives its name.
+pub(super) async fn declare_reply_queue(channel: &Channel<Confirm>) -> Result<String, amqp::Error> {
+    let options = QueueOptions {
+        durable: false,
+        exclusive: true,
+        auto_delete: true,
+        ..QueueOptions::default()
+    };
+    Ok(channel.declare_queue("", options).await?.name)
+}
+
+fn invalid_method(error: impl fmt::Display) -> Error {
+    Error::new(ErrorKind::Invalid, format!("the name of the method: {error}"))
+}

@@ -1,0 +1,96 @@
+//! Correlation ids: a UUID for each call, by which its replies are known.
+
+use crate::amqp::ShortStr;
+use crate::random;
+
+/// The length of the text.
+const LEN: usize = 36;
+
+/// Where the text has its dashes.
+const DASHES: [usize; 4] = [8, 13, 18, 23];
+
+/// A UUID of version 4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct CorrelationId(pub(super) u128);
+
+impl CorrelationId {
+    /// One that nobody had before, and nobody can guess.
+    pub(crate) fn fresh() -> Self {
+        const VERSION: u128 = 0xf << 76;
+        const VARIANT: u128 = 0b11 << 62;
+        let number = u128::from(random::number()) << 64 | u128::from(random::number());
+        CorrelationId(number & !VERSION & !VARIANT | 4 << 76 | 0b10 << 62)
+    }
+
+    /// As text: 32 digits in five groups.
+    pub(crate) fn to_text(self) -> Text {
+        let mut digits = self.0.to_be_bytes().into_iter().flat_map(|byte| [byte >> 4, byte & 15]);
+        Text(std::array::from_fn(|index| match DASHES.contains(&index) {
+            true => b'-',
+            false => b"0123456789abcdef"[usize::from(digits.next().unwrap_or_default())],
+        }))
+    }
+
+    /// Reads what [`to_text`](Self::to_text) wrote, and no other spelling of it: whoever replies copies it as it is.
+    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
+        let text: &[u8; LEN] = text.try_into().ok()?;
+        let mut number = 0;
+        for (index, byte) in text.iter().enumerate() {
+            let digit = match byte {
+                b'-' if DASHES.contains(&index) => continue,
+                b'0'..=b'9' if !DASHES.contains(&index) => byte - b'0',
+                b'a'..=b'f' if !DASHES.contains(&index) => byte - b'a' + 10,
+                _ => return None,
+            };
+            number = number << 4 | u128::from(digit);
+        }
+        Some(CorrelationId(number))
+    }
+}
+
+/// The text of an id, without memory of its own.
+pub(crate) struct Text([u8; LEN]);
+
+impl Text {
+    pub(crate) fn as_short_str(&self) -> ShortStr<'_> {
+        // It is short.
+        ShortStr::from_bytes(&self.0[..]).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_a_uuid_of_version_4_and_comes_back_as_it_went() {
+        for _ in 0..1000 {
+            let id = CorrelationId::fresh();
+            let text = id.to_text().as_short_str().to_string();
+            assert_eq!(CorrelationId::parse(text.as_bytes()), Some(id));
+            assert_eq!((text.len(), &text[14..15]), (36, "4"));
+            assert!(matches!(&text[19..20], "8" | "9" | "a" | "b"), "{text}");
+            assert_ne!(id, CorrelationId::fresh());
+        }
+        let known = CorrelationId(0x0123_4567_89ab_4def_8123_4567_89ab_cdef);
+        let text = known.to_text().as_short_str().to_string();
+        assert_eq!(text, "01234567-89ab-4def-8123-456789abcdef");
+    }
+
+    #[test]
+    fn other_spellings_are_not_ours() {
+        for text in [
+            "",
+            "1",
+            "0123456789ab4def8123456789abcdef",
+            "01234567-89AB-4def-8123-456789abcdef",
+            "01234567-89ab-4def-8123-456789abcdeg",
+            "01234567089ab-4def-8123-456789abcdef",
+            "0123456-789ab-4def-8123-456789abcdef",
+            "{01234567-89ab-4def-8123-456789abcde",
+            "01234567-89ab-4def-8123-456789abcdef ",
+        ] {
+            assert_eq!(CorrelationId::parse(text.as_bytes()), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,536 @@
+//! The desk to which replies come: it knows who waits for which.
+//!
+//! ```text
+//!            open               reply, error, refusal, loss
+//!  (nobody) -----> waiting ------------------------------> done: taken by who waits
+//!                     |                                      |
+//!                     +-------------- forget ----------------+-----> (nobody)
+//! ```
+//!
+//! What comes for nobody is a stray: late, doubled, or forged.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+
+use super::correlation::CorrelationId;
+use super::reply::{Part, RemoteError, Reply};
+use crate::amqp::{Confirmation, Outcome, Properties, Returned};
+use crate::error::{Error, ErrorKind};
+
+/// Which replies somebody waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// The last one, which has to be a value.
+    One,
+    /// All of them, up to the last one, of which so many may wait to be taken.
+    Stream { buffer: usize },
+    /// Whatever comes from whomever, until the caller has had enough; so many may wait to be taken.
+    #[allow(dead_code)] // For events that are answered.
+    Gather { buffer: usize },
+}
+
+/// Everybody who waits.
+#[derive(Debug, Default)]
+pub(crate) struct Desk {
+    waiting: HashMap<CorrelationId, Waiting, BuildHasherDefault<Random>>,
+    strays: u64,
+}
+
+/// Somebody who waits.
+#[derive(Debug)]
+struct Waiting {
+    wanted: Wanted,
+    waker: Option<Waker>,
+    /// Of the request, if it was sent.
+    confirmation: Option<Confirmation>,
+    /// The request, if it is to be sent again when it may be lost.
+    request: Option<Box<Request>>,
+    /// What came and was not taken yet, but for the last.
+    came: VecDeque<Answer>,
+    last: Option<Answer>,
+    /// The highest number of a reply so far.
+    number: u64,
+    /// Nothing more comes.
+    ended: bool,
+}
+
+/// What came for somebody.
+pub(crate) type Answer = Result<Reply, Failed>;
+
+/// Why there is no reply. Who waits knows what it was to be a reply to.
+#[derive(Clone, Debug)]
+pub(crate) enum Failed {
+    /// The service says so.
+    Remote(RemoteError),
+    /// The broker could not take the request.
+    Nacked,
+    /// The request reached no queue.
+    Returned(Box<Returned>),
+    /// The reply was to be a value, and is only an end.
+    NoValue,
+    /// So many replies were not taken, and there was one more.
+    TooMany(usize),
+    /// The replies can no longer come, for this reason.
+    Lost(Error),
+}
+
+impl Failed {
+    /// As an error of what was attempted.
+    pub(crate) fn into_error(self, what: impl fmt::Display) -> Error {
+        match self {
+            Failed::Remote(error) => Error::remote_error(what, error),
+            Failed::Nacked => {
+                let text = format!("{what}: the broker could not take the request");
+                Error::new(ErrorKind::Nacked, text)
+            }
+            Failed::Returned(returned) => unroutable(what, returned),
+            Failed::NoValue => {
+                Error::new(ErrorKind::Payload, format!("{what}: there is no reply but its end"))
+            }
+            Failed::TooMany(buffer) => {
+                let text = format!("{what}: more than {buffer} replies wait to be taken");
+                Error::new(ErrorKind::Lost, text)
+            }
+            Failed::Lost(error) => Error::caused(error.kind(), what.to_string(), error),
+        }
+    }
+}
+
+fn unroutable(what: impl fmt::Display, returned: Box<Returned>) -> Error {
+    let key = &returned.routing_key;
+    let text = match &*returned.exchange {
+        "" => format!("{what}: there is no queue {key:?}"),
+        exchange => format!("{what}: exchange {exchange:?} has no queue for the key {key:?}"),
+    };
+    Error::unroutable(text, returned)
+}
+
+/// A request as it was sent, but for the address of the replies.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) exchange: String,
+    pub(crate) routing_key: String,
+    pub(crate) mandatory: bool,
+    pub(crate) properties: Properties<'static>,
+    pub(crate) body: Bytes,
+}
+
+/// What was done with a reply.
+#[derive(Debug)]
+pub(crate) enum Received {
+    /// Somebody has it, and is to be woken.
+    Wake(Waker),
+    /// Somebody has it, or did not want it and goes on waiting.
+    Taken,
+    /// Nobody waits for it.
+    Stray,
+}
+
+impl Desk {
+    /// Somebody begins to wait.
+    pub(crate) fn open(&mut self, id: CorrelationId, wanted: Wanted) {
+        let waiting = Waiting {
+            wanted,
+            waker: None,
+            confirmation: None,
+            request: None,
+            came: VecDeque::new(),
+            last: None,
+            number: 0,
+            ended: false,
+        };
+        self.waiting.insert(id, waiting);
+    }
+
+    /// The request was sent.
+    pub(crate) fn sent(&mut self, id: CorrelationId, confirmation: Confirmation) {
+        if let Some(waiting) = self.waiting.get_mut(&id) {
+            waiting.confirmation = Some(confirmation);
+        }
+    }
+
+    /// The request was sent some time ago. It may have been sent again since.
+    pub(crate) fn was_sent(&mut self, id: CorrelationId, confirmation: Confirmation) {
+        if let Some(waiting) = self.waiting.get_mut(&id)
+            && waiting.confirmation.is_none()
+        {
+            waiting.confirmation = Some(confirmation);
+            // Who waits has to look at it.
+            if let Some(waker) = waiting.waker.take() {
+                waker.wake();
+            }
+        }
+    }
+
+    /// What is to be sent again when the request may be lost.
+    pub(crate) fn keep(&mut self, id: CorrelationId, request: Request) {
+        if let Some(waiting) = self.waiting.get_mut(&id) {
+            waiting.request = Some(Box::new(request));
+        }
+    }
+
+    /// Nobody waits for it any longer.
+    pub(crate) fn forget(&mut self, id: CorrelationId) {
+        self.waiting.remove(&id);
+    }
+
+    /// How many wait.
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// How many replies came for nobody.
+    pub(crate) fn strays(&self) -> u64 {
+        self.strays
+    }
+
+    /// A reply came.
+    pub(crate) fn receive(&mut self, reply: Reply) -> Received {
+        let properties = reply.properties();
+        let id = properties.correlation_id.as_ref().map(|id| id.as_bytes());
+        let id = id.and_then(CorrelationId::parse);
+        let waiting = id.and_then(|id| self.waiting.get_mut(&id));
+        match waiting.filter(|waiting| !waiting.ended) {
+            Some(waiting) => waiting.receive(reply),
+            None => {
+                self.strays += 1;
+                Received::Stray
+            }
+        }
+    }
+
+    /// What somebody waits for, as far as it has come: the next reply, or `None` when nothing more comes.
+    pub(crate) fn poll(
+        &mut self,
+        id: CorrelationId,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Answer>> {
+        match self.waiting.get_mut(&id) {
+            Some(waiting) => waiting.poll(context),
+            None => Poll::Ready(None),
+        }
+    }
+
+    /// Nothing that is under way can be answered any more, and nothing is sent again. The wakers are to be woken when
+    /// nothing is locked.
+    pub(crate) fn fail_all(&mut self, why: &Error) -> Vec<Waker> {
+        let waiting = self.waiting.values_mut().filter(|waiting| !waiting.ended);
+        waiting.filter_map(|waiting| waiting.end(Err(Failed::Lost(why.clone())))).collect()
+    }
+
+    /// The same for one.
+    pub(crate) fn fail(&mut self, id: CorrelationId, why: Error) -> Option<Waker> {
+        let waiting = self.waiting.get_mut(&id).filter(|waiting| !waiting.ended)?;
+        waiting.end(Err(Failed::Lost(why)))
+    }
+
+    /// Who waits for a request that is to be sent again.
+    pub(crate) fn to_send_again(&self) -> Vec<CorrelationId> {
+        let is_kept = |waiting: &Waiting| waiting.request.is_some() && !waiting.ended;
+        self.waiting.iter().filter(|(_, waiting)| is_kept(waiting)).map(|(id, _)| *id).collect()
+    }
+
+    /// Such a request, if somebody still waits.
+    pub(crate) fn request(&self, id: CorrelationId) -> Option<Request> {
+        self.waiting.get(&id).filter(|waiting| !waiting.ended)?.request.as_deref().cloned()
+    }
+
+    /// It was sent again.
+    pub(crate) fn sent_again(&mut self, id: CorrelationId, confirmation: Confirmation) {
+        if let Some(waiting) = self.waiting.get_mut(&id) {
+            waiting.confirmation = Some(confirmation);
+            if let Some(waker) = waiting.waker.take() {
+                waker.wake();
+            }
+        }
+    }
+}
+
+impl Waiting {
+    fn receive(&mut self, reply: Reply) -> Received {
+        let part = reply.part();
+        let woken = match (self.wanted, part) {
+            (_, Part::Error) => {
+                let error = Failed::Remote(reply.error());
+                match self.wanted {
+                    Wanted::Gather { buffer } => self.push(Err(error), buffer),
+                    _ => self.end(Err(error)),
+                }
+            }
+            // Progress, which nobody asked for.
+            (Wanted::One, Part::More(_)) => None,
+            (Wanted::One, Part::Last) => self.end(Ok(reply)),
+            (Wanted::One, Part::End) => self.end(Err(Failed::NoValue)),
+            (Wanted::Stream { buffer }, Part::More(number)) => match self.is_new(number) {
+                true => self.push(Ok(reply), buffer),
+                false => None,
+            },
+            (Wanted::Stream { .. }, Part::Last) => self.end(Ok(reply)),
+            (Wanted::Stream { .. }, Part::End) => self.finish(),
+            (Wanted::Gather { .. }, Part::End) => None,
+            (Wanted::Gather { buffer }, Part::More(_) | Part::Last) => self.push(Ok(reply), buffer),
+        };
+        woken.map_or(Received::Taken, Received::Wake)
+    }
+
+    /// A service that died in the midst of its replies is begun anew elsewhere, and what it said before is said again.
+    fn is_new(&mut self, number: Option<u64>) -> bool {
+        match number {
+            Some(number) if number <= self.number => false,
+            Some(number) => {
+                self.number = number;
+                true
+            }
+            None => true,
+        }
+    }
+
+    fn push(&mut self, answer: Answer, buffer: usize) -> Option<Waker> {
+        if self.came.len() >= buffer {
+            return self.end(Err(Failed::TooMany(buffer)));
+        }
+        self.came.push_back(answer);
+        self.waker.take()
+    }
+
+    fn end(&mut self, last: Answer) -> Option<Waker> {
+        self.last = Some(last);
+        self.finish()
+    }
+
+    fn finish(&mut self) -> Option<Waker> {
+        self.ended = true;
+        self.request = None;
+        self.confirmation = None;
+        self.waker.take()
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Answer>> {
+        if self.came.is_empty() && !self.ended {
+            self.look_at_confirmation(context);
+        }
+        if let Some(came) = self.came.pop_front() {
+            return Poll::Ready(Some(came));
+        }
+        if self.ended {
+            return Poll::Ready(self.last.take());
+        }
+        match &mut self.waker {
+            Some(waker) => waker.clone_from(context.waker()),
+            None => self.waker = Some(context.waker().clone()),
+        }
+        Poll::Pending
+    }
+
+    /// A request that the broker could not deliver is not answered.
+    fn look_at_confirmation(&mut self, context: &mut Context<'_>) {
+        let Some(confirmation) = &self.confirmation else { return };
+        let Poll::Ready(outcome) = confirmation.poll_failure(context) else { return };
+        self.confirmation = None;
+        match outcome {
+            // What becomes of it then is decided for all of them.
+            Outcome::Acked | Outcome::Lost(_) => {}
+            Outcome::Nacked => {
+                self.end(Err(Failed::Nacked));
+            }
+            Outcome::Returned(returned) => {
+                self.end(Err(Failed::Returned(returned)));
+            }
+        }
+    }
+}
+
+/// For keys that are random already.
+#[derive(Default)]
+pub(crate) struct Random(u64);
+
+impl Hasher for Random {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    #[inline]
+    fn write_u128(&mut self, number: u128) {
+        self.0 = (number >> 64) as u64 ^ number as u64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::amqp::{RawProperties, Table, Value};
+    use crate::rpc::reply::{END, ERROR, MORE, NUMBER, PART};
+
+    fn reply_with(id: &[u8], body: &str, pairs: &[(&str, Value<'static>)]) -> Reply {
+        let headers =
+            (!pairs.is_empty()).then(|| Table::from_pairs(pairs.iter().cloned()).unwrap());
+        let correlation_id = Some(crate::amqp::ShortStr::from_bytes(id).unwrap());
+        let properties = Properties { correlation_id, headers, ..Properties::default() };
+        Reply::new(RawProperties::from(&properties), Bytes::copy_from_slice(body.as_bytes()))
+    }
+
+    fn reply(id: CorrelationId, body: &str, pairs: &[(&str, Value<'static>)]) -> Reply {
+        reply_with(id.to_text().as_short_str().as_bytes(), body, pairs)
+    }
+
+    fn more(id: CorrelationId, number: i64) -> Reply {
+        reply(id, &number.to_string(), &[(PART, MORE.into()), (NUMBER, number.into())])
+    }
+
+    fn opened(wanted: Wanted) -> (Desk, CorrelationId) {
+        let (mut desk, id) = (Desk::default(), CorrelationId::fresh());
+        desk.open(id, wanted);
+        (desk, id)
+    }
+
+    /// All that can be taken now, as text.
+    fn taken(desk: &mut Desk, id: CorrelationId) -> Vec<String> {
+        let mut context = Context::from_waker(Waker::noop());
+        let mut all = Vec::new();
+        loop {
+            all.push(match desk.poll(id, &mut context) {
+                Poll::Pending => return all,
+                Poll::Ready(None) => "end".to_owned(),
+                Poll::Ready(Some(Ok(reply))) => String::from_utf8_lossy(reply.body()).into_owned(),
+                Poll::Ready(Some(Err(failed))) => {
+                    format!("{:?}", failed.into_error("it").kind())
+                }
+            });
+            if all.last().is_some_and(|last| last == "end") {
+                return all;
+            }
+        }
+    }
+
+    #[test]
+    fn a_reply_comes_to_the_call_whose_id_it_has_and_once() {
+        let (mut desk, first) = opened(Wanted::One);
+        let second = CorrelationId::fresh();
+        desk.open(second, Wanted::One);
+        assert!(taken(&mut desk, first).is_empty());
+        // Whoever waits is woken.
+        assert!(matches!(desk.receive(reply(second, "2", &[])), Received::Taken));
+        assert!(matches!(desk.receive(reply(first, "1", &[])), Received::Wake(_)));
+        assert!(matches!(desk.receive(reply(first, "1 again", &[])), Received::Stray));
+        assert_eq!(taken(&mut desk, second), ["2", "end"]);
+        assert_eq!(taken(&mut desk, first), ["1", "end"]);
+        assert_eq!(desk.strays(), 1);
+    }
+
+    #[test]
+    fn late_and_forged_replies_are_strays() {
+        let (mut desk, id) = opened(Wanted::One);
+        let other = CorrelationId(id.0 ^ 1);
+        let upper = id.to_text().as_short_str().to_string().to_uppercase();
+        for forged in [
+            reply(other, "", &[]),
+            reply_with(upper.as_bytes(), "", &[]),
+            reply_with(b"\xff", "", &[]),
+            reply_with(b"", "", &[]),
+            Reply::new(RawProperties::default(), Bytes::new()),
+        ] {
+            assert!(matches!(desk.receive(forged), Received::Stray));
+        }
+        assert!(taken(&mut desk, id).is_empty());
+        desk.forget(id);
+        assert!(matches!(desk.receive(reply(id, "late", &[])), Received::Stray));
+        assert_eq!((desk.len(), desk.strays()), (0, 6));
+    }
+
+    #[test]
+    fn one_call_passes_over_progress_and_wants_a_value() {
+        let (mut desk, id) = opened(Wanted::One);
+        assert!(matches!(desk.receive(more(id, 1)), Received::Taken));
+        assert!(taken(&mut desk, id).is_empty());
+        desk.receive(reply(id, "", &[(PART, END.into())]));
+        assert_eq!(taken(&mut desk, id), ["Payload", "end"]);
+        let (mut desk, id) = opened(Wanted::One);
+        desk.receive(reply(id, "no", &[(ERROR, "declined".into())]));
+        assert_eq!(taken(&mut desk, id), ["Remote", "end"]);
+    }
+
+    #[test]
+    fn a_stream_has_all_replies_each_once_up_to_the_last() {
+        let (mut desk, id) = opened(Wanted::Stream { buffer: 10 });
+        // The service died after the second, and another one began anew.
+        for number in [1, 2, 1, 2, 3] {
+            desk.receive(more(id, number));
+        }
+        desk.receive(reply(id, "last", &[]));
+        assert!(matches!(desk.receive(more(id, 4)), Received::Stray));
+        assert_eq!(taken(&mut desk, id), ["1", "2", "3", "last", "end"]);
+
+        let (mut desk, id) = opened(Wanted::Stream { buffer: 10 });
+        desk.receive(more(id, 1));
+        desk.receive(reply(id, "", &[(PART, END.into())]));
+        assert_eq!(taken(&mut desk, id), ["1", "end"]);
+
+        let (mut desk, id) = opened(Wanted::Stream { buffer: 10 });
+        desk.receive(more(id, 1));
+        desk.receive(reply(id, "no", &[(ERROR, "x".into())]));
+        assert_eq!(taken(&mut desk, id), ["1", "Remote", "end"]);
+    }
+
+    #[test]
+    fn a_stream_that_nobody_reads_ends_with_an_error() {
+        let (mut desk, id) = opened(Wanted::Stream { buffer: 2 });
+        for number in 1..=4 {
+            desk.receive(more(id, number));
+        }
+        assert_eq!(taken(&mut desk, id), ["1", "2", "Lost", "end"]);
+        assert_eq!(desk.strays(), 1);
+    }
+
+    #[test]
+    fn who_gathers_hears_everybody_errors_included() {
+        let (mut desk, id) = opened(Wanted::Gather { buffer: 10 });
+        desk.receive(reply(id, "a", &[]));
+        desk.receive(reply(id, "no", &[(ERROR, "x".into())]));
+        desk.receive(reply(id, "", &[(PART, END.into())]));
+        desk.receive(reply(id, "b", &[]));
+        assert_eq!(taken(&mut desk, id), ["a", "Remote", "b"]);
+    }
+
+    #[test]
+    fn a_loss_ends_what_waits_and_leaves_what_has_come() {
+        let (mut desk, waits) = opened(Wanted::One);
+        let has = CorrelationId::fresh();
+        desk.open(has, Wanted::One);
+        desk.receive(reply(has, "came", &[]));
+        desk.fail_all(&Error::new(ErrorKind::Lost, "gone"));
+        assert_eq!(taken(&mut desk, waits), ["Lost", "end"]);
+        assert_eq!(taken(&mut desk, has), ["came", "end"]);
+    }
+
+    #[test]
+    fn what_is_sent_again_is_what_somebody_still_waits_for() {
+        let (mut desk, waits) = opened(Wanted::One);
+        let request = Request {
+            exchange: String::new(),
+            mandatory: true,
+            routing_key: "k".to_owned(),
+            properties: Properties::default(),
+            body: Bytes::new(),
+        };
+        let answered = CorrelationId::fresh();
+        desk.open(answered, Wanted::One);
+        for id in [waits, answered] {
+            desk.keep(id, request.clone());
+        }
+        desk.receive(reply(answered, "1", &[]));
+        assert_eq!(desk.to_send_again(), [waits]);
+        assert!(desk.request(waits).is_some() && desk.request(answered).is_none());
+        desk.forget(waits);
+        assert!(desk.request(waits).is_none());
+    }
+}

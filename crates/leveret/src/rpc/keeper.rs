@@ -1,0 +1,173 @@
+//! The keeper of an asker: opens its channel when it is needed, takes the replies to the desk, and when the channel is lost
+//! decides what becomes of the questions that were under way.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use super::Replies;
+use super::asker::{Open, Phase, Shared, declare_reply_queue};
+use super::correlation::CorrelationId;
+use super::desk::Request;
+use super::reply::Reply;
+use crate::amqp::{
+    self, Channel, Confirm, Connection, ConsumeOptions, Consumer, DIRECT_REPLIES, Publish,
+    ShortStr, Value, lock,
+};
+use crate::client::core::Core;
+use crate::error::Error;
+use crate::publisher::{OnLoss, Why};
+
+pub(super) struct Keeper {
+    shared: Arc<Shared>,
+    core: Arc<Core>,
+}
+
+impl Keeper {
+    pub(super) fn new(shared: Arc<Shared>, core: Arc<Core>) -> Self {
+        Keeper { shared, core }
+    }
+
+    /// Keeps a channel open from the first question on, until the client is closed.
+    pub(super) async fn run(self) {
+        self.shared.kick.notified().await;
+        let Err(error) = self.keep_open().await;
+        self.end(Phase::Ended(error.clone()), &error);
+    }
+
+    async fn keep_open(&self) -> Result<Infallible, Error> {
+        let (mut refusals, mut no_exchange) = (0, false);
+        loop {
+            let up = self.shared.line.up().await?;
+            if std::mem::take(&mut no_exchange) {
+                // Somebody has deleted it. If this client declared it before, it does so again.
+                let exchange = &self.shared.settings.exchange;
+                self.core.remembered.restore_exchange(&up.connection, exchange).await;
+            }
+            match self.open(&up.connection).await {
+                Ok((open, consumer)) => {
+                    let error = self.serve(Arc::new(open), consumer).await;
+                    no_exchange = Why::of(&error) == Why::NoExchange;
+                    self.lost(error);
+                }
+                Err(error) if error.is_connection_error() => {}
+                Err(error) => {
+                    refusals += 1;
+                    let error = Error::from_amqp(self.shared.settings.what.clone(), error);
+                    self.end(Phase::Refused { error: error.clone(), count: refusals }, &error);
+                    self.shared.kick.notified().await;
+                }
+            }
+        }
+    }
+
+    async fn open(&self, connection: &Connection) -> Result<(Open, Option<Consumer>), amqp::Error> {
+        let channel = connection.open_channel().await?.into_confirm().await?;
+        let (reply_to, name) = match self.shared.settings.replies {
+            Replies::QueuePerCall => return Ok((Open { channel, reply_to: None }, None)),
+            Replies::Direct if has_direct_replies(connection) => {
+                (ShortStr::from_static(DIRECT_REPLIES), DIRECT_REPLIES.to_owned())
+            }
+            Replies::Direct | Replies::Queue => {
+                let name = declare_reply_queue(&channel).await?;
+                (name.clone().try_into()?, name)
+            }
+        };
+        let options = ConsumeOptions { auto_ack: true, ..ConsumeOptions::default() };
+        let consumer = channel.consume(&name, options).await?;
+        Ok((Open { channel, reply_to: Some(reply_to) }, Some(consumer)))
+    }
+
+    /// Takes replies to the desk until the channel is over; and first sends again what was under way on the one before.
+    async fn serve(&self, open: Arc<Open>, mut consumer: Option<Consumer>) -> amqp::Error {
+        let again = {
+            // Before anybody sends over this channel: that is not to be sent again.
+            let desk = lock(&self.shared.desk);
+            let again = desk.to_send_again();
+            self.shared.phase.send_replace(Phase::Open(Arc::clone(&open)));
+            again
+        };
+        tokio::select! {
+            error = self.receive(&open.channel, &mut consumer) => return error,
+            () = self.send_again(&open, again) => {}
+        }
+        self.receive(&open.channel, &mut consumer).await
+    }
+
+    async fn receive(
+        &self,
+        channel: &Channel<Confirm>,
+        consumer: &mut Option<Consumer>,
+    ) -> amqp::Error {
+        let Some(consumer) = consumer else { return channel.ended().await };
+        loop {
+            match consumer.next().await {
+                Some(Ok(delivery)) => self.shared.receive(Reply::of(&delivery)),
+                Some(Err(error)) => {
+                    // The broker may have ended only the consumer.
+                    channel.close_now();
+                    return error;
+                }
+                None => return channel.ended().await,
+            }
+        }
+    }
+
+    /// Sends again what was under way, with the same ids. Fails what cannot be.
+    async fn send_again(&self, open: &Open, ids: Vec<CorrelationId>) {
+        for id in ids {
+            let request = lock(&self.shared.desk).request(id);
+            let Some(request) = request else { continue };
+            let publish = to_publish(&request, open);
+            match open.channel.publish_within(&publish, self.core.options.timeout).await {
+                Ok(confirmation) => lock(&self.shared.desk).sent_again(id, confirmation),
+                // The next channel has its turn.
+                Err(_) if open.channel.check_open().is_err() => return,
+                Err(error) => {
+                    let error = self.shared.line.failed("the request cannot be sent again", error);
+                    let waker = lock(&self.shared.desk).fail(id, error);
+                    waker.into_iter().for_each(std::task::Waker::wake);
+                }
+            }
+        }
+    }
+
+    /// The channel is gone, and with it every reply that was to come over it.
+    fn lost(&self, error: amqp::Error) {
+        // One of the requests may be why the broker has closed it, and would be again.
+        let is_replayed = self.shared.settings.on_loss == OnLoss::Replay;
+        if is_replayed && Why::of(&error) == Why::Lost {
+            self.shared.phase.send_replace(Phase::Closed);
+            return;
+        }
+        let error = Error::from_amqp("the reply can no longer come", error);
+        self.end(Phase::Closed, &error);
+    }
+
+    fn end(&self, phase: Phase, error: &Error) {
+        let wakers = {
+            let mut desk = lock(&self.shared.desk);
+            self.shared.phase.send_replace(phase);
+            desk.fail_all(error)
+        };
+        wakers.into_iter().for_each(std::task::Waker::wake);
+    }
+}
+
+fn to_publish<'r>(request: &'r Request, open: &Open) -> Publish<'r> {
+    let mut properties = request.properties.clone();
+    properties.reply_to = open.reply_to.clone();
+    Publish {
+        exchange: &request.exchange,
+        routing_key: &request.routing_key,
+        mandatory: request.mandatory,
+        properties,
+        body: request.body.clone(),
+    }
+}
+
+/// Whether the broker says that it has direct replies.
+fn has_direct_replies(connection: &Connection) -> bool {
+    let capabilities = connection.server_properties().get("capabilities");
+    let capabilities = capabilities.as_ref().and_then(Value::as_table);
+    capabilities.and_then(|table| table.get("direct_reply_to")?.as_bool()).unwrap_or(false)
+}

@@ -1,0 +1,128 @@
+//! The methods of a service: async functions whose arguments are picked from the request and whose result is the reply.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::address::ServiceAddress;
+use crate::consumer::{BoxError, BoxFuture, Handler, Incoming};
+use crate::message::{IntoMessage, Message};
+use crate::retry::{Failure, named};
+
+/// An async function that is called for a request. Its arguments are picked by type, see
+/// [`FromIncoming`](crate::FromIncoming); what it returns is the reply, see [`IntoReply`].
+pub trait Method<Arguments>: Send + Sync + 'static {
+    /// Handles a request.
+    fn call(&self, incoming: Incoming) -> BoxFuture<Result<Option<Message>, BoxError>>;
+}
+
+/// What a method may return: `()`, which is an empty reply; anything that [can be published](IntoMessage); [`End`]; or a
+/// `Result` of one of them, whose error becomes an error reply.
+pub trait IntoReply {
+    /// The reply; `None` to end without a value.
+    fn into_reply(self) -> Result<Option<Message>, BoxError>;
+}
+
+/// Ends the replies to a call without another value: for methods that have sent all they had with a
+/// [`Replier`](super::Replier).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End;
+
+impl IntoReply for End {
+    fn into_reply(self) -> Result<Option<Message>, BoxError> {
+        Ok(None)
+    }
+}
+
+impl IntoReply for () {
+    fn into_reply(self) -> Result<Option<Message>, BoxError> {
+        Ok(Some(Message::default()))
+    }
+}
+
+impl<T: IntoMessage> IntoReply for T {
+    fn into_reply(self) -> Result<Option<Message>, BoxError> {
+        let message = self.into_message().and_then(|message| message.check().map(|()| message));
+        message.map(Some).map_err(|error| Failure::permanent(error).kind("unencodable").into())
+    }
+}
+
+impl<T: IntoReply, E: Into<BoxError>> IntoReply for Result<T, E> {
+    fn into_reply(self) -> Result<Option<Message>, BoxError> {
+        self.map_err(named)?.into_reply()
+    }
+}
+
+/// A method of any type.
+type BoxMethod =
+    Arc<dyn Fn(Incoming) -> BoxFuture<Result<Option<Message>, BoxError>> + Send + Sync>;
+
+/// The methods of a service by their names.
+#[derive(Clone)]
+pub(super) struct Methods {
+    pub(super) address: ServiceAddress,
+    by_name: HashMap<Box<[u8]>, BoxMethod>,
+    fallback: Option<BoxMethod>,
+}
+
+impl Methods {
+    pub(super) fn new(address: ServiceAddress) -> Self {
+        Methods { address, by_name: HashMap::new(), fallback: None }
+    }
+
+    pub(super) fn add<A: 'static>(&mut self, name: &str, method: impl Method<A>) {
+        let method: BoxMethod = Arc::new(move |incoming| method.call(incoming));
+        self.by_name.insert(name.as_bytes().into(), method);
+    }
+
+    pub(super) fn set_fallback<A: 'static>(&mut self, method: impl Method<A>) {
+        self.fallback = Some(Arc::new(move |incoming| method.call(incoming)));
+    }
+
+    pub(super) fn has_fallback(&self) -> bool {
+        self.fallback.is_some()
+    }
+
+    /// Their names, sorted.
+    pub(super) fn names(&self) -> Vec<String> {
+        let name = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
+        let mut names: Vec<String> = self.by_name.keys().map(|key| name(key)).collect();
+        names.sort();
+        names
+    }
+
+    /// The method that a request is for, or why there is none.
+    fn of(&self, incoming: &Incoming) -> Result<&BoxMethod, BoxError> {
+        let (exchange, key) = (incoming.exchange(), incoming.routing_key());
+        let properties = incoming.properties();
+        let kind = properties.kind.as_ref().map(|kind| kind.as_bytes());
+        let name = self.address.method(exchange.as_bytes(), key.as_bytes(), kind);
+        self.by_name.get(name).or(self.fallback.as_ref()).ok_or_else(|| {
+            let text = format!(
+                "service {:?} has no method {:?}",
+                self.address.service,
+                String::from_utf8_lossy(name)
+            );
+            Failure::permanent(text).kind("unknown-method").into()
+        })
+    }
+}
+
+/// Calls the method that a request is for, and leaves its reply for who has called this.
+pub(super) struct Dispatch(pub(super) Arc<Methods>);
+
+impl Handler<Dispatch> for Dispatch {
+    fn call(&self, incoming: Incoming) -> BoxFuture<Result<(), BoxError>> {
+        let method = match self.0.of(&incoming) {
+            Ok(method) => Arc::clone(method),
+            Err(error) => return Box::pin(std::future::ready(Err(error))),
+        };
+        let way = incoming.way_back().cloned();
+        Box::pin(async move {
+            let value = method(incoming).await?;
+            if let Some(way) = way {
+                way.leave(value);
+            }
+            Ok(())
+        })
+    }
+}

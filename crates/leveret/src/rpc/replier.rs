@@ -1,0 +1,251 @@
+//! Replying: the way from a method back to who asked.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use super::address::ReplyAddress;
+use super::reply::{END, ERROR, MORE, NUMBER, PART};
+use crate::amqp::{Properties, ShortStr, lock};
+use crate::client::Client;
+use crate::consumer::{FromIncoming, Incoming};
+use crate::error::{Error, ErrorKind};
+use crate::message::{IntoMessage, Message};
+use crate::publisher::{Publisher, Ticket};
+use crate::retry::Diagnosis;
+use crate::telemetry::Replied;
+
+/// How many replies to one call may be unconfirmed; the next one waits.
+const UNCONFIRMED: usize = 64;
+
+/// How many exchanges there are publishers for at a time, for callers that name one to reply to.
+const EXCHANGES: usize = 32;
+
+/// Publishes the replies of a service.
+#[derive(Debug)]
+pub(super) struct Replying {
+    client: Client,
+    /// Directly to callers. RabbitMQ does not know whether they are there: 3.10 returns every mandatory reply, delivered or
+    /// not, and 4.3 none.
+    to_callers: Publisher,
+    to_queues: Publisher,
+    /// One for each exchange, so that one that does not exist takes no other's replies along.
+    to_exchanges: Mutex<HashMap<String, Publisher>>,
+    counts: Replied,
+}
+
+impl Replying {
+    pub(super) async fn start(client: &Client, service: &str) -> Result<Arc<Self>, Error> {
+        Ok(Arc::new(Replying {
+            to_callers: client.publisher("").transient().allow_unroutable().build().await?,
+            to_queues: client.publisher("").transient().build().await?,
+            to_exchanges: Mutex::default(),
+            counts: Replied::new(service),
+            client: client.clone(),
+        }))
+    }
+
+    async fn publisher(&self, to: &ReplyAddress) -> Result<Publisher, Error> {
+        if to.is_direct() {
+            return Ok(self.to_callers.clone());
+        }
+        let exchange = &to.exchange;
+        if exchange.is_empty() {
+            return Ok(self.to_queues.clone());
+        }
+        if let Some(publisher) = lock(&self.to_exchanges).get(exchange) {
+            return Ok(publisher.clone());
+        }
+        let publisher = self.client.publisher(exchange).transient().build().await?;
+        let mut publishers = lock(&self.to_exchanges);
+        if publishers.len() >= EXCHANGES {
+            // What is under way holds its own.
+            publishers.clear();
+        }
+        publishers.insert(exchange.to_owned(), publisher.clone());
+        Ok(publisher)
+    }
+}
+
+/// Sends replies to a request before the last one, which is what the method returns: progress, or the parts of a stream. As
+/// an argument of a method.
+///
+/// ```
+/// use leveret::{End, Json, Replier};
+///
+/// async fn count(Json(to): Json<u32>, mut replier: Replier) -> Result<End, leveret::Error> {
+///     for number in 1..=to {
+///         replier.send(Json(number)).await?;
+///     }
+///     Ok(End)
+/// }
+/// ```
+pub struct Replier {
+    way: WayBack,
+}
+
+impl Replier {
+    /// Whether anybody asked for replies.
+    pub fn is_wanted(&self) -> bool {
+        self.way.line.is_some()
+    }
+
+    /// Sends a reply that others follow. It is on its way when this returns; the request is not acked before all its
+    /// replies are confirmed.
+    ///
+    /// It fails if an earlier one could not be delivered: whoever asked is no longer there. If nobody asked for a reply, it
+    /// does nothing.
+    pub async fn send(&mut self, message: impl IntoMessage) -> Result<(), Error> {
+        let Some(line) = &self.way.line else { return Ok(()) };
+        let number = {
+            let mut state = lock(&line.state);
+            state.number += 1;
+            state.number
+        };
+        let message = message.into_message()?.header(PART, MORE).header(NUMBER, number);
+        line.send(message).await?;
+        line.confirmed(UNCONFIRMED - 1).await
+    }
+}
+
+/// The way back to who asked.
+#[derive(Clone)]
+pub(crate) struct WayBack {
+    /// `None` if nobody asked for a reply.
+    line: Option<Arc<Line>>,
+}
+
+struct Line {
+    replying: Arc<Replying>,
+    to: ReplyAddress,
+    correlation_id: Option<ShortStr<'static>>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// How many replies were sent, but for the last.
+    number: i64,
+    /// Those that are not confirmed yet.
+    unconfirmed: VecDeque<Ticket>,
+    /// What the method has returned.
+    left: Option<Message>,
+}
+
+impl WayBack {
+    /// The way back from a request; one that leads nowhere if it asks for no reply.
+    pub(super) fn of(incoming: &Incoming, replying: &Arc<Replying>) -> Self {
+        let Properties { reply_to, correlation_id, .. } = incoming.properties();
+        let to = reply_to.and_then(|reply_to| ReplyAddress::parse(&reply_to));
+        let line = to.map(|to| {
+            let (replying, state) = (Arc::clone(replying), Mutex::default());
+            let correlation_id = correlation_id.map(ShortStr::into_owned);
+            Arc::new(Line { replying, to, correlation_id, state })
+        });
+        WayBack { line }
+    }
+
+    pub(super) fn is_wanted(&self) -> bool {
+        self.line.is_some()
+    }
+
+    /// What the method has returned.
+    pub(super) fn leave(&self, value: Option<Message>) {
+        if let Some(line) = &self.line {
+            let end = || Message::default().header(PART, END);
+            lock(&line.state).left = Some(value.unwrap_or_else(end));
+        }
+    }
+
+    /// Sends the last reply, and waits until all of them are confirmed. Whoever is no longer there to get them is no reason
+    /// to fail.
+    pub(super) async fn finish(&self) -> Result<(), Error> {
+        let Some(line) = &self.line else { return Ok(()) };
+        // A layer may have answered in place of the method.
+        let last = lock(&line.state).left.take().unwrap_or_default();
+        line.replying.counts.value();
+        line.end(last).await
+    }
+
+    /// Sends an error as the last reply.
+    pub(super) async fn fail(&self, seen: &Diagnosis) -> Result<(), Error> {
+        let Some(line) = &self.line else { return Ok(()) };
+        let message = Message::new(seen.text.clone()).content_type("text/plain");
+        line.replying.counts.error();
+        line.end(message.header(ERROR, seen.kind.clone())).await
+    }
+}
+
+impl fmt::Debug for WayBack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let to = self.line.as_ref().map(|line| &line.to);
+        f.debug_struct("WayBack").field("to", &to).finish()
+    }
+}
+
+impl Line {
+    async fn send(&self, mut message: Message) -> Result<(), Error> {
+        let properties = &mut message.extra.get_or_insert_default().properties;
+        if self.correlation_id.is_some() {
+            properties.correlation_id.clone_from(&self.correlation_id);
+        }
+        let publisher = self.replying.publisher(&self.to).await?;
+        let ticket = publisher.send(&self.to.routing_key, message).await?;
+        lock(&self.state).unconfirmed.push_back(ticket);
+        Ok(())
+    }
+
+    /// Waits until no more than so many are unconfirmed.
+    async fn confirmed(&self, at_most: usize) -> Result<(), Error> {
+        loop {
+            let oldest = {
+                let unconfirmed = &mut lock(&self.state).unconfirmed;
+                if unconfirmed.len() <= at_most {
+                    return Ok(());
+                }
+                unconfirmed.pop_front()
+            };
+            if let Some(oldest) = oldest {
+                oldest.await?;
+            }
+        }
+    }
+
+    async fn end(&self, last: Message) -> Result<(), Error> {
+        let sent = async {
+            self.send(last).await?;
+            self.confirmed(0).await
+        };
+        match sent.await {
+            Err(error) if is_undeliverable(&error) => {
+                self.replying.counts.undeliverable();
+                let ReplyAddress { exchange, routing_key } = &self.to;
+                tracing::warn!(exchange, routing_key, "a reply finds nobody: {error}");
+                Ok(())
+            }
+            sent => sent,
+        }
+    }
+}
+
+/// Whether it is for the caller to blame: the work is done, and would not find them the next time either.
+pub(super) fn is_undeliverable(error: &Error) -> bool {
+    use ErrorKind::{Broker, Invalid, Missing, Nacked, Refused, Unroutable};
+    matches!(error.kind(), Unroutable | Missing | Nacked | Refused | Invalid | Broker)
+}
+
+impl FromIncoming for Replier {
+    fn from_incoming(incoming: &Incoming) -> Result<Self, Error> {
+        let way = incoming.way_back().cloned();
+        way.map(|way| Replier { way }).ok_or_else(|| {
+            let text = "the handler asks for a Replier, which only methods of a service have";
+            Error::new(ErrorKind::Invalid, text)
+        })
+    }
+}
+
+impl fmt::Debug for Replier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Replier").field("is_wanted", &self.is_wanted()).finish()
+    }
+}
