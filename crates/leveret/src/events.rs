@@ -6,7 +6,7 @@
 //!                         +-----pattern--> temporary queue   --> whoever listens just now
 //! ```
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::OnceCell;
@@ -18,15 +18,18 @@ use crate::error::{Error, ErrorKind};
 use crate::message::{IntoMessage, Message};
 use crate::publisher::Publisher;
 use crate::random;
+use crate::rpc::{Asker, new_correlation_id};
 use crate::topology::cycle::UNLIMITED;
 use crate::topology::{Binding, Exchange, ExchangeKind, Queue, Topology};
 
 mod acapi;
 mod emit;
+mod gather;
 mod key;
 
 pub use acapi::{AcapiSite, AcapiTraffic};
 pub use emit::Emit;
+pub use gather::{Gather, GatherStream, Gathered};
 
 /// How long the queue of one who listens outlives that nobody consumes it: it was declared, and not used, or the program
 /// was paused. Without this, it would take in messages for as long as the connection stays.
@@ -74,7 +77,7 @@ const UNUSED: Duration = Duration::from_secs(300);
 /// # Handlers of events do not reply
 ///
 /// They have nothing to reply with: whoever publishes an event does not wait. They may emit further events, see [`Emit`].
-/// For an answer there are calls.
+/// For an answer there are [calls](Client::rpc), and [`gather`](Self::gather), which asks whoever is there.
 ///
 /// # Groups
 ///
@@ -98,6 +101,8 @@ struct Shared {
     topology: Topology,
     /// Made when the first event is published.
     publisher: OnceCell<Publisher>,
+    /// Made when the first question is asked.
+    asker: OnceLock<Asker>,
 }
 
 impl Events {
@@ -108,8 +113,8 @@ impl Events {
 
     /// Published to one exchange, and heard at another, to which the topology leads them.
     fn through(client: Client, ingress: String, exchange: Exchange, topology: Topology) -> Self {
-        let publisher = OnceCell::new();
-        let shared = Shared { client, ingress, exchange, topology, publisher };
+        let (publisher, asker) = (OnceCell::new(), OnceLock::new());
+        let shared = Shared { client, ingress, exchange, topology, publisher, asker };
         Events { shared: Arc::new(shared), group: None }
     }
 
@@ -183,6 +188,17 @@ impl Events {
         let id =
             id.map_err(|error| Error::caused(ErrorKind::Invalid, "a correlation id", error))?;
         Ok(self.in_group(Some(id)))
+    }
+
+    /// The same, with an id that nobody has had before, a UUID.
+    #[must_use]
+    pub fn new_group(&self) -> Self {
+        self.in_group(Some(new_correlation_id()))
+    }
+
+    /// The correlation id that published messages get, if this is a group.
+    pub fn correlation_id(&self) -> Option<&ShortStr<'static>> {
+        self.group.as_ref()
     }
 
     fn in_group(&self, group: Option<ShortStr<'static>>) -> Self {

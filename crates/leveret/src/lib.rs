@@ -133,7 +133,7 @@ pub use consumer::{
 pub use delay::Delays;
 pub use delivery::Delivery;
 pub use error::{Error, ErrorKind};
-pub use events::{AcapiSite, AcapiTraffic, Emit, Events};
+pub use events::{AcapiSite, AcapiTraffic, Emit, Events, Gather, GatherStream, Gathered};
 pub use message::{IntoMessage, Message};
 pub use parking::{
     Draft, Export, Filter, Group, Import, Imported, NotDone, ParkedMessage, ParkingLot, PastError,

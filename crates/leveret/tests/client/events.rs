@@ -197,3 +197,78 @@ async fn a_consumer_declares_what_it_was_told_to() {
     let error = client.consumer("other").stream().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Missing);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_question_is_gone_when_its_time_is_over() {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    let events = client.events("questions");
+    // Somebody who is away.
+    let queue = Queue::classic("away");
+    events.subscribe_queue(queue, ["ask"]).declare().await.unwrap();
+    let began = tokio::time::Instant::now();
+    let within = Duration::from_secs(20);
+    let asking = events.gather::<String>("ask", "anybody?").within(within);
+    let looking = async {
+        tokio::time::sleep(Duration::from_secs(19)).await;
+        assert_eq!(depth(&broker, "away"), Some(1));
+    };
+    let (gathered, ()) = tokio::join!(asking, looking);
+    assert!(gathered.unwrap().replies.is_empty());
+    assert_eq!(began.elapsed().as_secs(), 20);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(depth(&broker, "away"), Some(0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loss_while_gathering_is_told_and_the_next_question_is_answered() {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    let events = client.events("questions");
+    let method = async |body: String| match body.as_str() {
+        "wait" => std::future::pending().await,
+        _ => body,
+    };
+    let service = events.respond("app", ["ask"], method).await.unwrap();
+    let asking = async {
+        let cutting = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            broker.faults().cut_all_connections();
+        };
+        let gather = async { events.gather::<String>("ask", "wait").await };
+        let (lost, ()) = tokio::join!(gather, cutting);
+        assert_eq!(lost.unwrap_err().kind(), ErrorKind::Lost);
+        let gather = events.gather::<String>("ask", "again").within(Duration::from_secs(600));
+        let mut answers = gather.stream().await.unwrap();
+        assert_eq!(answers.next().await.unwrap().unwrap(), "again");
+    };
+    let service = service.drain(Duration::ZERO).run_until(soon("answers", asking));
+    service.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gathering_that_wants_nothing_and_a_key_that_is_a_pattern_do_not_wait() {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    let events = client.events("questions");
+    events.subscribe("q", ["#"]).declare().await.unwrap();
+    let began = tokio::time::Instant::now();
+    let none = events.gather::<String>("ask", "").at_most(0).await.unwrap();
+    assert!(none.replies.is_empty() && began.elapsed() < Duration::from_secs(1));
+    let error = events.gather::<String>("ask.*", "").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_group_has_an_id_of_its_own() {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    let events = client.events("events");
+    let (one, other) = (events.new_group(), events.new_group());
+    let id = one.correlation_id().unwrap().to_string();
+    assert!(id.len() == 36 && one.correlation_id() != other.correlation_id());
+    events.subscribe("q", ["#"]).declare().await.unwrap();
+    one.publish("a", "").await.unwrap();
+    let event = client.get("q", Default::default()).await.unwrap().expect("an event");
+    assert_eq!(event.properties().correlation_id.unwrap(), *id);
+}

@@ -5,7 +5,7 @@ use std::time::Duration;
 use leveret::amqp::DeleteExchange;
 use leveret::{
     Acapi, AcapiSite, Client, ConsumerBuilder, Deliveries, Emit, ErrorKind, Events, Exchange,
-    Failure, Incoming, Json, Message, Queue, RetryPolicy, State, TraceContext,
+    Failure, Gathered, Incoming, Json, Message, Queue, RetryPolicy, State, TraceContext,
 };
 use leveret_testkit::{eventually, rabbitmq};
 use tokio::sync::mpsc;
@@ -422,4 +422,145 @@ async fn a_queue_that_is_bound_in_two_ways_gets_an_event_once() {
     publish(&topic, "info.created", "{}").await;
     publish(&topic, "info.other", "{}").await;
     until_depth(&client, &site.queue_name("app", "q"), 2).await;
+}
+
+/// Runs services that answer, each with its number, until the future is done.
+async fn with_responders<T>(
+    client: &Client,
+    events: &Events,
+    count: usize,
+    then: impl Future<Output = T>,
+) -> T {
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let mut running = tokio::task::JoinSet::new();
+    for number in 0..count {
+        let queue = format!("responder-{number}");
+        let method = async |body: String, State(number): State<usize>| match body.as_str() {
+            "fail" if number == 0 => Err(Failure::permanent("not me").kind("refused")),
+            "silence" if number == 0 => std::future::pending().await,
+            _ => Ok(format!("{body} {number}")),
+        };
+        let service = soon("a queue", events.respond(&queue, ["ask.#"], method)).await.unwrap();
+        let mut stopped = stopped.clone();
+        let service = service.state(number).drain(Duration::ZERO);
+        running
+            .spawn(service.run_until(async move { stopped.wait_for(|stop| *stop).await.is_ok() }));
+        eventually(SOON, "a responder", async || {
+            client.inspect_queue(&queue).await.is_ok_and(|queue| queue.consumers == 1)
+        })
+        .await;
+    }
+    let done = then.await;
+    stop.send_replace(true);
+    while let Some(ended) = soon("the end", running.join_next()).await {
+        ended.unwrap().unwrap();
+    }
+    done
+}
+
+fn sorted(gathered: Gathered<String>) -> Vec<String> {
+    assert!(gathered.errors.is_empty(), "{:?}", gathered.errors);
+    let mut replies = gathered.replies;
+    replies.sort();
+    replies
+}
+
+#[tokio::test]
+async fn answers_of_all_who_are_there_are_gathered() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let events = client.events("questions");
+    let asking = async {
+        // As many as there are: it need not wait for the time.
+        let three = soon("answers", events.gather("ask.all", "a").within(SOON).at_most(3)).await;
+        assert_eq!(sorted(three.unwrap()), ["a 0", "a 1", "a 2"]);
+        // Until there are enough.
+        let two = soon("answers", events.gather("ask.all", "b").within(SOON).at_most(2)).await;
+        let two: Gathered<String> = two.unwrap();
+        assert_eq!((two.replies.len(), two.errors.len()), (2, 0));
+        // Until the time is over.
+        let patience = Duration::from_millis(500);
+        let some = soon("answers", events.gather("ask.all", "silence").within(patience)).await;
+        assert_eq!(sorted(some.unwrap()), ["silence 1", "silence 2"]);
+        // Nobody is bound to it: at once.
+        let none = soon("no answers", events.gather::<String>("else", "c").within(2 * SOON)).await;
+        assert!(sorted(none.unwrap()).is_empty());
+    };
+    with_responders(&client, &events, 3, asking).await;
+}
+
+#[tokio::test]
+async fn an_error_of_one_who_answers_leaves_the_others() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let events = client.events("questions");
+    let asking = async {
+        let gathered = events.gather::<String>("ask", "fail").within(SOON).at_most(3);
+        let Gathered { mut replies, errors } = soon("answers", gathered).await.unwrap();
+        replies.sort();
+        assert_eq!(replies, ["fail 1", "fail 2"]);
+        let remote = errors[0].remote().expect("an error of a service");
+        assert_eq!((errors.len(), &*remote.kind, &*remote.text), (1, "refused", "not me"));
+        // What cannot be read is one answer, too.
+        let gathered = events.gather::<Json<u32>>("ask", "text").within(SOON).at_most(3);
+        let gathered = soon("answers", gathered).await.unwrap();
+        let is_payload = |error: &leveret::Error| error.kind() == ErrorKind::Payload;
+        assert!(gathered.errors.len() == 3 && gathered.errors.iter().all(is_payload));
+    };
+    with_responders(&client, &events, 3, asking).await;
+}
+
+#[tokio::test]
+async fn many_questions_at_once_get_their_own_answers() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let events = client.events("questions");
+    let asking = async {
+        let mut questions = tokio::task::JoinSet::new();
+        for number in 0..50 {
+            let events = events.clone();
+            questions.spawn(async move {
+                let question = format!("question {number}");
+                let gather = events.gather("ask", question.clone()).within(SOON).at_most(2);
+                let expected = [format!("{question} 0"), format!("{question} 1")];
+                assert_eq!(sorted(gather.await.unwrap()), expected);
+            });
+        }
+        while let Some(asked) = soon("answers", questions.join_next()).await {
+            asked.unwrap();
+        }
+    };
+    with_responders(&client, &events, 2, asking).await;
+}
+
+#[tokio::test]
+async fn answers_come_as_a_stream_as_well() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let events = client.events("questions");
+    let asking = async {
+        let gather = events.gather::<String>("ask", "s").within(SOON).at_most(2);
+        let mut answers = soon("a stream", gather.stream()).await.unwrap();
+        let mut seen = BTreeSet::new();
+        while let Some(answer) = soon("an answer", answers.next()).await {
+            seen.insert(answer.unwrap());
+        }
+        assert_eq!(seen, BTreeSet::from(["s 0".to_owned(), "s 1".to_owned()]));
+    };
+    with_responders(&client, &events, 2, asking).await;
+}
+
+#[tokio::test]
+async fn handlers_of_events_hear_questions_and_do_not_answer() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let events = client.events("questions");
+    let handled = events.subscribe("audit", ["ask.#"]);
+    declared(&handled).await;
+    let asking = async {
+        let gathered = soon("answers", events.gather("ask", "q").within(SOON).at_most(1)).await;
+        assert_eq!(sorted(gathered.unwrap()), ["q 0"]);
+        until_depth(&client, "audit", 1).await;
+    };
+    with_responders(&client, &events, 1, asking).await;
 }
