@@ -286,8 +286,9 @@ impl ConsumerBuilder {
 
     /// With a handler for each message: an async function whose arguments are picked by type, see [`FromIncoming`].
     pub fn handle<A: 'static>(self, handler: impl Handler<A>) -> Runner {
+        let shape = handler.shape();
         let call = self.layered(handler);
-        self.call(call)
+        self.call(call).of_shape(shape)
     }
 
     /// The same for another queue.

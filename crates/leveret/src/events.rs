@@ -136,6 +136,12 @@ impl Events {
         self.shared.exchange.name()
     }
 
+    /// The exchange that events are published to.
+    pub(crate) fn ingress(&self) -> &Exchange {
+        let Shared { ingress, exchange, topology, .. } = &*self.shared;
+        topology.exchanges().iter().find(|known| known.name() == ingress).unwrap_or(exchange)
+    }
+
     fn kind(&self) -> &ExchangeKind {
         self.shared.exchange.kind()
     }

@@ -99,6 +99,7 @@
 //! `tls`.
 
 pub mod amqp;
+mod asyncapi;
 mod client;
 mod consumer;
 mod delay;
@@ -121,6 +122,7 @@ mod telemetry;
 mod topology;
 mod trace;
 
+pub use asyncapi::{AsyncApi, Shape};
 pub use client::{
     Backoff, Client, ClientBuilder, ClientEvent, ClientEvents, ConnectLimits, ConnectionHealth,
     ConsumerHealth, Health, IntoEndpoints, PoolHealth, PublisherHealth,

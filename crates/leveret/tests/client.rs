@@ -2,6 +2,7 @@
 
 mod client {
     mod abuse;
+    mod asyncapi;
     mod batches;
     mod consuming;
     mod delay;

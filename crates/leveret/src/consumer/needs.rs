@@ -29,6 +29,10 @@ impl Needs {
         };
     }
 
+    pub(super) fn topology(&self) -> Topology {
+        self.topology.clone().unwrap_or_default()
+    }
+
     pub(super) async fn declare(&self, client: &Client) -> Result<(), Error> {
         match &self.topology {
             Ok(topology) if topology.is_empty() => Ok(()),

@@ -138,6 +138,11 @@ impl ServiceBuilder {
         self
     }
 
+    /// The names of its methods, sorted.
+    pub fn method_names(&self) -> Vec<String> {
+        self.methods.names()
+    }
+
     /// What the service needs: its queue, and exchange and bindings where it has one.
     pub fn topology(&self) -> Topology {
         let ServiceAddress { service, style } = &self.methods.address;
