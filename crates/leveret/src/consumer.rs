@@ -1,5 +1,6 @@
 //! Consuming: a stream of deliveries that outlives the connection, and handlers that are run with it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tower::{Layer, Service};
@@ -29,9 +30,11 @@ pub use runner::{Runner, Summary};
 pub use service::HandlerService;
 pub use stream::{Deliveries, Next};
 
+pub(crate) use failing::OnPark;
 pub(crate) use handler::BoxFuture;
-use incoming::States;
+pub(crate) use incoming::States;
 use needs::{Needs, Temporary};
+pub(crate) use runner::{Observed, report};
 use seen::Seen;
 use service::BoxLayer;
 pub(crate) use service::Call;
@@ -91,6 +94,7 @@ struct Running {
     seen: Option<Seen>,
     states: States,
     layers: Vec<BoxLayer>,
+    on_park: Option<OnPark>,
 }
 
 /// When a message is settled.
@@ -111,6 +115,8 @@ pub(crate) struct Settings {
     priority: i32,
     arguments: Arguments,
     missing_for: Duration,
+    /// Acks happen when they are committed.
+    transactional: bool,
 }
 
 impl Settings {
@@ -136,6 +142,7 @@ impl ConsumerBuilder {
             priority: 0,
             arguments: Arguments::default(),
             missing_for: Duration::from_secs(60),
+            transactional: false,
         };
         let running = Running {
             workers: 1,
@@ -146,6 +153,7 @@ impl ConsumerBuilder {
             seen: None,
             states: States::default(),
             layers: Vec::new(),
+            on_park: None,
         };
         ConsumerBuilder { client, settings, running, needs: Needs::default() }
     }
@@ -262,7 +270,7 @@ impl ConsumerBuilder {
         within: Duration,
         key: impl Fn(&Incoming) -> Option<Vec<u8>> + Send + Sync + 'static,
     ) -> Self {
-        self.running.seen = Some(Seen::new(within, std::sync::Arc::new(key)));
+        self.running.seen = Some(Seen::new(within, Arc::new(key)));
         self
     }
 
@@ -295,6 +303,34 @@ impl ConsumerBuilder {
     pub(crate) fn of_queue(mut self, queue: &str) -> Self {
         self.settings.queue = queue.to_owned();
         self
+    }
+
+    /// On a channel with transactions, see [`Deliveries::transaction`].
+    pub(crate) fn transactional(mut self) -> Self {
+        self.settings.transactional = true;
+        self
+    }
+
+    /// What is done for a message that is not tried again, before it is settled.
+    pub(crate) fn on_park(mut self, tell: OnPark) -> Self {
+        self.running.on_park = Some(tell);
+        self
+    }
+
+    pub(crate) fn has_retry(&self) -> bool {
+        self.running.retry.is_some()
+    }
+
+    pub(crate) fn has_subscribers(&self) -> bool {
+        self.running.subscribers > 1
+    }
+
+    pub(crate) fn drain_time(&self) -> Duration {
+        self.running.drain
+    }
+
+    pub(crate) fn states(&self) -> Arc<States> {
+        Arc::new(self.running.states.clone())
     }
 
     /// A handler with the layers around it.

@@ -1,7 +1,8 @@
 //! Messaging on AMQP 0-9-1 (RabbitMQ) that does not lose work.
 //!
 //! An application holds a [`Client`]. It declares what it needs as a [`Topology`], publishes with a [`Publisher`] and
-//! consumes with a [`ConsumerBuilder`]; brokers may come and go underneath.
+//! consumes with a [`ConsumerBuilder`]; it calls services with an [`Rpc`], and offers them with a [`ServiceBuilder`]. Brokers
+//! may come and go underneath.
 //!
 //! ```
 //! use std::time::Duration;
@@ -76,6 +77,10 @@
 //! | `leveret_retried_total`, `leveret_parked_total` | queue | counters: failed messages that wait to be tried again, and those that are not |
 //! | `leveret_in_flight` | queue | gauge: messages that handlers are at work on |
 //! | `leveret_handler_seconds` | queue | histogram: how long handlers take, for a message or a batch |
+//! | `leveret_calls_total` | service, outcome | counter: calls that ended with a `reply`, `remote` error, `timed-out`, `unroutable`, `lost` or `other` |
+//! | `leveret_call_seconds` | service | histogram: how long calls take |
+//! | `leveret_stray_replies_total` | service | counter: replies that came for nobody |
+//! | `leveret_replies_total` | service, kind | counter: replies of a service that are a `value` or `error`; `undeliverable`: found nobody |
 //! | `leveret_pool_wait_seconds` | | histogram: how long borrowers wait for a channel |
 //!
 //! # What is traced
@@ -86,10 +91,11 @@
 //! | span | of each | fields |
 //! |---|---|---|
 //! | `publish` | publish, from its begin to its outcome; send, until it is sent; batch | destination, routing key, message and conversation id, number of messages of a batch, error |
-//! | `process` | call of a handler | destination, routing key, delivery tag, message and conversation id |
+//! | `call` | call of a service, from its begin to its outcome; of a stream of replies, until it is sent | service, method, message and conversation id, error |
+//! | `process` | call of a handler or method | destination, routing key, delivery tag, message and conversation id |
 //! | `process` | call of a handler of batches | queue, number of messages, `links`: the contexts of the messages |
 //!
-//! [`TraceContext`] travels in the headers: a message that is published within a `publish` span belongs to that, and the
+//! [`TraceContext`] travels in the headers: a message that is published within a `publish` or `call` span belongs to that, and the
 //! `process` span of its handler to the message (`trace_id`, `span_id` and `parent_id`). A batch has many parents, so it is
 //! a trace of its own, with links.
 //!

@@ -1,5 +1,13 @@
 //! Calling services, and being one: requests and replies.
 //!
+//! ```text
+//!  Rpc::call --> Asker: correlation id, reply-to --> confirmed, mandatory publish --> queue of the service
+//!    |             |                                                                     |
+//!    |             +-- Desk: id -> who waits       one channel, kept by the Keeper     Dispatch --> Method
+//!    |                   ^                                                               |
+//!    +------ Seat <------+------ reply: more, end, or the last one <--- WayBack: confirmed, and then the ack
+//! ```
+//!
 //! Everything on the wire is plain AMQP, so that clients and services of other kinds can be on the other side: `reply-to`,
 //! `correlation-id`, and `type` for the method where the routing key does not say it.
 
@@ -27,6 +35,7 @@ mod replier;
 mod reply;
 mod service;
 mod stream;
+mod transaction;
 
 pub(crate) use asker::{Asker, Question, Seat, Settings as AskerSettings};
 pub use call::Call;
@@ -58,6 +67,27 @@ pub enum Replies {
 }
 
 /// How a service is called.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leveret::Error> {
+/// use std::time::Duration;
+/// use leveret::{Client, ErrorKind, Json, Replies};
+///
+/// let client = Client::embedded().await?;
+/// let prices = client
+///     .rpc("prices")
+///     .shared_exchange("services") // requests go there, with the routing key prices.quote
+///     .replies(Replies::Queue)
+///     .timeout(Duration::from_secs(2))
+///     .build()
+///     .await?;
+/// // Nobody has declared the exchange.
+/// let error = prices.call::<Json<f64>>("quote", Json("IBM")).await.unwrap_err();
+/// assert_eq!(error.kind(), ErrorKind::Missing);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct RpcBuilder {
@@ -154,6 +184,74 @@ impl RpcBuilder {
 ///
 /// It clones cheaply. Any number of calls may be under way at the same time, from any number of tasks: each gets the reply
 /// that carries its correlation id, and no other. What comes late, twice or for nobody is counted and passed over.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leveret::BoxError> {
+/// use std::time::Duration;
+/// use leveret::{Client, End, ErrorKind, Failure, Json, Replier};
+///
+/// // A method is an async function: its arguments are picked by type, and its result is the reply.
+/// async fn quote(Json(symbol): Json<String>) -> Result<Json<f64>, Failure> {
+///     match symbol.as_str() {
+///         "IBM" => Ok(Json(142.5)),
+///         other => Err(Failure::permanent(format!("no price for {other}")).kind("unknown-symbol")),
+///     }
+/// }
+///
+/// // One with several replies sends them before it returns.
+/// async fn history(Json(days): Json<u32>, mut replier: Replier) -> Result<End, leveret::Error> {
+///     for day in 0..days {
+///         replier.send(Json(142.0 + f64::from(day))).await?;
+///     }
+///     Ok(End)
+/// }
+///
+/// let client = Client::embedded().await?;
+/// let service = client.service("prices").method("quote", quote).method("history", history);
+/// service.declare().await?; // from now on requests wait for the service
+/// let service = tokio::spawn(service.run());
+///
+/// let prices = client.rpc("prices").build().await?;
+/// let Json(price): Json<f64> = prices.call("quote", Json("IBM")).timeout(Duration::from_secs(2)).await?;
+/// assert_eq!(price, 142.5);
+///
+/// let error = prices.call::<Json<f64>>("quote", Json("XYZ")).await.unwrap_err();
+/// assert_eq!(error.kind(), ErrorKind::Remote);
+/// assert_eq!(error.remote().unwrap().kind, "unknown-symbol");
+///
+/// let mut days = prices.stream::<Json<f64>>("history", Json(3)).await?;
+/// while let Some(price) = days.next().await {
+///     println!("{}", price?.0);
+/// }
+///
+/// prices.cast("quote", Json("IBM")).await?; // asks for no reply: Ok says that it is in the queue
+/// # service.abort();
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # What happened, when it failed
+///
+/// | [`ErrorKind`] | |
+/// |---|---|
+/// | `Remote` | the service has answered with an error: [`Error::remote`] |
+/// | `TimedOut` | no reply came in time, or the request could not be sent in the client's time |
+/// | `Unroutable`, `Missing` | there is no queue for the request, or no such exchange: nobody got it |
+/// | `Nacked` | the broker could not take the request |
+/// | `Lost` | the connection was lost, and with it the reply: it may have been handled, or not |
+/// | `Payload` | the reply is not what was asked for |
+///
+/// # What goes over the wire
+///
+/// A request has `reply-to`, a UUID as its `correlation-id` and `message-id`, and the method as its `type`, unless the
+/// routing key is the method. A reply has the `correlation-id` of its request. These headers are optional:
+///
+/// | header of a reply | |
+/// |---|---|
+/// | `leveret-error` | it is an error of this kind, and its body the text |
+/// | `leveret-reply` | `more`: others follow; `end`: none follows, and this one is no value |
+/// | `leveret-reply-number` | of one that others follow: 1, 2 and so on |
 #[derive(Clone)]
 pub struct Rpc {
     inner: Arc<Inner>,

@@ -23,6 +23,8 @@ mod client {
 
 #[path = "support/drops.rs"]
 mod drops;
+#[path = "support/services.rs"]
+mod services;
 
 use std::time::Duration;
 

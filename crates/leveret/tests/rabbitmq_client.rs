@@ -13,6 +13,7 @@ mod rabbitmq_client {
     mod profiles;
     mod publishing;
     mod retry;
+    mod rpc;
     mod topology;
     mod watching;
 }

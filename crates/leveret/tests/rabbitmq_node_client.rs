@@ -9,5 +9,6 @@ mod rabbitmq_node_client {
     mod health;
     mod nodes;
     mod plans;
+    mod rpc;
     mod scene;
 }

@@ -153,11 +153,6 @@ impl Channel<Plain> {
         Ok(Channel { link, mode: PhantomData })
     }
 
-    /// Another handle to a channel that is open for a consumer.
-    pub(super) fn over(link: Arc<Link>) -> Self {
-        Channel { link, mode: PhantomData }
-    }
-
     /// Turns confirms on: each publish gets an outcome.
     pub async fn into_confirm(self) -> Result<Channel<Confirm>, Error> {
         self.link.call::<confirm::SelectOk>(&confirm::Select { nowait: false }).await?;
@@ -231,6 +226,11 @@ impl Channel<Tx> {
 }
 
 impl<M> Channel<M> {
+    /// Another handle to a channel that is open for a consumer.
+    pub(super) fn over(link: Arc<Link>) -> Self {
+        Channel { link, mode: PhantomData }
+    }
+
     /// Its number on the connection.
     pub fn id(&self) -> u16 {
         self.link.channel.id

@@ -286,6 +286,11 @@ impl Consumer {
         Delivery::new(settles, method, properties, body)
     }
 
+    /// Its channel, in the mode that it is known to have.
+    pub(crate) fn channel<M>(&self) -> Channel<M> {
+        Channel::over(Arc::clone(&self.link))
+    }
+
     /// For others to tell whether the broker still delivers to it.
     pub(crate) fn pulse(&self) -> Pulse {
         Pulse { queue: Arc::downgrade(&self.queue), link: Arc::downgrade(&self.link) }

@@ -7,7 +7,9 @@ use std::time::{Duration, SystemTime};
 use tokio::time::{sleep, timeout};
 
 use super::ConsumerBuilder;
+use super::handler::BoxFuture;
 use super::runner::{Summary, report};
+use crate::amqp::RawProperties;
 use crate::client::{Client, ClientEvent};
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
@@ -15,7 +17,7 @@ use crate::mover::Mover;
 use crate::random;
 use crate::retry::profile::{Profile, Step, WorkQueue};
 use crate::retry::stamp::{Detail, Failed, Origin};
-use crate::retry::{Deaths, Decision, Diagnosis, Facts, ParkReason, Retry, RetryPolicy};
+use crate::retry::{Deaths, Decision, Diagnosis, Facts, ParkReason, Retry, RetryPolicy, Verdict};
 use crate::telemetry::Consumed;
 
 /// How long a message that cannot be moved now stays with its consumer before it goes back to its queue: whatever the
@@ -34,6 +36,19 @@ pub(super) struct Failing {
     /// be missing.
     declared: tokio::sync::Mutex<u64>,
     epoch: AtomicU64,
+    on_park: Option<OnPark>,
+}
+
+/// What is to be done when a message is not tried again, before it is settled.
+#[derive(Clone)]
+pub(crate) struct OnPark(
+    pub(crate) Arc<dyn Fn(RawProperties, Diagnosis) -> BoxFuture<()> + Send + Sync>,
+);
+
+impl std::fmt::Debug for OnPark {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("OnPark")
+    }
 }
 
 impl Failing {
@@ -58,6 +73,7 @@ impl Failing {
             counts,
             declared: tokio::sync::Mutex::new(0),
             epoch: AtomicU64::new(0),
+            on_park: builder.running.on_park.clone(),
         };
         if retry.is_some() {
             // What does not work shows at the start, and not with the first failure.
@@ -171,6 +187,7 @@ impl Failing {
         match carried_out {
             Ok(settle) => {
                 let is_parked = matches!(settle, Settle::Ack);
+                self.tell_of_park(&delivery, &settle, failed).await;
                 settle.apply(delivery).await;
                 if is_parked {
                     self.counts.parked();
@@ -183,6 +200,15 @@ impl Failing {
                 Summary { failed: 1, parked: u64::from(is_parked), ..Summary::default() }
             }
             Err(error) => give_back(delivery, &error).await,
+        }
+    }
+
+    async fn tell_of_park(&self, delivery: &Delivery, settle: &Settle, failed: &Failed<'_>) {
+        let Some(OnPark(tell)) = &self.on_park else { return };
+        if !matches!(settle, Settle::Requeue(_)) {
+            let (kind, text) = (failed.kind.to_owned(), failed.error.to_owned());
+            let seen = Diagnosis { verdict: Verdict::Permanent, kind, text };
+            tell(delivery.raw_properties().clone(), seen).await;
         }
     }
 

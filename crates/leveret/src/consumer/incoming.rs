@@ -31,7 +31,7 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    pub(super) fn new(delivery: &Delivery, states: &Arc<States>, retry: &Arc<dyn Profile>) -> Self {
+    pub(crate) fn new(delivery: &Delivery, states: &Arc<States>, retry: &Arc<dyn Profile>) -> Self {
         Incoming {
             body: delivery.body().clone(),
             properties: delivery.raw_properties().clone(),
@@ -128,7 +128,7 @@ impl fmt::Debug for Incoming {
 
 /// What handlers share, one value of each type.
 #[derive(Clone, Default)]
-pub(super) struct States(HashMap<TypeId, Arc<dyn Any + Send + Sync>>);
+pub(crate) struct States(HashMap<TypeId, Arc<dyn Any + Send + Sync>>);
 
 impl States {
     pub(super) fn set<T: Send + Sync + 'static>(&mut self, value: T) {

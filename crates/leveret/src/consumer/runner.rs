@@ -45,7 +45,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    pub(super) fn add(&mut self, other: Summary) {
+    pub(crate) fn add(&mut self, other: Summary) {
         self.handled += other.handled;
         self.failed += other.failed;
         self.retried += other.retried;
@@ -115,12 +115,11 @@ impl Runner {
             pool.push(builder.clone().begin().await?);
         }
         let shared = Arc::new(Shared {
-            call,
+            observed: Observed::new(call, counts),
             states: Arc::new(running.states.clone()),
             failing,
             mode: running.mode,
             seen: running.seen.clone(),
-            counts,
         });
         let (stopper, stopped) = tokio::sync::watch::channel(false);
         let mut loops = JoinSet::new();
@@ -168,11 +167,16 @@ impl Runner {
 
 /// What all loops of a runner share.
 struct Shared {
-    call: Call,
+    observed: Observed,
     states: Arc<States>,
     failing: Arc<Failing>,
     mode: Mode,
     seen: Option<Seen>,
+}
+
+/// A handler that is counted and traced.
+pub(crate) struct Observed {
+    call: Call,
     counts: Consumed,
 }
 
@@ -320,9 +324,13 @@ impl Done {
     }
 }
 
-impl Shared {
+impl Observed {
+    pub(crate) fn new(call: Call, counts: Consumed) -> Self {
+        Observed { call, counts }
+    }
+
     /// Calls the handler, within the trace of the message if it has one.
-    async fn call(&self, incoming: Incoming) -> Result<(), BoxError> {
+    pub(crate) async fn call(&self, incoming: Incoming) -> Result<(), BoxError> {
         let in_flight = self.counts.begin(1);
         let began = Instant::now();
         let parent = TraceContext::of(incoming.raw_properties());
@@ -339,7 +347,9 @@ impl Shared {
         self.counts.end(began.elapsed(), handled, 1 - handled);
         outcome
     }
+}
 
+impl Shared {
     /// Has a message handled, and settles it unless it failed.
     async fn handle(&self, delivery: Delivery) -> Handled {
         if self.mode == Mode::AtMostOnce && delivery.redelivered() {
@@ -355,7 +365,7 @@ impl Shared {
             return Ok(Summary { duplicates: 1, ..Summary::default() });
         }
         match self.mode {
-            Mode::AtLeastOnce => match self.call(incoming).await {
+            Mode::AtLeastOnce => match self.observed.call(incoming).await {
                 Ok(()) => {
                     if let Some((seen, key)) = key {
                         seen.add(key);
@@ -368,7 +378,7 @@ impl Shared {
             Mode::AtMostOnce => {
                 // Settled before it is begun: it cannot come again.
                 report(delivery.ack());
-                match self.call(incoming).await {
+                match self.observed.call(incoming).await {
                     Ok(()) => Ok(Summary { handled: 1, ..Summary::default() }),
                     Err(error) => {
                         tracing::error!("a message that is not tried again failed: {error}");
@@ -418,7 +428,7 @@ fn span_of(incoming: &Incoming) -> Span {
 }
 
 /// A delivery that can no longer be settled is delivered again, which is all that can be said.
-pub(super) fn report(settled: Result<(), Error>) {
+pub(crate) fn report(settled: Result<(), Error>) {
     if let Err(error) = settled {
         tracing::debug!("{error}");
     }

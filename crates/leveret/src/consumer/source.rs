@@ -98,6 +98,9 @@ impl Source {
         let name = self.core.remembered.name_of(&self.settings.queue);
         let begun = async {
             let channel = up.connection.open_channel().await?;
+            if self.settings.transactional {
+                return channel.into_tx().await?.consume(&name, self.options.clone()).await;
+            }
             channel.consume(&name, self.options.clone()).await
         };
         Ok(begun.await)
@@ -132,6 +135,10 @@ impl Source {
         if error.kind() != ErrorKind::Closed {
             self.health.lost(error.clone());
         }
+    }
+
+    pub(super) fn is_transactional(&self) -> bool {
+        self.settings.transactional
     }
 
     fn what(&self) -> String {

@@ -10,7 +10,7 @@ use futures_core::Stream;
 use tokio::time::timeout;
 
 use super::source::Source;
-use crate::amqp::{self, Consumer};
+use crate::amqp::{self, Channel, Consumer, Tx};
 use crate::client::Client;
 use crate::delivery::Delivery;
 use crate::error::Error;
@@ -95,6 +95,14 @@ impl Deliveries {
     /// The client it belongs to.
     pub fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// The channel of what was delivered last, if the consumer is transactional and its channel still there.
+    pub(crate) fn transaction(&self) -> Option<Channel<Tx>> {
+        match &self.state {
+            State::Live(consumer) if self.source.is_transactional() => Some(consumer.channel()),
+            _ => None,
+        }
     }
 
     #[inline]

@@ -154,14 +154,8 @@ impl Desk {
 
     /// The request was sent some time ago. It may have been sent again since.
     pub(crate) fn was_sent(&mut self, id: CorrelationId, confirmation: Confirmation) {
-        if let Some(waiting) = self.waiting.get_mut(&id)
-            && waiting.confirmation.is_none()
-        {
-            waiting.confirmation = Some(confirmation);
-            // Who waits has to look at it.
-            if let Some(waker) = waiting.waker.take() {
-                waker.wake();
-            }
+        if let Some(waiting) = self.waiting.get_mut(&id) {
+            waiting.confirmation.get_or_insert(confirmation);
         }
     }
 
@@ -238,14 +232,15 @@ impl Desk {
         self.waiting.get(&id).filter(|waiting| !waiting.ended)?.request.as_deref().cloned()
     }
 
-    /// It was sent again.
-    pub(crate) fn sent_again(&mut self, id: CorrelationId, confirmation: Confirmation) {
-        if let Some(waiting) = self.waiting.get_mut(&id) {
-            waiting.confirmation = Some(confirmation);
-            if let Some(waker) = waiting.waker.take() {
-                waker.wake();
-            }
-        }
+    /// It was sent again. Who waits has to look at the new confirmation.
+    pub(crate) fn sent_again(
+        &mut self,
+        id: CorrelationId,
+        confirmation: Confirmation,
+    ) -> Option<Waker> {
+        let waiting = self.waiting.get_mut(&id).filter(|waiting| !waiting.ended)?;
+        waiting.confirmation = Some(confirmation);
+        waiting.waker.take()
     }
 }
 

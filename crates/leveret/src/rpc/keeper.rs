@@ -3,6 +3,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::task::Waker;
 
 use super::Replies;
 use super::asker::{Open, Phase, Shared, declare_reply_queue};
@@ -118,16 +119,19 @@ impl Keeper {
             let request = lock(&self.shared.desk).request(id);
             let Some(request) = request else { continue };
             let publish = to_publish(&request, open);
-            match open.channel.publish_within(&publish, self.core.options.timeout).await {
-                Ok(confirmation) => lock(&self.shared.desk).sent_again(id, confirmation),
+            let sent = open.channel.publish_within(&publish, self.core.options.timeout).await;
+            let mut desk = lock(&self.shared.desk);
+            let waker = match sent {
+                Ok(confirmation) => desk.sent_again(id, confirmation),
                 // The next channel has its turn.
                 Err(_) if open.channel.check_open().is_err() => return,
                 Err(error) => {
-                    let error = self.shared.line.failed("the request cannot be sent again", error);
-                    let waker = lock(&self.shared.desk).fail(id, error);
-                    waker.into_iter().for_each(std::task::Waker::wake);
+                    let what = "the request cannot be sent again";
+                    desk.fail(id, self.shared.line.failed(what, error))
                 }
-            }
+            };
+            drop(desk);
+            waker.into_iter().for_each(Waker::wake);
         }
     }
 
@@ -149,7 +153,7 @@ impl Keeper {
             self.shared.phase.send_replace(phase);
             desk.fail_all(error)
         };
-        wakers.into_iter().for_each(std::task::Waker::wake);
+        wakers.into_iter().for_each(Waker::wake);
     }
 }
 

@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex};
 
 use super::address::ReplyAddress;
 use super::reply::{END, ERROR, MORE, NUMBER, PART};
-use crate::amqp::{Properties, ShortStr, lock};
+use super::transaction::Transaction;
+use crate::amqp::{Properties, RawProperties, ShortStr, lock};
 use crate::client::Client;
 use crate::consumer::{FromIncoming, Incoming};
 use crate::error::{Error, ErrorKind};
 use crate::message::{IntoMessage, Message};
 use crate::publisher::{Publisher, Ticket};
-use crate::retry::Diagnosis;
+use crate::retry::{Diagnosis, Verdict};
 use crate::telemetry::Replied;
 
 /// How many replies to one call may be unconfirmed; the next one waits.
@@ -20,6 +21,24 @@ const UNCONFIRMED: usize = 64;
 
 /// How many exchanges there are publishers for at a time, for callers that name one to reply to.
 const EXCHANGES: usize = 32;
+
+/// How replies go out.
+#[derive(Clone, Debug)]
+pub(super) enum Outlet {
+    /// Each is confirmed.
+    Confirmed(Arc<Replying>),
+    /// All of them with a commit.
+    Transaction(Arc<Transaction>),
+}
+
+impl Outlet {
+    fn counts(&self) -> &Replied {
+        match self {
+            Outlet::Confirmed(replying) => &replying.counts,
+            Outlet::Transaction(transaction) => &transaction.counts,
+        }
+    }
+}
 
 /// Publishes the replies of a service.
 #[derive(Debug)]
@@ -116,7 +135,7 @@ pub(crate) struct WayBack {
 }
 
 struct Line {
-    replying: Arc<Replying>,
+    outlet: Outlet,
     to: ReplyAddress,
     correlation_id: Option<ShortStr<'static>>,
     state: Mutex<State>,
@@ -134,13 +153,13 @@ struct State {
 
 impl WayBack {
     /// The way back from a request; one that leads nowhere if it asks for no reply.
-    pub(super) fn of(incoming: &Incoming, replying: &Arc<Replying>) -> Self {
-        let Properties { reply_to, correlation_id, .. } = incoming.properties();
+    pub(super) fn of(request: &RawProperties, outlet: &Outlet) -> Self {
+        let Properties { reply_to, correlation_id, .. } = request.get();
         let to = reply_to.and_then(|reply_to| ReplyAddress::parse(&reply_to));
         let line = to.map(|to| {
-            let (replying, state) = (Arc::clone(replying), Mutex::default());
+            let (outlet, state) = (outlet.clone(), Mutex::default());
             let correlation_id = correlation_id.map(ShortStr::into_owned);
-            Arc::new(Line { replying, to, correlation_id, state })
+            Arc::new(Line { outlet, to, correlation_id, state })
         });
         WayBack { line }
     }
@@ -163,16 +182,28 @@ impl WayBack {
         let Some(line) = &self.line else { return Ok(()) };
         // A layer may have answered in place of the method.
         let last = lock(&line.state).left.take().unwrap_or_default();
-        line.replying.counts.value();
-        line.end(last).await
+        line.outlet.counts().value();
+        match line.end(last).await {
+            Err(error) if is_unsendable(&error) => {
+                let (kind, text) = ("unsendable".to_owned(), error.to_string());
+                self.fail(&Diagnosis { verdict: Verdict::Permanent, kind, text }).await
+            }
+            sent => sent,
+        }
     }
 
     /// Sends an error as the last reply.
     pub(super) async fn fail(&self, seen: &Diagnosis) -> Result<(), Error> {
         let Some(line) = &self.line else { return Ok(()) };
         let message = Message::new(seen.text.clone()).content_type("text/plain");
-        line.replying.counts.error();
-        line.end(message.header(ERROR, seen.kind.clone())).await
+        line.outlet.counts().error();
+        match line.end(message.header(ERROR, seen.kind.clone())).await {
+            Err(error) if is_unsendable(&error) => {
+                tracing::error!("an error cannot be told to who asked: {error}");
+                Ok(())
+            }
+            sent => sent,
+        }
     }
 }
 
@@ -189,10 +220,15 @@ impl Line {
         if self.correlation_id.is_some() {
             properties.correlation_id.clone_from(&self.correlation_id);
         }
-        let publisher = self.replying.publisher(&self.to).await?;
-        let ticket = publisher.send(&self.to.routing_key, message).await?;
-        lock(&self.state).unconfirmed.push_back(ticket);
-        Ok(())
+        match &self.outlet {
+            Outlet::Confirmed(replying) => {
+                let publisher = replying.publisher(&self.to).await?;
+                let ticket = publisher.send(&self.to.routing_key, message).await?;
+                lock(&self.state).unconfirmed.push_back(ticket);
+                Ok(())
+            }
+            Outlet::Transaction(transaction) => transaction.send(&self.to, message).await,
+        }
     }
 
     /// Waits until no more than so many are unconfirmed.
@@ -218,7 +254,7 @@ impl Line {
         };
         match sent.await {
             Err(error) if is_undeliverable(&error) => {
-                self.replying.counts.undeliverable();
+                self.outlet.counts().undeliverable();
                 let ReplyAddress { exchange, routing_key } = &self.to;
                 tracing::warn!(exchange, routing_key, "a reply finds nobody: {error}");
                 Ok(())
@@ -228,10 +264,15 @@ impl Line {
     }
 }
 
-/// Whether it is for the caller to blame: the work is done, and would not find them the next time either.
-pub(super) fn is_undeliverable(error: &Error) -> bool {
-    use ErrorKind::{Broker, Invalid, Missing, Nacked, Refused, Unroutable};
-    matches!(error.kind(), Unroutable | Missing | Nacked | Refused | Invalid | Broker)
+/// Whether nobody is there to get it: the work is done, and would not find them the next time either.
+fn is_undeliverable(error: &Error) -> bool {
+    use ErrorKind::{Missing, Nacked, Refused, Unroutable};
+    matches!(error.kind(), Missing | Nacked | Refused | Unroutable)
+}
+
+/// Whether it can be sent to nobody: it is too large, for example.
+fn is_unsendable(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Broker | ErrorKind::Invalid)
 }
 
 impl FromIncoming for Replier {

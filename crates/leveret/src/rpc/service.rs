@@ -8,17 +8,62 @@ use tower::{Layer, Service};
 
 use super::address::{ServiceAddress, Style};
 use super::method::{Dispatch, Method, Methods};
-use super::replier::{Replying, WayBack};
+use super::replier::{Outlet, Replying, WayBack};
+use super::transaction::Transactions;
 use crate::client::Client;
-use crate::consumer::{BoxError, Call, ConsumerBuilder, HandlerService, Incoming, Runner, Summary};
+use crate::consumer::{
+    BoxError, Call, ConsumerBuilder, HandlerService, Incoming, Observed, OnPark, Runner, Summary,
+};
 use crate::error::{Error, ErrorKind};
-use crate::retry::{Diagnosis, Failure, Retry};
-use crate::topology::{Exchange, Queue, Topology};
+use crate::retry::{Diagnosis, Failure, Retry, Verdict};
+use crate::telemetry::{Consumed, Replied};
+use crate::topology::{Applied, Exchange, Queue, Topology};
 
 /// How many requests are handled at the same time, unless said otherwise.
 const WORKERS: usize = 16;
 
-/// How a service is offered: its methods, and how they are run.
+/// How a service is offered: its methods, and how they are run. See [`Rpc`](super::Rpc) for an example, and for how it is
+/// called.
+///
+/// A request with a `reply-to` is a call, and gets a reply; any other one is a cast. The reply goes to the queue of that name,
+/// or to an exchange if it is an address such as `topic://exchange/key`, with the correlation id of the request, and is
+/// confirmed before the request is acked. If nobody is there to get it, it is counted, and the request is done.
+///
+/// An error of a method becomes a reply that says so. A cast that fails is tried again and parked, as a consumer's messages
+/// are. Several instances of a service, in one program or many, share its requests.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leveret::Error> {
+/// use std::time::Duration;
+/// use leveret::{Client, Json, Queue, RetryPolicy, State};
+///
+/// async fn add(Json(numbers): Json<Vec<i64>>, State(offset): State<i64>) -> Json<i64> {
+///     Json(offset + numbers.iter().sum::<i64>())
+/// }
+///
+/// let client = Client::embedded().await?;
+/// let sums = client
+///     .service("sums")
+///     .queue(Queue::quorum("sums")) // in place of a classic one
+///     .method("add", add)
+///     .state(1000)
+///     .workers(4)
+///     .layer(tower::timeout::TimeoutLayer::new(Duration::from_secs(30)))
+///     .retry(RetryPolicy::fixed(Duration::from_secs(1)).max_retries(3)); // of casts
+/// sums.declare().await?;
+///
+/// let rpc = client.rpc("sums").build().await?;
+/// let summary = sums
+///     .run_until(async {
+///         let Json(sum): Json<i64> = rpc.call("add", Json([1, 2, 3])).await.unwrap();
+///         assert_eq!(sum, 1006);
+///     })
+///     .await?;
+/// assert_eq!(summary.handled, 1);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 #[must_use]
 pub struct ServiceBuilder {
@@ -26,9 +71,10 @@ pub struct ServiceBuilder {
     consumer: ConsumerBuilder,
     methods: Methods,
     queue: Queue,
-    workers: usize,
+    workers: Option<usize>,
     prefetch: Option<u16>,
     retries_calls: bool,
+    is_transactional: bool,
 }
 
 impl ServiceBuilder {
@@ -38,9 +84,10 @@ impl ServiceBuilder {
             queue: Queue::classic(name.clone()),
             methods: Methods::new(ServiceAddress::new(name)),
             client,
-            workers: WORKERS,
+            workers: None,
             prefetch: None,
             retries_calls: false,
+            is_transactional: false,
         }
     }
 
@@ -83,7 +130,7 @@ impl ServiceBuilder {
 
     /// How many requests are handled at the same time. 16 by default.
     pub fn workers(mut self, workers: usize) -> Self {
-        self.workers = workers.max(1);
+        self.workers = Some(workers.max(1));
         self
     }
 
@@ -119,6 +166,17 @@ impl ServiceBuilder {
         self
     }
 
+    /// Each request is a transaction: it is handled, its replies are published, it is acked, and all of that happens with one
+    /// commit or not at all. Requests are handled one after the other, and replies go out when the method is done.
+    ///
+    /// There are no confirms in a transaction, so there is nothing that moves failed requests: one that asks for no reply,
+    /// and fails, goes to the dead-letter exchange of the queue, or away if that has none. Together with more than one worker
+    /// or subscriber, or with retrying, it is refused.
+    pub fn transactional(mut self) -> Self {
+        self.is_transactional = true;
+        self
+    }
+
     /// A value for methods to share, one of each type. They get a clone of it as an argument [`State`](crate::State).
     pub fn state<T: Clone + Send + Sync + 'static>(mut self, value: T) -> Self {
         self.consumer = self.consumer.state(value);
@@ -143,7 +201,9 @@ impl ServiceBuilder {
         self.methods.names()
     }
 
-    /// What the service needs: its queue, and exchange and bindings where it has one.
+    /// What the service needs: its queue, and where it has an exchange that one, with a binding for each method. With a
+    /// [fallback](Self::fallback), all requests for the service come over a shared exchange; over one of its own only those
+    /// for its methods, and others reach nobody. Bindings of methods that the service no longer has are not undone.
     pub fn topology(&self) -> Topology {
         let ServiceAddress { service, style } = &self.methods.address;
         let mut queue = self.queue.clone();
@@ -178,11 +238,40 @@ impl ServiceBuilder {
                 self.queue.name()
             ));
         }
+        if self.is_transactional {
+            self.check_transactional()?;
+        }
         let is_pattern = |name: &String| name.contains(['#', '*']);
         match self.methods.names().into_iter().find(is_pattern) {
             Some(name) => invalid(format!("a method cannot be named {name:?}: that is a pattern")),
             None => Ok(()),
         }
+    }
+
+    fn check_transactional(&self) -> Result<(), Error> {
+        let other = if self.workers.is_some_and(|workers| workers > 1) {
+            "more than one worker, and a transaction is one request at a time"
+        } else if self.prefetch.is_some_and(|prefetch| prefetch > 1) {
+            "a prefetch, and a transaction is one request at a time"
+        } else if self.consumer.has_subscribers() {
+            "more than one subscriber, and a transaction is one request at a time"
+        } else if self.consumer.has_retry() || self.retries_calls {
+            "a retry policy, which moves requests by confirmed publishes"
+        } else {
+            return Ok(());
+        };
+        let text = format!(
+            "service {:?} is to be transactional, and to have {other}: leave one of the two out",
+            self.methods.address.service
+        );
+        Err(Error::new(ErrorKind::Invalid, text))
+    }
+
+    /// Declares what the service [needs](Self::topology): from then on requests wait for it, if it does not run yet. Running it
+    /// does the same.
+    pub async fn declare(&self) -> Result<Applied, Error> {
+        self.check()?;
+        self.client.apply(&self.topology()).await
     }
 
     /// Serves until the client is closed.
@@ -195,28 +284,54 @@ impl ServiceBuilder {
     ///
     /// It fails if the service cannot begin, or ends because its queue stays away.
     pub async fn run_until(self, stop: impl Future) -> Result<Summary, Error> {
-        self.runner().await?.run_until(stop).await
+        self.declare().await?;
+        match self.is_transactional {
+            true => self.transactions().run_until(stop).await,
+            false => self.runner().await?.run_until(stop).await,
+        }
     }
 
     async fn runner(self) -> Result<Runner, Error> {
-        self.check()?;
-        self.client.apply(&self.topology()).await?;
         let replying = Replying::start(&self.client, &self.methods.address.service).await?;
-        let twice = u16::try_from(self.workers.saturating_mul(2)).unwrap_or(u16::MAX);
-        let consumer = self
+        let outlet = Outlet::Confirmed(replying);
+        let workers = self.workers.unwrap_or(WORKERS);
+        let twice = u16::try_from(workers.saturating_mul(2)).unwrap_or(u16::MAX);
+        let mut consumer = self
             .consumer
             .of_queue(self.queue.name())
-            .workers(self.workers)
+            .workers(workers)
             .prefetch(self.prefetch.unwrap_or(twice));
+        if self.retries_calls {
+            consumer = consumer.on_park(tell_callers(outlet.clone()));
+        }
         let methods = consumer.layered(Dispatch(Arc::new(self.methods)));
-        let answering =
-            Arc::new(Answering { methods, replying, retries_calls: self.retries_calls });
+        let answering = Arc::new(Answering { methods, outlet, retries_calls: self.retries_calls });
         let call = Call::plain(move |incoming| {
             let answering = Arc::clone(&answering);
             Box::pin(async move { answering.answer(incoming).await })
         });
         Ok(consumer.call(call))
     }
+
+    fn transactions(self) -> Transactions {
+        let counts = Replied::new(&self.methods.address.service);
+        let consumer = self.consumer.of_queue(self.queue.name());
+        let methods = consumer.layered(Dispatch(Arc::new(self.methods)));
+        let observed = Observed::new(methods, Consumed::new(self.queue.name()));
+        Transactions::new(self.client, consumer, observed, counts)
+    }
+}
+
+/// Callers whose request is not tried again get an error.
+fn tell_callers(outlet: Outlet) -> OnPark {
+    OnPark(Arc::new(move |request, seen| {
+        let way = WayBack::of(&request, &outlet);
+        Box::pin(async move {
+            if let Err(error) = way.fail(&seen).await {
+                tracing::error!("the caller of a parked request is not told: {error}");
+            }
+        })
+    }))
 }
 
 impl fmt::Debug for ServiceBuilder {
@@ -232,20 +347,24 @@ impl fmt::Debug for ServiceBuilder {
 struct Answering {
     /// With the layers around them.
     methods: Call,
-    replying: Arc<Replying>,
+    outlet: Outlet,
     retries_calls: bool,
 }
 
 impl Answering {
     async fn answer(&self, mut incoming: Incoming) -> Result<(), BoxError> {
-        let way = WayBack::of(&incoming, &self.replying);
+        let way = WayBack::of(incoming.raw_properties(), &self.outlet);
         incoming.set_way_back(way.clone());
         let handled = self.methods.call(incoming).await;
         let replied = match handled {
             Ok(()) => way.finish().await,
-            Err(error) if !way.is_wanted() || self.retries_calls => return Err(error),
+            Err(error) if !way.is_wanted() => return Err(error),
             Err(error) => {
                 let seen = Diagnosis::of(&error);
+                // What is done is not tried again, and never parked.
+                if self.retries_calls && seen.verdict != Verdict::Done {
+                    return Err(error);
+                }
                 tracing::debug!(kind = seen.kind, "a request failed: {}", seen.text);
                 way.fail(&seen).await
             }

@@ -1,68 +1,409 @@
+use std::sync::Arc;
 use std::time::Duration;
 
-use leveret::{Client, ErrorKind, Json, Rpc, ServiceBuilder};
-use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
+use leveret::amqp::DeleteExchange;
+use leveret::{Client, End, Error, ErrorKind, Json, OnLoss, Queue, Replier, Replies, Rpc, State};
+use leveret_broker::Broker;
+use leveret_testkit::eventually;
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep};
 
-use crate::{broker, client_of, soon};
+use crate::services::{CALLS, Running, crashing, double, each_its_own, storm};
+use crate::{PATIENCE, broker, builder_of, client_of, client_with, depth, soon};
 
-/// A service that runs until it is dropped or stopped.
-struct Running {
-    stop: Option<oneshot::Sender<()>>,
-    task: JoinHandle<Result<leveret::Summary, leveret::Error>>,
+async fn numbers(client: &Client) -> Running {
+    Running::start(client.service("numbers").method("double", double)).await
 }
 
-impl Running {
-    fn start(service: ServiceBuilder) -> Self {
-        let (stop, stopped) = oneshot::channel();
-        Running { stop: Some(stop), task: tokio::spawn(service.run_until(stopped)) }
-    }
-
-    async fn stop(mut self) -> leveret::Summary {
-        self.stop.take();
-        soon("the end of the service", &mut self.task).await.unwrap().unwrap()
-    }
+async fn call_double(rpc: &Rpc, number: u64) -> Result<u64, Error> {
+    let Json(doubled): Json<u64> = soon("a reply", rpc.call("double", Json(number))).await?;
+    Ok(doubled)
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-async fn double(Json(number): Json<u64>) -> Json<u64> {
-    Json(2 * number)
-}
-
-/// Calls until the service is there.
-async fn until_served(rpc: &Rpc, method: &str) {
-    soon("the service", async {
-        loop {
-            match rpc.call::<()>(method, Json(0)).await {
-                Err(error) if error.kind() == ErrorKind::Unroutable => {
-                    tokio::time::sleep(Duration::from_millis(10)).await;
-                }
-                _ => return,
-            }
+/// Calls again if a connection was lost right before.
+async fn until_it_works(rpc: &Rpc) {
+    eventually(PATIENCE, "a reply", async || match call_double(rpc, 4).await {
+        Ok(doubled) => {
+            assert_eq!(doubled, 8);
+            Ok(())
         }
+        Err(error) => Err(error.to_string()),
     })
     .await;
 }
 
-async fn doubler(client: &Client) -> (Running, Rpc) {
-    let service = Running::start(client.service("numbers").method("double", double));
-    let rpc = client.rpc("numbers").build().await.unwrap();
-    until_served(&rpc, "double").await;
-    (service, rpc)
+fn channels(broker: &Broker, connection: &str) -> usize {
+    let snapshot = broker.snapshot();
+    let connections = &snapshot.virtual_host("/").unwrap().connections;
+    let is_it = |name: &Option<String>| name.as_ref().is_some_and(|name| name == connection);
+    connections.iter().filter(|found| is_it(&found.name)).map(|found| found.channels.len()).sum()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_gets_its_reply() {
+async fn nothing_is_opened_before_the_first_call_and_nothing_stays_open() {
+    let broker = broker();
+    let server = client_of(&broker).await;
+    let caller = builder_of(&broker).name("caller").connect().await.unwrap();
+    let _service = numbers(&server).await;
+    let rpc = caller.rpc("numbers").build().await.unwrap();
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(channels(&broker, "caller (publishing)"), 0);
+    let clone = rpc.clone();
+    assert_eq!(call_double(&rpc, 21).await.unwrap(), 42);
+    assert_eq!(channels(&broker, "caller (publishing)"), 1);
+    drop(rpc);
+    assert_eq!(call_double(&clone, 21).await.unwrap(), 42);
+    assert_eq!(channels(&broker, "caller (publishing)"), 1);
+    drop(clone);
+    eventually(PATIENCE, "no channel", async || channels(&broker, "caller (publishing)") == 0)
+        .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_for_a_call_is_gone_with_it() {
     let broker = broker();
     let client = client_of(&broker).await;
-    let (service, rpc) = doubler(&client).await;
-    let Json(number): Json<u64> = soon("a reply", rpc.call("double", Json(21))).await.unwrap();
-    assert_eq!(number, 42);
+    let _service = numbers(&client).await;
+    let queues = || broker.snapshot().virtual_host("/").unwrap().queues.len();
+    let before = queues();
+    let rpc = client.rpc("numbers").replies(Replies::QueuePerCall).build().await.unwrap();
+    for _ in 0..3 {
+        assert_eq!(call_double(&rpc, 1).await.unwrap(), 2);
+    }
+    eventually(PATIENCE, "no queue more", async || queues() == before).await;
+    let rpc = client.rpc("numbers").replies(Replies::Queue).build().await.unwrap();
+    for _ in 0..3 {
+        assert_eq!(call_double(&rpc, 1).await.unwrap(), 2);
+    }
+    assert_eq!(queues(), before + 1);
+    drop(rpc);
+    eventually(PATIENCE, "no queue more", async || queues() == before).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_takes_no_longer_than_it_may() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("silent")).await;
+    let rpc = client.rpc("silent").timeout(Duration::from_secs(3600)).build().await.unwrap();
+    for (timeout, takes) in [(None, 3600), (Some(Duration::from_secs(5)), 5)] {
+        let began = Instant::now();
+        let mut call = rpc.call::<()>("m", "");
+        if let Some(timeout) = timeout {
+            call = call.timeout(timeout);
+        }
+        let error = call.await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        assert_eq!(began.elapsed().as_secs(), takes);
+    }
+    let stream = rpc.stream::<()>("m", "").timeout(Duration::from_secs(7));
+    let mut stream = soon("a stream", stream).await.unwrap();
+    let began = Instant::now();
+    let error = stream.next().await.unwrap().unwrap_err();
+    assert_eq!((error.kind(), began.elapsed().as_secs()), (ErrorKind::TimedOut, 7));
+    assert!(stream.next().await.is_none());
     assert_eq!(rpc.in_flight(), 0);
-    assert_eq!(service.stop().await.handled, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_reply_of_a_stream_has_its_own_time() {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    let count = |mut replier: Replier| async move {
+        for number in 0..5 {
+            sleep(Duration::from_secs(2)).await;
+            replier.send(Json(number)).await?;
+        }
+        sleep(Duration::from_secs(4)).await;
+        Ok::<_, Error>(End)
+    };
+    let _service = Running::start(client.service("s").method("count", count)).await;
+    let rpc = client.rpc("s").build().await.unwrap();
+    let stream = rpc.stream::<Json<u64>>("count", "").timeout(Duration::from_secs(3));
+    let mut stream = soon("a stream", stream).await.unwrap();
+    for number in 0..5 {
+        assert_eq!(soon("a reply", stream.next()).await.unwrap().unwrap().0, number);
+    }
+    let error = soon("the end", stream.next()).await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_wait_while_the_broker_blocks_publishers() {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    // Otherwise its replies would be blocked with the requests.
+    let server = builder_of(&broker).name("server").connect().await.unwrap();
+    let _service = numbers(&server).await;
+    let rpc = client.rpc("numbers").build().await.unwrap();
+    assert_eq!(call_double(&rpc, 1).await.unwrap(), 2);
+    broker.faults().block("no memory");
+    // What is on its way when the block begins is let through.
+    let first = rpc.call::<Json<u64>>("double", Json(2)).timeout(Duration::from_secs(1)).await;
+    let began = Instant::now();
+    let error = rpc.call::<Json<u64>>("double", Json(2)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}, after {first:?}");
+    assert_eq!(error.blocked_by_broker(), Some("no memory"));
+    assert_eq!(began.elapsed().as_secs(), 30);
+    let call = tokio::spawn({
+        let rpc = rpc.clone();
+        async move { rpc.call::<Json<u64>>("double", Json(3)).await }
+    });
+    sleep(Duration::from_secs(1)).await;
+    broker.faults().unblock();
+    assert_eq!(soon("a reply", call).await.unwrap().unwrap().0, 6);
+    assert_eq!(rpc.in_flight(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_calls_are_under_way_than_allowed() {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    let go_on = Arc::new(Notify::new());
+    let wait = |State(go_on): State<Arc<Notify>>| async move { go_on.notified().await };
+    let service = client.service("s").state(Arc::clone(&go_on)).method("wait", wait);
+    let _service = Running::start(service).await;
+    let rpc = client.rpc("s").max_in_flight(3).build().await.unwrap();
+    let calls: Vec<_> = (0..10)
+        .map(|_| {
+            let rpc = rpc.clone();
+            tokio::spawn(async move { rpc.call::<()>("wait", "").await })
+        })
+        .collect();
+    for left in (0..10).rev() {
+        sleep(Duration::from_millis(10)).await;
+        assert_eq!(rpc.in_flight(), 3.min(left + 1));
+        go_on.notify_one();
+    }
+    for call in calls {
+        soon("a reply", call).await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reply_survives_the_connection_that_it_is_sent_over() {
+    let broker = broker();
+    let server = builder_of(&broker).name("server").connect().await.unwrap();
+    let caller = builder_of(&broker).name("caller").connect().await.unwrap();
+    let cut = |name: &str| {
+        assert_eq!(broker.faults().cut_connections_named(name), 1, "{name}");
+    };
+    let (begun, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let wait = |State((begun, go_on)): State<(Arc<Notify>, Arc<Notify>)>| async move {
+        begun.notify_one();
+        go_on.notified().await;
+        "done"
+    };
+    let state = (Arc::clone(&begun), Arc::clone(&go_on));
+    let _service = Running::start(server.service("s").state(state).method("wait", wait)).await;
+    let rpc = caller.rpc("s").build().await.unwrap();
+    let call = tokio::spawn({
+        let rpc = rpc.clone();
+        async move { rpc.call::<String>("wait", "").await }
+    });
+    soon("the begin", begun.notified()).await;
+    broker.faults().freeze();
+    go_on.notify_one();
+    // The reply is in the hands of the server, and not in those of the broker.
+    sleep(Duration::from_millis(10)).await;
+    broker.faults().thaw();
+    cut("server (publishing)");
+    assert_eq!(soon("a reply", call).await.unwrap().unwrap(), "done");
+
+    // A service that cannot ack gets the request again, and its second reply is a stray.
+    let call = tokio::spawn({
+        let rpc = rpc.clone();
+        async move { rpc.call::<String>("wait", "").await }
+    });
+    soon("the begin", begun.notified()).await;
+    cut("server (consuming)");
+    soon("the begin", begun.notified()).await;
+    go_on.notify_one();
+    go_on.notify_one();
+    assert_eq!(soon("a reply", call).await.unwrap().unwrap(), "done");
+    sleep(Duration::from_secs(1)).await;
+    go_on.notify_one();
+    eventually(PATIENCE, "a stray reply", async || rpc.stray_replies() == 1).await;
+    eventually(PATIENCE, "an ack", async || depth(&broker, "s") == Some(0)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reply_queue_that_somebody_deletes_is_made_again() {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    let hang = || async { std::future::pending::<()>().await };
+    let service = client.service("s").method("hang", hang).method("double", double);
+    let _service = Running::start(service).await;
+    for on_loss in [OnLoss::Fail, OnLoss::Replay] {
+        let rpc = client.rpc("s").replies(Replies::Queue).on_loss(on_loss).build().await.unwrap();
+        assert_eq!(call_double(&rpc, 1).await.unwrap(), 2);
+        let call = tokio::spawn({
+            let rpc = rpc.clone();
+            async move { rpc.call::<()>("hang", "").await }
+        });
+        eventually(PATIENCE, "a call", async || rpc.in_flight() == 1).await;
+        sleep(Duration::from_millis(10)).await;
+        let snapshot = broker.snapshot();
+        let queues = &snapshot.virtual_host("/").unwrap().queues;
+        let queue = queues.iter().find(|queue| queue.exclusive).expect("a reply queue");
+        assert_eq!(broker.faults().cancel_consumers("/", &queue.name), 1);
+        if on_loss == OnLoss::Fail {
+            let error = soon("an outcome", call).await.unwrap().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+        }
+        assert_eq!(call_double(&rpc, 2).await.unwrap(), 4);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_exchange_that_somebody_deletes_is_declared_again() {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    let service = client.service("s").exchange("x").method("double", double);
+    let _service = Running::start(service).await;
+    let rpc = client.rpc("s").exchange("x").build().await.unwrap();
+    assert_eq!(call_double(&rpc, 1).await.unwrap(), 2);
+    let other = client_of(&broker).await;
+    other.delete_exchange("x", DeleteExchange::Always).await.unwrap();
+    let error = call_double(&rpc, 1).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Missing, "{error}");
+    assert_eq!(call_double(&rpc, 1).await.unwrap(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reply_that_cannot_be_sent_is_an_error_for_its_caller_alone() {
+    let broker = Broker::builder().max_message_size(1000).start().unwrap();
+    let client = client_of(&broker).await;
+    let fill = |Json(bytes): Json<usize>| async move { "x".repeat(bytes) };
+    let _service = Running::start(client.service("s").method("fill", fill)).await;
+    let rpc = client.rpc("s").build().await.unwrap();
+    let call = |bytes: usize| {
+        let rpc = rpc.clone();
+        tokio::spawn(async move { rpc.call::<String>("fill", Json(bytes)).await })
+    };
+    let calls = [10, 2000, 20].map(call);
+    let mut lengths = Vec::new();
+    for call in calls {
+        lengths.push(match soon("a reply", call).await.unwrap() {
+            Ok(text) => Ok(text.len()),
+            Err(error) => Err(error.remote().map(|remote| remote.kind.clone())),
+        });
+    }
+    assert_eq!(lengths, [Ok(10), Err(Some("unsendable".to_owned())), Ok(20)]);
+    // A request that cannot be sent takes its channel along.
+    let error = soon("an outcome", rpc.call::<()>("fill", "x".repeat(2000))).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Broker, "{error}");
+    assert_eq!(soon("a reply", call(5)).await.unwrap().unwrap(), "xxxxx");
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_end_with_their_client() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("silent")).await;
+    for on_loss in [OnLoss::Fail, OnLoss::Replay] {
+        let caller = client_of(&broker).await;
+        let rpc = caller.rpc("silent").on_loss(on_loss).build().await.unwrap();
+        let call = tokio::spawn({
+            let rpc = rpc.clone();
+            async move { rpc.call::<()>("m", "").await }
+        });
+        eventually(PATIENCE, "a call", async || rpc.in_flight() == 1).await;
+        caller.close().await;
+        let error = soon("an outcome", call).await.unwrap().unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Closed | ErrorKind::Lost), "{error:?}");
+        let error = soon("an outcome", rpc.call::<()>("m", "")).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Closed, "{error:?}");
+        assert!(caller.rpc("silent").build().await.is_err());
+    }
+    drop(client);
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_are_dropped_at_any_point_leave_nothing_behind() {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    let _service = numbers(&client).await;
+    for replies in [Replies::Direct, Replies::Queue, Replies::QueuePerCall] {
+        let rpc = client.rpc("numbers").replies(replies).max_in_flight(1).build().await.unwrap();
+        for polls in 0..24 {
+            crate::drops::after_polls(polls, rpc.call::<()>("double", Json(1)).into_future()).await;
+            if polls % 8 == 7 {
+                broker.faults().cut_all_connections();
+            }
+            assert_eq!(rpc.in_flight(), 0, "after {polls} polls");
+        }
+        until_it_works(&rpc).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_and_replies_are_counted() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    // Of this thread alone: other tests count, too.
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("silent")).await;
+    let _service = numbers(&client).await;
+    let rpc = client.rpc("numbers").build().await.unwrap();
+    for number in 0..3 {
+        call_double(&rpc, number).await.unwrap();
+    }
+    soon("a reply", rpc.call::<()>("unknown", "")).await.unwrap_err();
+    let nobody = client.rpc("nobody").build().await.unwrap();
+    soon("an outcome", nobody.call::<()>("m", "")).await.unwrap_err();
+    let silent = client.rpc("silent").timeout(Duration::from_secs(1)).build().await.unwrap();
+    soon("an outcome", silent.call::<()>("m", "")).await.unwrap_err();
+    let gone = leveret::Message::new("1").kind("double").reply_to("gone");
+    let publisher = client.publisher("").build().await.unwrap();
+    publisher.publish("numbers", gone).await.unwrap();
+    publisher.publish("silent", "").await.unwrap();
+    sleep(Duration::from_secs(1)).await;
+
+    let snapshot = snapshotter.snapshot().into_vec();
+    let counted = |name: &str, label: &str| -> u64 {
+        let is_it = |key: &metrics_util::CompositeKey| {
+            key.key().name() == name && key.key().labels().any(|one| one.value() == label)
+        };
+        let count = |value: &DebugValue| match value {
+            DebugValue::Counter(count) => *count,
+            DebugValue::Histogram(values) => values.len() as u64,
+            DebugValue::Gauge(_) => 0,
+        };
+        snapshot.iter().filter(|(key, ..)| is_it(key)).map(|(.., value)| count(value)).sum()
+    };
+    let calls = ["reply", "remote", "unroutable", "timed-out", "lost"];
+    assert_eq!(calls.map(|label| counted("leveret_calls_total", label)), [3, 1, 1, 1, 0]);
+    let replies = ["value", "error", "undeliverable"];
+    assert_eq!(replies.map(|label| counted("leveret_replies_total", label)), [4, 1, 1]);
+    assert_eq!(counted("leveret_call_seconds", "numbers"), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_a_storm_every_call_gets_its_own_reply_or_is_told_why_not() {
+    for on_loss in [OnLoss::Fail, OnLoss::Replay] {
+        let broker = broker();
+        let server = builder_of(&broker).name("server").connect().await.unwrap();
+        let caller = builder_of(&broker).name("caller").connect().await.unwrap();
+        server.service("storm").declare().await.unwrap();
+        let services = crashing(&server);
+        let rpc = caller.rpc("storm").on_loss(on_loss).build().await.unwrap();
+        let disturbing = async {
+            sleep(Duration::from_millis(100)).await;
+            broker.restart().await;
+            sleep(Duration::from_millis(200)).await;
+            broker.faults().cut_connections_named("server (publishing)");
+            sleep(Duration::from_millis(200)).await;
+            broker.faults().cut_connections_named("caller (publishing)");
+        };
+        let (outcomes, ()) = tokio::join!(soon("all outcomes", storm(&rpc)), disturbing);
+        let replies = each_its_own(&outcomes);
+        match on_loss {
+            OnLoss::Fail => assert!(replies < CALLS, "nothing was disturbed"),
+            OnLoss::Replay => assert_eq!(replies, CALLS),
+        }
+        assert_eq!(rpc.in_flight(), 0);
+        until_it_works(&rpc).await;
+        services.abort();
+    }
 }

@@ -3,12 +3,13 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leveret::{BatchOptions, Incoming, Message, Publisher, Queue, State};
+use leveret::{BatchOptions, Incoming, Json, Message, Publisher, Queue, State};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-use crate::{broker, client_with, soon};
+use crate::services::{Running, double};
+use crate::{broker, client_of, client_with, soon};
 
 /// Collects spans, each by its fields.
 #[derive(Clone, Default)]
@@ -98,6 +99,33 @@ async fn a_publish_and_its_handler_are_spans_of_one_trace() {
     assert_eq!((process.get("trace_id"), second.get("trace_id")), (trace, trace));
     assert_eq!(process.get("parent_id"), first.get("span_id"));
     assert_eq!(second.get("parent_id"), process.get("span_id"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_its_method_and_its_reply_are_spans_of_one_trace() {
+    let spans = Collected::default();
+    let _collecting = tracing::subscriber::set_default(spans.clone());
+    let broker = broker();
+    let client = client_of(&broker).await;
+    let _service = Running::start(client.service("numbers").method("double", double)).await;
+    let rpc = client.rpc("numbers").build().await.unwrap();
+    soon("a reply", rpc.call::<Json<u64>>("double", Json(1))).await.unwrap();
+    soon("a reply", rpc.call::<()>("unknown", "")).await.unwrap_err();
+
+    let calls = spans.named("call numbers");
+    let processes = spans.named("process numbers");
+    let replies = spans.named("publish amq.default");
+    let [call, failed] = &calls[..] else { panic!("two calls, not {}", calls.len()) };
+    assert_eq!((call.get("otel.kind"), call.get("rpc.method")), ("client", "double"));
+    assert_eq!(failed.get("error.type"), "Remote");
+    assert_eq!(processes[0].get("parent_id"), call.get("span_id"));
+    assert_eq!(
+        processes[0].get("messaging.message.conversation_id"),
+        call.get("messaging.message.conversation_id")
+    );
+    assert_eq!(replies[0].get("parent_id"), processes[0].get("span_id"));
+    assert_eq!(replies[0].get("trace_id"), call.get("trace_id"));
+    assert_ne!(failed.get("trace_id"), call.get("trace_id"));
 }
 
 #[tokio::test(start_paused = true)]

@@ -7,6 +7,7 @@ pub mod books;
 pub mod client;
 pub mod drops;
 pub mod plan;
+pub mod services;
 
 use leveret::amqp::{Connection, Error, Options};
 use leveret_testkit::peer::Peer;

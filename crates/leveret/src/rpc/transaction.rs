@@ -1,0 +1,169 @@
+//! The transactional mode of a service: receive, handle, reply, ack, commit.
+
+use std::sync::Arc;
+
+use tokio::time::timeout;
+
+use super::address::ReplyAddress;
+use super::replier::{Outlet, WayBack};
+use crate::amqp::{Channel, Publish, Tx};
+use crate::client::Client;
+use crate::consumer::{BoxError, ConsumerBuilder, Incoming, Observed, States, Summary, report};
+use crate::delivery::Delivery;
+use crate::error::{Error, ErrorKind};
+use crate::message::Message;
+use crate::retry::profile::Profile;
+use crate::retry::{Diagnosis, Retry, Verdict};
+use crate::telemetry::Replied;
+
+/// One transaction: what is sent with it is sent when it is committed.
+#[derive(Debug)]
+pub(super) struct Transaction {
+    channel: Channel<Tx>,
+    client: Client,
+    pub(super) counts: Replied,
+}
+
+impl Transaction {
+    pub(super) async fn send(&self, to: &ReplyAddress, message: Message) -> Result<(), Error> {
+        message.check()?;
+        self.check_exchange(&to.exchange).await?;
+        let Message { body, extra } = message;
+        let mut properties = extra.map(|extra| extra.properties).unwrap_or_default();
+        properties.delivery_mode.get_or_insert(1);
+        let publish = Publish {
+            exchange: &to.exchange,
+            routing_key: &to.routing_key,
+            mandatory: !to.is_direct(),
+            properties,
+            body,
+        };
+        let published = self.channel.publish(&publish).await;
+        published.map_err(|error| Error::from_amqp("replying", error))
+    }
+
+    /// To publish to an exchange that does not exist would end the transaction, and the next one with the same request.
+    async fn check_exchange(&self, exchange: &str) -> Result<(), Error> {
+        if exchange.is_empty() {
+            return Ok(());
+        }
+        let what = format!("replying to exchange {exchange:?}");
+        let inspect = |channel: Channel| async move { channel.inspect_exchange(exchange).await };
+        self.client.on_channel(&what, inspect).await
+    }
+}
+
+/// Serves requests one after the other, each in a transaction.
+pub(super) struct Transactions {
+    client: Client,
+    consumer: ConsumerBuilder,
+    methods: Observed,
+    counts: Replied,
+    states: Arc<States>,
+    /// There is none, and nothing to count attempts by.
+    retry: Arc<dyn Profile>,
+}
+
+impl Transactions {
+    pub(super) fn new(
+        client: Client,
+        consumer: ConsumerBuilder,
+        methods: Observed,
+        counts: Replied,
+    ) -> Self {
+        let (states, retry) = (consumer.states(), Retry::discard().profile());
+        Transactions { client, consumer, methods, counts, states, retry }
+    }
+
+    pub(super) async fn run_until(self, stop: impl Future) -> Result<Summary, Error> {
+        let consumer = self.consumer.clone().transactional().prefetch(1);
+        let mut deliveries = consumer.stream().await?;
+        let mut summary = Summary::default();
+        let mut stop = std::pin::pin!(stop);
+        loop {
+            let next = tokio::select! {
+                _ = &mut stop => return Ok(summary),
+                next = deliveries.next() => next,
+            };
+            let delivery = match next {
+                Some(Ok(delivery)) => delivery,
+                Some(Err(error)) if error.kind() != ErrorKind::Closed => return Err(error),
+                _ => return Ok(summary),
+            };
+            // It goes back to the queue if its channel is gone already.
+            let Some(channel) = deliveries.transaction() else { continue };
+            let mut handling = std::pin::pin!(self.handle(delivery, channel));
+            tokio::select! {
+                biased;
+                done = &mut handling => summary.add(done),
+                _ = &mut stop => {
+                    match timeout(self.consumer.drain_time(), handling).await {
+                        Ok(done) => summary.add(done),
+                        Err(_) => summary.abandoned += 1,
+                    }
+                    return Ok(summary);
+                }
+            }
+        }
+    }
+
+    async fn handle(&self, delivery: Delivery, channel: Channel<Tx>) -> Summary {
+        let mut incoming = Incoming::new(&delivery, &self.states, &self.retry);
+        let (client, counts) = (self.client.clone(), self.counts.clone());
+        let transaction = Arc::new(Transaction { channel, client, counts });
+        let outlet = Outlet::Transaction(Arc::clone(&transaction));
+        let way = WayBack::of(incoming.raw_properties(), &outlet);
+        incoming.set_way_back(way.clone());
+        let handled = self.methods.call(incoming).await;
+        let done = self.settle(delivery, &way, handled).await;
+        let committed = match done {
+            Ok(summary) => transaction.channel.commit().await.map(|()| summary),
+            Err(error) => {
+                // It comes again, on another channel.
+                tracing::error!("a request cannot be answered, and is handled again: {error}");
+                transaction.channel.close_now();
+                return Summary { failed: 1, ..Summary::default() };
+            }
+        };
+        for returned in transaction.channel.take_returned() {
+            self.counts.undeliverable();
+            let key = &returned.routing_key;
+            tracing::warn!(routing_key = key, "a reply finds nobody: {}", returned.reply_text);
+        }
+        committed.unwrap_or_else(|error| {
+            tracing::error!(
+                "a request is handled again: its transaction was not committed: {error}"
+            );
+            Summary { failed: 1, ..Summary::default() }
+        })
+    }
+
+    /// Replies and settles: both happen with the commit.
+    async fn settle(
+        &self,
+        delivery: Delivery,
+        way: &WayBack,
+        handled: Result<(), BoxError>,
+    ) -> Result<Summary, Error> {
+        let handled = handled.map_err(|error| Diagnosis::of(&error));
+        match &handled {
+            Ok(()) => way.finish().await?,
+            Err(seen) => way.fail(seen).await?,
+        }
+        match handled {
+            Err(seen) if !way.is_wanted() => {
+                tracing::error!(kind = seen.kind, "a request failed: {}", seen.text);
+                report(match seen.verdict {
+                    Verdict::Done => delivery.ack(),
+                    Verdict::Requeue => delivery.requeue(),
+                    _ => delivery.discard(),
+                });
+                Ok(Summary { failed: 1, ..Summary::default() })
+            }
+            _ => {
+                report(delivery.ack());
+                Ok(Summary { handled: 1, ..Summary::default() })
+            }
+        }
+    }
+}

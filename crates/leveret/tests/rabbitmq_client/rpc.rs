@@ -1,0 +1,776 @@
+//! Calls and services, the same on every broker.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use leveret::amqp::Properties;
+use leveret::{
+    Binding, BoxError, Client, Deliveries, Delivery, End, Error, ErrorKind, Exchange, Failure,
+    Incoming, Json, Message, MsgPack, OnLoss, Overflow, Queue, Replier, Replies, Reply,
+    RetryPolicy, Rpc, RpcBuilder, ServiceBuilder, State, Topology,
+};
+use leveret_testkit::{eventually, rabbitmq};
+use tokio::sync::{Barrier, Notify, mpsc};
+
+use crate::support::client::{
+    PUBLISHING, SOON, client, client_with, cut, next, publisher, soon, until_depth,
+};
+use crate::support::services::{Running, double};
+
+const ALL_REPLIES: [Replies; 3] = [Replies::Direct, Replies::Queue, Replies::QueuePerCall];
+
+async fn numbers(client: &Client) -> Running {
+    Running::start(client.service("numbers").method("double", double)).await
+}
+
+async fn call_double(rpc: &Rpc, number: u64) -> Result<u64, Error> {
+    let Json(doubled): Json<u64> = soon("a reply", rpc.call("double", Json(number))).await?;
+    Ok(doubled)
+}
+
+/// Replies to a request by hand, whether anybody is there or not.
+async fn reply(client: &Client, request: &Delivery, id: Option<&str>, body: &'static str) {
+    let correlation_id = id.map(|id| id.to_owned().try_into().unwrap());
+    let properties = Properties { correlation_id, ..Properties::default() };
+    let publisher = client.publisher("").allow_unroutable().build().await.unwrap();
+    let reply_to = request.properties().reply_to.unwrap().to_string();
+    let message = Message::with_properties(body, properties);
+    match soon("a reply", publisher.publish(&reply_to, message)).await {
+        // To a queue that is on its way out.
+        Err(error) if error.kind() == ErrorKind::Nacked => {}
+        published => published.unwrap(),
+    }
+}
+
+fn id_of(request: &Delivery) -> String {
+    request.properties().correlation_id.unwrap().to_string()
+}
+
+async fn until_strays(rpc: &Rpc, strays: u64) {
+    eventually(SOON, format!("{strays} stray replies"), async || {
+        let found = rpc.stray_replies();
+        if found == strays { Ok(()) } else { Err(found.to_string()) }
+    })
+    .await;
+}
+
+/// The three styles, on either side.
+fn styles(client: &Client) -> [(&'static str, ServiceBuilder, RpcBuilder); 3] {
+    let service = |name: &str| client.service(name).method("double", double);
+    [
+        ("queue", service("plain"), client.rpc("plain")),
+        (
+            "own exchange",
+            service("own").exchange("own-requests"),
+            client.rpc("own").exchange("own-requests"),
+        ),
+        (
+            "shared exchange",
+            service("one").shared_exchange("services"),
+            client.rpc("one").shared_exchange("services"),
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn a_call_gets_its_reply_in_every_style_by_every_way() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    for (style, service, rpc) in styles(&client) {
+        let service = Running::start(service).await;
+        for replies in ALL_REPLIES {
+            let rpc = rpc.clone().replies(replies).build().await.unwrap();
+            for number in 0..3 {
+                let doubled = call_double(&rpc, number).await.unwrap();
+                assert_eq!(doubled, 2 * number, "{style}, {replies:?}");
+            }
+            assert_eq!((rpc.in_flight(), rpc.stray_replies()), (0, 0));
+        }
+        assert_eq!(soon("the end", service.stop()).await.handled, 9);
+    }
+}
+
+#[tokio::test]
+async fn others_may_listen_at_an_exchange() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client_with(&vhost, Queue::classic("audit")).await;
+    let [_, (_, service, rpc), _] = styles(&client);
+    let _service = Running::start(service).await;
+    let bind = Topology::new().binding(Binding::to_queue("audit", "own-requests", "double"));
+    soon("a binding", client.apply(&bind)).await.unwrap();
+    let rpc = rpc.build().await.unwrap();
+    assert_eq!(call_double(&rpc, 4).await.unwrap(), 8);
+    let mut audit = client.consumer("audit").stream().await.unwrap();
+    assert_eq!(next(&mut audit).await.body(), "4");
+}
+
+#[tokio::test]
+async fn replies_are_read_as_what_is_asked_for() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let service = client
+        .service("echo")
+        .method("json", |Json(text): Json<String>| async move { Json(text) })
+        .method("msgpack", |MsgPack(text): MsgPack<String>| async move { MsgPack(text) })
+        .method("text", |text: String| async move { text })
+        .method("nothing", || async {})
+        .method("message", || async { Message::new("m").header("a", "b").kind("k") });
+    let _service = Running::start(service).await;
+    let rpc = client.rpc("echo").build().await.unwrap();
+    let Json(text): Json<String> = soon("JSON", rpc.call("json", Json("ä"))).await.unwrap();
+    assert_eq!(text, "ä");
+    let MsgPack(text): MsgPack<String> =
+        soon("MessagePack", rpc.call("msgpack", MsgPack("ä"))).await.unwrap();
+    assert_eq!(text, "ä");
+    let leveret::Payload(text): leveret::Payload<String> =
+        soon("either", rpc.call("msgpack", MsgPack("ä"))).await.unwrap();
+    assert_eq!(text, "ä");
+    let text: String = soon("text", rpc.call("text", "ä")).await.unwrap();
+    assert_eq!(text, "ä");
+    let bytes: Bytes = soon("bytes", rpc.call("nothing", "")).await.unwrap();
+    assert!(bytes.is_empty());
+    soon("nothing", rpc.call::<()>("nothing", "")).await.unwrap();
+    let reply: Reply = soon("a reply", rpc.call("message", "")).await.unwrap();
+    assert_eq!(reply.header("a"), Some("b".into()));
+    assert_eq!(reply.properties().kind, Some("k".try_into().unwrap()));
+    assert_ne!(reply.properties().delivery_mode, Some(2));
+    let wrong = soon("a reply", rpc.call::<Json<u64>>("text", "no number")).await.unwrap_err();
+    assert_eq!(wrong.kind(), ErrorKind::Payload);
+}
+
+#[tokio::test]
+async fn errors_come_back_with_their_kind_and_text() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let service = client
+        .service("bank")
+        .method("charge", |Json(cents): Json<u64>| async move {
+            match cents {
+                0 => Err(Failure::permanent("nothing to charge").kind("empty")),
+                _ => Ok(()),
+            }
+        })
+        .method("parse", |text: String| async move { text.parse::<u32>().map(Json) })
+        .method("say", |text: String| async move { Err::<(), BoxError>(text.into()) })
+        .method("panic", || async { panic!("on purpose") as () })
+        .method("odd", || async { Message::new("").kind("k".repeat(256)) });
+    let service = Running::start(service).await;
+    let rpc = client.rpc("bank").build().await.unwrap();
+    for (method, request, kind, text) in [
+        ("charge", "0", "empty", "nothing to charge"),
+        ("charge", "no number", "undecodable", "not the expected JSON"),
+        ("parse", "x", "ParseIntError", "invalid digit"),
+        ("say", "just text", "error", "just text"),
+        ("panic", "", "panic", "on purpose"),
+        ("odd", "", "unencodable", "type"),
+        ("missing", "", "unknown-method", "has no method \"missing\""),
+    ] {
+        let error = soon("a reply", rpc.call::<()>(method, request)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Remote, "{method}: {error}");
+        let remote = error.remote().unwrap();
+        assert_eq!(remote.kind, kind, "{method}");
+        assert!(remote.text.contains(text), "{method}: {remote}");
+        assert!(error.to_string().contains(text), "{error}");
+    }
+    soon("a reply", rpc.call::<()>("charge", Json(1))).await.unwrap();
+    // An error that was told is done with.
+    until_depth(&client, "bank", 0).await;
+    assert_eq!(soon("the end", service.stop()).await.handled, 8);
+}
+
+#[tokio::test]
+async fn what_no_method_is_for_goes_to_the_fallback() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let say = |incoming: Incoming| async move { incoming.routing_key().to_string() };
+    let service = client.service("any").shared_exchange("services").fallback(say);
+    let _service = Running::start(service).await;
+    let rpc = client.rpc("any").shared_exchange("services").build().await.unwrap();
+    let key: String = soon("a reply", rpc.call("what.ever", "")).await.unwrap();
+    assert_eq!(key, "any.what.ever");
+}
+
+#[tokio::test]
+async fn a_call_to_nobody_fails_at_once() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    for replies in ALL_REPLIES {
+        let rpc = client.rpc("nobody").replies(replies).build().await.unwrap();
+        for _ in 0..2 {
+            let error = soon("an outcome", rpc.call::<()>("m", "")).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unroutable, "{error}");
+            assert_eq!(error.returned().unwrap().routing_key, "nobody");
+        }
+        assert_eq!(rpc.in_flight(), 0);
+    }
+    let rpc = client.rpc("x").exchange("amq.direct").build().await.unwrap();
+    let error = soon("an outcome", rpc.call::<()>("m", "")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unroutable, "{error}");
+    let rpc = client.rpc("x").exchange("missing").build().await.unwrap();
+    for _ in 0..2 {
+        let error = soon("an outcome", rpc.call::<()>("m", "")).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Missing, "{error}");
+    }
+}
+
+/// The broker tells which request came back by no number, and writes into it: each call has to get its own outcome.
+#[tokio::test]
+async fn of_many_calls_those_that_reach_nobody_fail_and_no_others() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let service = client.service("one").shared_exchange("services").method("double", double);
+    let _service = Running::start(service).await;
+    let rpc = client.rpc("one").shared_exchange("services").build().await.unwrap();
+    let calls = (0..100u64).map(|number| {
+        let rpc = rpc.clone();
+        tokio::spawn(async move {
+            let method = if number % 3 == 0 { "nothing" } else { "double" };
+            (number, rpc.call::<Json<u64>>(method, Json(7)).await)
+        })
+    });
+    for call in calls.collect::<Vec<_>>() {
+        let (number, outcome) = soon("an outcome", call).await.unwrap();
+        match number % 3 {
+            0 => assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Unroutable),
+            _ => assert_eq!(outcome.unwrap().0, 14),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_the_broker_cannot_take_fails() {
+    let vhost = rabbitmq::vhost().await;
+    let queue = Queue::classic("full").max_length(1).overflow(Overflow::RejectPublish);
+    let client = client_with(&vhost, queue).await;
+    let publisher = publisher(&client).await;
+    publisher.publish("full", "1").await.unwrap();
+    let rpc = client.rpc("full").build().await.unwrap();
+    let error = soon("an outcome", rpc.call::<()>("m", "")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Nacked, "{error}");
+}
+
+/// Requests for a service that is played by the test.
+async fn played(client: &Client) -> Deliveries {
+    let queue = Topology::new().queue(Queue::classic("played"));
+    soon("a queue", client.apply(&queue)).await.unwrap();
+    client.consumer("played").stream().await.unwrap()
+}
+
+#[tokio::test]
+async fn doubled_reordered_and_forged_replies_do_no_harm() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    for replies in [Replies::Direct, Replies::Queue] {
+        let mut requests = played(&client).await;
+        let rpc = client.rpc("played").replies(replies).build().await.unwrap();
+        let call = |text: &'static str| {
+            let rpc = rpc.clone();
+            tokio::spawn(async move { rpc.call::<String>("m", text).await })
+        };
+        let first = call("1");
+        let request_1 = next(&mut requests).await;
+        let second = call("2");
+        let request_2 = next(&mut requests).await;
+        assert_eq!((request_1.body(), request_2.body()), (&Bytes::from("1"), &Bytes::from("2")));
+        let (id_1, id_2) = (id_of(&request_1), id_of(&request_2));
+
+        for forged in ["", "1", &id_1.to_uppercase(), "00000000-0000-4000-8000-000000000000"] {
+            reply(&client, &request_1, Some(forged), "forged").await;
+        }
+        reply(&client, &request_1, None, "forged").await;
+        // The other's id counts, whosever address it was sent to.
+        reply(&client, &request_1, Some(&id_2), "second").await;
+        reply(&client, &request_2, Some(&id_2), "second again").await;
+        reply(&client, &request_2, Some(&id_1), "first").await;
+        reply(&client, &request_2, Some(&id_1), "first again").await;
+        assert_eq!(soon("a reply", first).await.unwrap().unwrap(), "first");
+        assert_eq!(soon("a reply", second).await.unwrap().unwrap(), "second");
+        until_strays(&rpc, 7).await;
+        request_1.ack().unwrap();
+        request_2.ack().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_late_reply_is_counted_and_comes_to_nobody() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let mut requests = played(&client).await;
+    let rpc = client.rpc("played").timeout(Duration::from_millis(50)).build().await.unwrap();
+    let error = soon("an outcome", rpc.call::<()>("m", "")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert_eq!(rpc.in_flight(), 0);
+    let request = next(&mut requests).await;
+    let (id, next_call) = (
+        id_of(&request),
+        tokio::spawn({
+            let rpc = rpc.clone();
+            async move { rpc.call::<String>("m", "").timeout(SOON).await }
+        }),
+    );
+    let next_request = next(&mut requests).await;
+    reply(&client, &request, Some(&id), "late").await;
+    until_strays(&rpc, 1).await;
+    reply(&client, &next_request, Some(&id_of(&next_request)), "in time").await;
+    assert_eq!(soon("a reply", next_call).await.unwrap().unwrap(), "in time");
+}
+
+#[tokio::test]
+async fn a_call_that_is_dropped_is_forgotten() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let mut requests = played(&client).await;
+    for replies in ALL_REPLIES {
+        let rpc = client.rpc("played").replies(replies).max_in_flight(1).build().await.unwrap();
+        let call = tokio::spawn({
+            let rpc = rpc.clone();
+            async move { rpc.call::<()>("m", "").await }
+        });
+        let request = next(&mut requests).await;
+        assert_eq!(rpc.in_flight(), 1);
+        call.abort();
+        assert!(soon("its end", call).await.unwrap_err().is_cancelled());
+        assert_eq!(rpc.in_flight(), 0);
+        request.ack().unwrap();
+        // There is room for the next one.
+        let error =
+            soon("an outcome", rpc.call::<()>("m", "").timeout(Duration::from_millis(20))).await;
+        assert_eq!(error.unwrap_err().kind(), ErrorKind::TimedOut);
+        next(&mut requests).await.ack().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_request_says_what_is_needed_and_nothing_else() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let mut requests = played(&client).await;
+    let rpc = client.rpc("played").build().await.unwrap();
+    let message = Message::new("hello").app_id("test").header("a", 1);
+    soon("a cast", rpc.cast("greet", message.clone())).await.unwrap();
+    let cast = next(&mut requests).await;
+    let properties = cast.properties();
+    assert_eq!((properties.reply_to, properties.correlation_id), (None, None));
+    assert_eq!(properties.kind, Some("greet".try_into().unwrap()));
+    assert_eq!(properties.app_id, Some("test".try_into().unwrap()));
+    assert_eq!(properties.delivery_mode, Some(2));
+    assert_eq!(cast.header("a"), Some(1.into()));
+    cast.ack().unwrap();
+
+    let call = rpc.call::<()>("greet", message).timeout(Duration::from_millis(20));
+    soon("an outcome", call).await.unwrap_err();
+    let call = next(&mut requests).await;
+    let properties = call.properties();
+    assert_eq!(properties.correlation_id, properties.message_id);
+    assert_eq!(properties.correlation_id.unwrap().len(), 36);
+    assert!(properties.reply_to.unwrap().to_string().starts_with("amq.rabbitmq.reply-to."));
+    assert_eq!(properties.kind, Some("greet".try_into().unwrap()));
+    assert_eq!(properties.delivery_mode, Some(1));
+    assert_eq!(properties.headers.unwrap().len(), 1);
+    call.ack().unwrap();
+    let error = soon("an outcome", client.rpc("no").build().await.unwrap().cast("m", "")).await;
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::Unroutable);
+}
+
+#[tokio::test]
+async fn instances_of_a_service_share_its_requests() {
+    let vhost = rabbitmq::vhost().await;
+    let client_1 = client(&vhost).await;
+    let client_2 = client(&vhost).await;
+    // Neither goes on before both are at work.
+    let both = Arc::new(Barrier::new(2));
+    let meet = |State(both): State<Arc<Barrier>>| async move {
+        both.wait().await;
+    };
+    let service = |client: &Client| {
+        client.service("meet").workers(1).prefetch(1).state(Arc::clone(&both)).method("m", meet)
+    };
+    let first = Running::start(service(&client_1)).await;
+    let second = Running::start(service(&client_2)).await;
+    let rpc = client_1.rpc("meet").build().await.unwrap();
+    for _ in 0..5 {
+        let (one, other) = tokio::join!(
+            soon("a reply", rpc.call::<()>("m", "")),
+            soon("a reply", rpc.call::<()>("m", ""))
+        );
+        one.and(other).unwrap();
+    }
+    let (first, second) = tokio::join!(first.stop(), second.stop());
+    assert_eq!((first.handled, second.handled), (5, 5));
+}
+
+#[tokio::test]
+async fn a_request_whose_service_crashed_is_handled_by_another_who_knows() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let (sender, mut seen) = mpsc::channel(10);
+    let hang = move |incoming: Incoming| {
+        let sender = sender.clone();
+        async move {
+            sender.send(incoming.redelivered()).await.unwrap();
+            std::future::pending::<()>().await;
+        }
+    };
+    let crashes = Running::start(client.service("s").method("m", hang)).await;
+    let rpc = client.rpc("s").build().await.unwrap();
+    let call = tokio::spawn({
+        let rpc = rpc.clone();
+        async move { rpc.call::<Json<bool>>("m", "").await }
+    });
+    assert!(!soon("a request", seen.recv()).await.unwrap());
+    drop(crashes);
+    let tell = |incoming: Incoming| async move { Json(incoming.redelivered()) };
+    let _service = Running::start(client.service("s").method("m", tell)).await;
+    assert!(soon("a reply", call).await.unwrap().unwrap().0);
+}
+
+fn soon_again() -> RetryPolicy {
+    RetryPolicy::fixed(Duration::from_millis(100)).max_retries(2)
+}
+
+#[tokio::test]
+async fn a_cast_that_fails_is_tried_again_and_parked() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let (sender, mut attempts) = mpsc::channel(10);
+    let fail = move |leveret::Attempt(attempt): leveret::Attempt| {
+        let sender = sender.clone();
+        async move {
+            sender.send(attempt).await.unwrap();
+            Err::<(), _>("no")
+        }
+    };
+    let service = client.service("work").retry(soon_again()).method("m", fail);
+    let service = Running::start(service).await;
+    let rpc = client.rpc("work").build().await.unwrap();
+    soon("a cast", rpc.cast("m", "1")).await.unwrap();
+    for attempt in 1..=3 {
+        assert_eq!(soon("an attempt", attempts.recv()).await, Some(attempt));
+    }
+    until_depth(&client, "work.parked", 1).await;
+    // Nobody will ever know what to do with it.
+    soon("a cast", rpc.cast("unknown", "2")).await.unwrap();
+    until_depth(&client, "work.parked", 2).await;
+    // Whoever asks for a reply gets the error at once.
+    let error = soon("a reply", rpc.call::<()>("m", "3")).await.unwrap_err();
+    assert_eq!(error.remote().unwrap().text, "no");
+    let summary = soon("the end", service.stop()).await;
+    assert_eq!((summary.retried, summary.parked), (2, 2));
+}
+
+#[tokio::test]
+async fn calls_are_tried_again_too_if_so_chosen() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let third = |leveret::Attempt(attempt): leveret::Attempt, text: String| async move {
+        match (text.as_str(), attempt) {
+            ("never", _) => Err(Failure::retry("not yet").kind("impatient")),
+            ("done", _) => Err(Failure::done("nothing to do").kind("done")),
+            (_, 1 | 2) => Err(Failure::retry("not yet")),
+            _ => Ok(Json(attempt)),
+        }
+    };
+    let service = client.service("work").retry(soon_again()).retry_calls().method("m", third);
+    let service = Running::start(service).await;
+    let rpc = client.rpc("work").build().await.unwrap();
+    let Json(attempt): Json<u32> = soon("a reply", rpc.call("m", "")).await.unwrap();
+    assert_eq!(attempt, 3);
+    let error = soon("a reply", rpc.call::<()>("m", "never")).await.unwrap_err();
+    let remote = error.remote().unwrap();
+    assert_eq!((&*remote.kind, &*remote.text), ("impatient", "not yet"));
+    let error = soon("a reply", rpc.call::<()>("m", "done")).await.unwrap_err();
+    assert_eq!(error.remote().unwrap().kind, "done");
+    assert_eq!(soon("the end", service.stop()).await.parked, 1);
+}
+
+async fn count(Json(to): Json<u64>, mut replier: Replier) -> Result<End, BoxError> {
+    for number in 1..=to {
+        replier.send(Json(number)).await?;
+        if number == 13 {
+            return Err("bad luck".into());
+        }
+    }
+    Ok(End)
+}
+
+async fn count_and_sum(Json(to): Json<u64>, mut replier: Replier) -> Result<Json<u64>, Error> {
+    for number in 1..=to {
+        replier.send(Json(number)).await?;
+    }
+    Ok(Json((1..=to).sum()))
+}
+
+#[tokio::test]
+async fn a_method_may_have_many_replies() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let service = client.service("s").method("count", count).method("sum", count_and_sum);
+    let service = Running::start(service).await;
+    for replies in ALL_REPLIES {
+        let rpc = client.rpc("s").replies(replies).build().await.unwrap();
+        let all = async |method: &str, to: u64| {
+            let mut stream = soon("a stream", rpc.stream::<Json<u64>>(method, Json(to))).await?;
+            let mut all = Vec::new();
+            while let Some(number) = soon("a reply", stream.next()).await {
+                all.push(number.map(|Json(number)| number).map_err(|error| error.kind()));
+            }
+            assert!(stream.next().await.is_none());
+            Ok::<_, Error>(all)
+        };
+        assert_eq!(all("count", 3).await.unwrap(), [Ok(1), Ok(2), Ok(3)]);
+        assert_eq!(all("count", 0).await.unwrap(), []);
+        assert_eq!(all("sum", 3).await.unwrap(), [Ok(1), Ok(2), Ok(3), Ok(6)]);
+        assert_eq!(all("count", 200).await.unwrap().last(), Some(&Err(ErrorKind::Remote)));
+        assert_eq!(all("sum", 200).await.unwrap().len(), 201);
+        assert_eq!(all("nothing", 1).await.unwrap(), [Err(ErrorKind::Remote)]);
+        // Who wants one reply passes over the others.
+        let Json(sum): Json<u64> = soon("a reply", rpc.call("sum", Json(4))).await.unwrap();
+        assert_eq!(sum, 10);
+        let error = soon("a reply", rpc.call::<()>("count", Json(2))).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Payload, "{error}");
+        assert_eq!((rpc.in_flight(), rpc.stray_replies()), (0, 0), "{replies:?}");
+    }
+    let nobody = client.rpc("nobody").build().await.unwrap();
+    let mut stream = soon("a stream", nobody.stream::<()>("m", "")).await.unwrap();
+    let error = soon("an outcome", stream.next()).await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unroutable);
+    assert_eq!(soon("the end", service.stop()).await.handled, 24);
+}
+
+#[tokio::test]
+async fn a_stream_that_is_not_read_ends_with_an_error() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let _service = Running::start(client.service("s").method("sum", count_and_sum)).await;
+    let rpc = client.rpc("s").build().await.unwrap();
+    let stream = rpc.stream::<Json<u64>>("sum", Json(100u64)).buffer(10);
+    let mut stream = soon("a stream", stream).await.unwrap();
+    // All of its replies are here before that of the next call.
+    soon("a reply", rpc.call::<()>("sum", Json(0u64))).await.unwrap();
+    until_depth(&client, "s", 0).await;
+    for number in 1..=10 {
+        assert_eq!(soon("a reply", stream.next()).await.unwrap().unwrap().0, number);
+    }
+    let error = soon("the end", stream.next()).await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+    assert!(stream.next().await.is_none());
+}
+
+/// Asks as anybody may, and gives the reply that comes to a queue.
+async fn ask(client: &Client, service: &str, reply_to: &str, id: Option<&[u8]>) {
+    let publisher = publisher(client).await;
+    let correlation_id = id.map(|id| leveret::amqp::ShortStr::from_bytes(id.to_vec()).unwrap());
+    let properties = Properties {
+        reply_to: Some(reply_to.to_owned().try_into().unwrap()),
+        correlation_id,
+        kind: Some("double".try_into().unwrap()),
+        ..Properties::default()
+    };
+    let request = Message::with_properties("21", properties);
+    soon("a request", publisher.publish(service, request)).await.unwrap();
+}
+
+#[tokio::test]
+async fn replies_go_where_reply_to_says() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let topology = Topology::new()
+        .exchange(Exchange::fanout("f"))
+        .exchange(Exchange::topic("t"))
+        .exchange(Exchange::direct("d"))
+        .queue(Queue::classic("replies").bind("f", "").bind("t", "a.#").bind("d", "k"));
+    soon("a topology", client.apply(&topology)).await.unwrap();
+    let service = numbers(&client).await;
+    let mut replies = client.consumer("replies").stream().await.unwrap();
+    for reply_to in
+        ["replies", "direct:///replies", "fanout://f/k", "topic://t/a.b/c", "direct://d/k"]
+    {
+        for id in [Some(&b"any \xff id"[..]), None] {
+            ask(&client, "numbers", reply_to, id).await;
+            let reply = next(&mut replies).await;
+            assert_eq!(reply.body(), "42");
+            let correlation_id = reply.properties().correlation_id;
+            assert_eq!(correlation_id.as_ref().map(|id| id.as_bytes()), id, "{reply_to}");
+            reply.ack().unwrap();
+        }
+    }
+    // Who is not there to get a reply is no reason to do it again, nor to fail others.
+    for reply_to in [
+        "nowhere",
+        "direct://missing/k",
+        "direct://d/other",
+        "amq.rabbitmq.reply-to.forged",
+        "fanout://missing too/k",
+        "replies",
+    ] {
+        ask(&client, "numbers", reply_to, None).await;
+    }
+    assert_eq!(next(&mut replies).await.body(), "42");
+    eventually(SOON, "an empty queue", async || {
+        let info = client.inspect_queue("numbers").await.map_err(|error| error.to_string())?;
+        if info.messages == 0 { Ok(()) } else { Err(format!("{info:?}")) }
+    })
+    .await;
+    let summary = soon("the end", service.stop()).await;
+    assert_eq!((summary.handled, summary.failed), (16, 0));
+    until_depth(&client, "numbers", 0).await;
+}
+
+#[tokio::test]
+async fn a_service_that_is_stopped_answers_what_it_has_begun() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let (begun, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let wait = |State((begun, go_on)): State<(Arc<Notify>, Arc<Notify>)>| async move {
+        begun.notify_one();
+        go_on.notified().await;
+        "done"
+    };
+    let state = (Arc::clone(&begun), Arc::clone(&go_on));
+    let service = client.service("s").workers(2).state(state).method("wait", wait);
+    let mut service = Running::start(service).await;
+    let rpc = client.rpc("s").build().await.unwrap();
+    let call = tokio::spawn({
+        let rpc = rpc.clone();
+        async move { rpc.call::<String>("wait", "").await }
+    });
+    soon("the begin", begun.notified()).await;
+    service.begin_stop();
+    go_on.notify_one();
+    assert_eq!(soon("a reply", call).await.unwrap().unwrap(), "done");
+    let summary = soon("the end", service.stop()).await;
+    assert_eq!((summary.handled, summary.abandoned), (1, 0));
+}
+
+#[tokio::test]
+async fn an_error_of_a_layer_is_answered_like_one_of_a_method() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let hang = || async { std::future::pending::<()>().await };
+    let layer = tower::timeout::TimeoutLayer::new(Duration::from_millis(50));
+    let _service = Running::start(client.service("s").layer(layer).method("hang", hang)).await;
+    let rpc = client.rpc("s").build().await.unwrap();
+    let error = soon("a reply", rpc.call::<()>("hang", "")).await.unwrap_err();
+    assert!(error.remote().unwrap().text.contains("timed out"), "{error}");
+}
+
+#[tokio::test]
+async fn a_transactional_service_answers_and_settles_at_once() {
+    let vhost = rabbitmq::vhost().await;
+    let failed = Queue::classic("failed");
+    let client = client_with(&vhost, failed).await;
+    let queue = Queue::classic("tx").dead_letter_to("").dead_letter_key("failed");
+    let service = client
+        .service("tx")
+        .queue(queue)
+        .transactional()
+        .method("double", double)
+        .method("sum", count_and_sum)
+        .method("fail", |text: String| async move { Err::<(), BoxError>(text.into()) });
+    let service = Running::start(service).await;
+    for replies in ALL_REPLIES {
+        let rpc = client.rpc("tx").replies(replies).build().await.unwrap();
+        assert_eq!(call_double(&rpc, 21).await.unwrap(), 42);
+        let error = soon("a reply", rpc.call::<()>("fail", "no")).await.unwrap_err();
+        assert_eq!(error.remote().unwrap().text, "no");
+        let mut stream = soon("a stream", rpc.stream::<Json<u64>>("sum", Json(2))).await.unwrap();
+        for number in [1, 2, 3] {
+            assert_eq!(soon("a reply", stream.next()).await.unwrap().unwrap().0, number);
+        }
+        assert!(soon("the end", stream.next()).await.is_none());
+    }
+    let rpc = client.rpc("tx").build().await.unwrap();
+    soon("a cast", rpc.cast("fail", "1")).await.unwrap();
+    until_depth(&client, "failed", 1).await;
+    for reply_to in ["nowhere", "direct://missing/k"] {
+        ask(&client, "tx", reply_to, None).await;
+    }
+    assert_eq!(call_double(&rpc, 1).await.unwrap(), 2);
+    let summary = soon("the end", service.stop()).await;
+    assert_eq!((summary.handled, summary.failed), (12, 1));
+    until_depth(&client, "tx", 0).await;
+}
+
+#[tokio::test]
+async fn what_does_not_go_together_is_refused() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let service = || client.service("s").method("m", double);
+    for service in [
+        service().transactional().workers(2),
+        service().transactional().prefetch(2),
+        service().transactional().subscribers(2),
+        service().transactional().retry(soon_again()),
+        service().transactional().retry_calls(),
+        service().queue(Queue::quorum("other")),
+        service().method("a.#", double),
+    ] {
+        let error = soon("an outcome", service.run()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    }
+    let rpc = client.rpc("s").replies(Replies::QueuePerCall).on_loss(OnLoss::Replay).build().await;
+    assert_eq!(rpc.unwrap_err().kind(), ErrorKind::Invalid);
+}
+
+#[tokio::test]
+async fn calls_that_lose_their_connection_fail_or_are_sent_again() {
+    let vhost = rabbitmq::vhost().await;
+    let server = client(&vhost).await;
+    let caller = client(&vhost).await;
+    let mut requests = played(&server).await;
+    for replies in [Replies::Direct, Replies::Queue] {
+        for on_loss in [OnLoss::Fail, OnLoss::Replay] {
+            let rpc = caller.rpc("played").replies(replies).on_loss(on_loss).build().await.unwrap();
+            let call = tokio::spawn({
+                let rpc = rpc.clone();
+                async move { rpc.call::<String>("m", "1").await }
+            });
+            let request = next(&mut requests).await;
+            let id = id_of(&request);
+            drop(request);
+            cut(&vhost, &caller, PUBLISHING).await;
+            if on_loss == OnLoss::Fail {
+                let error = soon("an outcome", call).await.unwrap().unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+                drain(&mut requests).await;
+            } else {
+                // The one before, delivered again, and the one that was sent again.
+                let mut addresses = BTreeSet::new();
+                while addresses.len() < 2 {
+                    let again = next(&mut requests).await;
+                    assert_eq!(id_of(&again), id);
+                    assert_eq!(again.properties().message_id, again.properties().correlation_id);
+                    addresses.insert(again.properties().reply_to.unwrap().to_string());
+                    reply(&server, &again, Some(&id), "again").await;
+                    again.ack().unwrap();
+                }
+                assert_eq!(soon("a reply", call).await.unwrap().unwrap(), "again");
+            }
+            // It works as before.
+            let call = tokio::spawn({
+                let rpc = rpc.clone();
+                async move { rpc.call::<String>("m", "2").await }
+            });
+            let request = soon("the request", async {
+                loop {
+                    let request = next(&mut requests).await;
+                    if request.body() == "2" {
+                        return request;
+                    }
+                    request.ack().unwrap();
+                }
+            });
+            let request = request.await;
+            reply(&server, &request, Some(&id_of(&request)), "fine").await;
+            assert_eq!(soon("a reply", call).await.unwrap().unwrap(), "fine");
+            request.ack().unwrap();
+        }
+    }
+}
+
+/// Acks what is delivered again.
+async fn drain(requests: &mut Deliveries) {
+    next(requests).await.ack().unwrap();
+}
