@@ -130,7 +130,7 @@ async fn work(
             client.publisher(EXCHANGE).window(500).build().await.map_err(Failure::new)?;
         shops.spawn(sell(publisher, shop, Arc::clone(books)));
     }
-    let events = tokio::spawn(count_reconnects(client.events(), Arc::clone(books)));
+    let events = tokio::spawn(count_reconnects(client.watch(), Arc::clone(books)));
     let cutting = async {
         for cut in 1..=arguments.cuts {
             // Spread over the run, by how much is done.
@@ -209,9 +209,9 @@ async fn bill(
     Ok(())
 }
 
-async fn count_reconnects(mut events: leveret::Events, books: Arc<Books>) {
+async fn count_reconnects(mut events: leveret::ClientEvents, books: Arc<Books>) {
     while let Some(event) = events.next().await {
-        if matches!(event, leveret::Event::Connected { again: true, .. }) {
+        if matches!(event, leveret::ClientEvent::Connected { again: true, .. }) {
             books.reconnected();
         }
     }

@@ -11,11 +11,12 @@ use crate::consumer::ConsumerBuilder;
 use crate::delay::Delays;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
+use crate::events::Events;
 use crate::parking::ParkingLot;
 use crate::pool::ChannelPoolBuilder;
 use crate::publisher::PublisherBuilder;
 use crate::rpc::{RpcBuilder, ServiceBuilder};
-use crate::topology::{Applied, Failed, Topology};
+use crate::topology::{Applied, Exchange, Failed, Topology};
 
 mod backoff;
 mod checkup;
@@ -29,7 +30,7 @@ pub(crate) mod registry;
 pub use backoff::Backoff;
 pub use core::ConnectLimits;
 pub use endpoint::IntoEndpoints;
-pub use event::{Event, Events};
+pub use event::{ClientEvent, ClientEvents};
 pub use health::{ConnectionHealth, ConsumerHealth, Health, PoolHealth, PublisherHealth};
 
 use self::core::Core;
@@ -378,6 +379,11 @@ impl Client {
         ConsumerBuilder::new(self.clone(), queue.into())
     }
 
+    /// Events that are broadcast through a topic exchange of this name, which is declared when it is needed.
+    pub fn events(&self, exchange: impl Into<String>) -> Events {
+        Events::new(self.clone(), Exchange::topic(exchange))
+    }
+
     /// A service to be called, by its name.
     pub fn rpc(&self, service: impl Into<String>) -> RpcBuilder {
         RpcBuilder::new(self.clone(), service.into())
@@ -395,7 +401,7 @@ impl Client {
     }
 
     /// What happens to the client from now on. Any number may listen.
-    pub fn events(&self) -> Events {
+    pub fn watch(&self) -> ClientEvents {
         self.core().announcer().listen()
     }
 
@@ -418,7 +424,7 @@ impl Client {
             let _ = timeout(CLOSE, line.ended()).await;
         }
         if first {
-            self.core().announce(Event::Closed);
+            self.core().announce(ClientEvent::Closed);
         }
     }
 }

@@ -9,12 +9,14 @@ use crate::amqp::{ConsumeOptions, Value};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 use crate::retry::Retry;
+use crate::topology::Topology;
 use crate::topology::arguments::Arguments;
 
 mod batch;
 mod failing;
 mod handler;
 mod incoming;
+mod needs;
 mod runner;
 mod seen;
 mod service;
@@ -31,6 +33,7 @@ pub use stream::{Deliveries, Next};
 pub(crate) use failing::OnPark;
 pub(crate) use handler::BoxFuture;
 pub(crate) use incoming::States;
+use needs::{Needs, Temporary};
 pub(crate) use runner::{Observed, report, unless};
 use seen::Seen;
 use service::BoxLayer;
@@ -71,6 +74,7 @@ pub struct ConsumerBuilder {
     client: Client,
     settings: Settings,
     running: Running,
+    needs: Needs,
 }
 
 impl std::fmt::Debug for ConsumerBuilder {
@@ -151,7 +155,30 @@ impl ConsumerBuilder {
             layers: Vec::new(),
             on_park: None,
         };
-        ConsumerBuilder { client, settings, running }
+        ConsumerBuilder { client, settings, running, needs: Needs::default() }
+    }
+
+    /// Declares this before it begins: the queue, and what it is bound to. Without it, the queue has to exist.
+    pub fn declaring(self, topology: Topology) -> Self {
+        self.needing(Ok(topology))
+    }
+
+    /// The same, or why there is nothing to declare: then the consumer does not begin.
+    pub(crate) fn needing(mut self, topology: Result<Topology, Error>) -> Self {
+        self.needs.add(topology);
+        self
+    }
+
+    /// The queue is forgotten once nobody consumes it any more.
+    pub(crate) fn temporary(mut self) -> Self {
+        self.needs.temporary = Some(Temporary::new(&self.client, &self.settings.queue));
+        self
+    }
+
+    /// Declares what the consumer [needs](Self::declaring) now, and not when it begins: its queue keeps messages from now
+    /// on.
+    pub async fn declare(&self) -> Result<(), Error> {
+        self.needs.declare(&self.client).await
     }
 
     /// How many deliveries may be unsettled at a time. 100 by default.
@@ -267,8 +294,9 @@ impl ConsumerBuilder {
 
     /// With a handler for each message: an async function whose arguments are picked by type, see [`FromIncoming`].
     pub fn handle<A: 'static>(self, handler: impl Handler<A>) -> Runner {
+        let shape = handler.shape();
         let call = self.layered(handler);
-        self.call(call)
+        self.call(call).of_shape(shape)
     }
 
     /// The same for another queue.
@@ -343,9 +371,15 @@ impl ConsumerBuilder {
         Err(Error::new(ErrorKind::Invalid, text))
     }
 
-    /// Begins to consume. The queue has to exist.
+    /// Begins to consume. The queue has to exist, unless it is [declared](Self::declaring) by this.
     pub async fn stream(self) -> Result<Deliveries, Error> {
-        let source = Source::new(&self.client, self.settings)?;
+        self.declare().await?;
+        self.begin().await
+    }
+
+    /// The same, once all is declared.
+    async fn begin(self) -> Result<Deliveries, Error> {
+        let source = Source::new(&self.client, self.settings, self.needs.temporary)?;
         let consumer = source.first().await?;
         Ok(Deliveries::new(source, consumer, self.client))
     }

@@ -105,6 +105,7 @@
 //! `tls`.
 
 pub mod amqp;
+mod asyncapi;
 mod client;
 mod clock;
 mod consumer;
@@ -113,6 +114,7 @@ mod delivery;
 #[cfg(feature = "files")]
 mod duration;
 mod error;
+mod events;
 mod message;
 mod mover;
 mod parking;
@@ -127,9 +129,10 @@ mod telemetry;
 mod topology;
 mod trace;
 
+pub use asyncapi::{AsyncApi, Shape};
 pub use client::{
-    Backoff, Client, ClientBuilder, ConnectLimits, ConnectionHealth, ConsumerHealth, Event, Events,
-    Health, IntoEndpoints, PoolHealth, PublisherHealth,
+    Backoff, Client, ClientBuilder, ClientEvent, ClientEvents, ConnectLimits, ConnectionHealth,
+    ConsumerHealth, Health, IntoEndpoints, PoolHealth, PublisherHealth,
 };
 pub use consumer::{
     Attempt, BatchOptions, BatchOutcome, BatchRunner, BoxError, ConsumerBuilder, Deliveries,
@@ -139,6 +142,7 @@ pub use consumer::{
 pub use delay::Delays;
 pub use delivery::Delivery;
 pub use error::{Error, ErrorKind};
+pub use events::{AcapiSite, AcapiTraffic, Emit, Events, Gather, GatherStream, Gathered};
 pub use message::{IntoMessage, Message};
 pub use parking::{
     Draft, Export, Filter, Group, Import, Imported, NotDone, ParkedMessage, ParkingLot, PastError,

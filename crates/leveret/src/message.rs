@@ -7,6 +7,9 @@ use bytes::Bytes;
 use crate::amqp::{Properties, ShortStr, Table, Value};
 use crate::error::{Error, ErrorKind};
 
+/// The longest expiration that RabbitMQ takes.
+const LONGEST: Duration = Duration::from_millis(u32::MAX as u64);
+
 /// A message to publish. Anything that is a body is a message without properties:
 ///
 /// ```
@@ -146,6 +149,21 @@ impl Message {
             }
         }
         self
+    }
+
+    /// With this correlation id, unless it has one.
+    pub(crate) fn in_group(mut self, id: &ShortStr<'static>) -> Self {
+        self.extra().properties.correlation_id.get_or_insert_with(|| id.clone());
+        self
+    }
+
+    /// It leaves its queue after this long, in whole milliseconds, unless it says otherwise.
+    pub(crate) fn expires_unless_said(self, time: Duration) -> Self {
+        let expiration = |extra: &Extra| extra.properties.expiration.is_some();
+        match self.extra.as_deref().is_some_and(expiration) {
+            true => self,
+            false => self.expires_in(time.min(LONGEST)),
+        }
     }
 
     /// Fails if it cannot be sent.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use crate::client::{Client, Event};
+use crate::client::{Client, ClientEvent};
 use crate::error::{Error, ErrorKind};
 
 mod convoy;
@@ -42,8 +42,8 @@ use task::Action;
 /// publisher.publish("jobs", Message::new("job 1").message_id("1")).await?;
 ///
 /// // A handler that parks what it gets, in the queue `jobs.parked`.
-/// let mut events = client.events();
-/// let parked = async { while !matches!(events.next().await, Some(leveret::Event::Parked { .. })) {} };
+/// let mut events = client.watch();
+/// let parked = async { while !matches!(events.next().await, Some(leveret::ClientEvent::Parked { .. })) {} };
 /// let handler = async || Err::<(), _>(Failure::permanent("no such customer: 17").kind("data"));
 /// client.consumer("jobs").handle(handler).run_until(parked).await?;
 ///
@@ -186,8 +186,8 @@ impl ParkingLot {
         Task::new(&self.client, &self.queue, Action::Purge)
     }
 
-    /// Asks for the depth every so often, and announces [`Event::LotFilled`] when it has passed the threshold, and
-    /// [`Event::LotDrained`] when it is no longer above it. It goes on until it is dropped or the client is closed.
+    /// Asks for the depth every so often, and announces [`ClientEvent::LotFilled`] when it has passed the threshold, and
+    /// [`ClientEvent::LotDrained`] when it is no longer above it. It goes on until it is dropped or the client is closed.
     ///
     /// ```
     /// # async fn example(lot: leveret::ParkingLot) {
@@ -204,12 +204,12 @@ impl ParkingLot {
                 Ok(depth) if depth > threshold && !is_over => {
                     is_over = true;
                     let queue = self.queue.clone();
-                    self.client.core().announce(Event::LotFilled { queue, depth, threshold });
+                    self.client.core().announce(ClientEvent::LotFilled { queue, depth, threshold });
                 }
                 Ok(depth) if depth <= threshold && is_over => {
                     is_over = false;
                     let queue = self.queue.clone();
-                    self.client.core().announce(Event::LotDrained { queue, depth });
+                    self.client.core().announce(ClientEvent::LotDrained { queue, depth });
                 }
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::Closed => return,

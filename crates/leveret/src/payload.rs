@@ -7,8 +7,8 @@ use serde::de::DeserializeOwned;
 use crate::error::{Error, ErrorKind};
 use crate::message::{IntoMessage, Message};
 
-const JSON: &str = "application/json";
-const MSGPACK: &str = "application/msgpack";
+pub(crate) const JSON: &str = "application/json";
+pub(crate) const MSGPACK: &str = "application/msgpack";
 
 /// A value whose body is JSON: to publish one, or as an argument of a handler.
 ///

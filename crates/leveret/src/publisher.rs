@@ -263,6 +263,10 @@ impl Publisher {
         &self.shared().settings.exchange
     }
 
+    pub(crate) fn is_mandatory(&self) -> bool {
+        self.shared().settings.mandatory
+    }
+
     /// Publishes, and waits for the outcome.
     pub async fn publish(&self, routing_key: &str, message: impl IntoMessage) -> Result<(), Error> {
         let span = PublishSpan::begin(self.exchange(), routing_key);

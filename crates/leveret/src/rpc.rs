@@ -38,7 +38,10 @@ mod service;
 mod stream;
 mod transaction;
 
+pub(crate) use asker::{Asker, Question, Seat, Settings as AskerSettings};
 pub use call::Call;
+pub(crate) use correlation::new_correlation_id;
+pub(crate) use desk::{Failed, Wanted};
 pub use method::{End, IntoReply, Method};
 pub use replier::Replier;
 pub(crate) use replier::WayBack;
@@ -47,8 +50,6 @@ pub use service::ServiceBuilder;
 pub use stream::{ReplyStream, StreamCall};
 
 use address::{ServiceAddress, Style};
-use asker::{Asker, Question};
-use desk::Wanted;
 
 /// How many calls may be under way at a time, unless said otherwise: with their requests, a few megabytes.
 const MAX_IN_FLIGHT: usize = 4096;

@@ -131,6 +131,11 @@ impl Topology {
         self.bindings.retain(|binding| binding.destination != Destination::Queue(name.to_owned()));
     }
 
+    /// Without a binding.
+    pub(crate) fn remove_binding(&mut self, binding: &Binding) {
+        self.bindings.retain(|known| known != binding);
+    }
+
     /// Without an exchange and its bindings in both directions.
     pub(crate) fn remove_exchange(&mut self, name: &str) {
         self.exchanges.retain(|exchange| exchange.name != name);

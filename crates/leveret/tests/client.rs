@@ -2,9 +2,11 @@
 
 mod client {
     mod abuse;
+    mod asyncapi;
     mod batches;
     mod consuming;
     mod delay;
+    mod events;
     mod handling;
     mod health;
     mod mishaps;

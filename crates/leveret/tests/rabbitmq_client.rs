@@ -15,4 +15,5 @@ mod rabbitmq_client {
     mod retry;
     mod rpc;
     mod topology;
+    mod watching;
 }

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 use super::backoff::Backoff;
 use super::endpoint::Endpoints;
-use super::event::{Announcer, Event};
+use super::event::{Announcer, ClientEvent};
 use super::line::{Line, Role};
 use super::registry::Registry;
 use crate::amqp::lock;
@@ -79,7 +79,7 @@ impl Core {
         &self.announcer
     }
 
-    pub(crate) fn announce(&self, event: Event) {
+    pub(crate) fn announce(&self, event: ClientEvent) {
         self.announcer.announce(event);
     }
 

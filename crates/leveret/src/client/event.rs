@@ -13,7 +13,7 @@ const KEEP: usize = 256;
 /// Something happened to a connection of a client, or to what lives on it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum Event {
+pub enum ClientEvent {
     /// A connection is there, and the topology with it.
     Connected {
         /// Which of the client's connections.
@@ -109,60 +109,60 @@ pub enum Event {
     Closed,
 }
 
-impl fmt::Display for Event {
+impl fmt::Display for ClientEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Event::Connected { connection, endpoint, again: false } => {
+            ClientEvent::Connected { connection, endpoint, again: false } => {
                 write!(f, "{connection} is connected to {endpoint}")
             }
-            Event::Connected { connection, endpoint, again: true } => {
+            ClientEvent::Connected { connection, endpoint, again: true } => {
                 write!(f, "{connection} is connected again, to {endpoint}")
             }
-            Event::ConnectFailed { connection, error } => {
+            ClientEvent::ConnectFailed { connection, error } => {
                 write!(f, "{connection} cannot connect: {error}")
             }
-            Event::Lost { connection, error } => write!(f, "{connection} was lost: {error}"),
-            Event::Blocked { connection, reason } => {
+            ClientEvent::Lost { connection, error } => write!(f, "{connection} was lost: {error}"),
+            ClientEvent::Blocked { connection, reason } => {
                 write!(f, "the broker takes no publishes on {connection}: {reason}")
             }
-            Event::Unblocked { connection } => {
+            ClientEvent::Unblocked { connection } => {
                 write!(f, "the broker takes publishes on {connection} again")
             }
-            Event::GaveUp { connection, error } => {
+            ClientEvent::GaveUp { connection, error } => {
                 write!(f, "{connection} is given up: {error}")
             }
-            Event::NotRestored { object, error } => {
+            ClientEvent::NotRestored { object, error } => {
                 write!(f, "{object} could not be restored: {error}")
             }
-            Event::Restored { object } => write!(f, "{object} is restored"),
-            Event::Parked { queue, reason, error } => {
+            ClientEvent::Restored { object } => write!(f, "{object} is restored"),
+            ClientEvent::Parked { queue, reason, error } => {
                 write!(f, "a message of queue {queue:?} is parked ({reason}): {error}")
             }
-            Event::LotFilled { queue, depth, threshold } => {
+            ClientEvent::LotFilled { queue, depth, threshold } => {
                 write!(f, "parking lot {queue:?} has {depth} messages, more than {threshold}")
             }
-            Event::LotDrained { queue, depth } => {
+            ClientEvent::LotDrained { queue, depth } => {
                 write!(f, "parking lot {queue:?} has {depth} messages again")
             }
-            Event::ConsumerLost { queue, error } => {
+            ClientEvent::ConsumerLost { queue, error } => {
                 write!(f, "the consumer of queue {queue:?} is interrupted: {error}")
             }
-            Event::ConsumerResumed { queue } => {
+            ClientEvent::ConsumerResumed { queue } => {
                 write!(f, "the consumer of queue {queue:?} is back")
             }
-            Event::Closed => f.write_str("the client is closed"),
+            ClientEvent::Closed => f.write_str("the client is closed"),
         }
     }
 }
 
 /// A listener's end: events since it was made.
 #[derive(Debug)]
-pub struct Events(broadcast::Receiver<Event>);
+pub struct ClientEvents(broadcast::Receiver<ClientEvent>);
 
-impl Events {
+impl ClientEvents {
     /// The next event, or `None` once the client is gone. A listener that has fallen far behind goes on with the oldest
     /// event that is still known.
-    pub async fn next(&mut self) -> Option<Event> {
+    pub async fn next(&mut self) -> Option<ClientEvent> {
         loop {
             match self.0.recv().await {
                 Ok(event) => return Some(event),
@@ -175,27 +175,29 @@ impl Events {
 
 /// Where events come from.
 #[derive(Debug)]
-pub(crate) struct Announcer(broadcast::Sender<Event>);
+pub(crate) struct Announcer(broadcast::Sender<ClientEvent>);
 
 impl Announcer {
     pub(crate) fn new() -> Self {
         Announcer(broadcast::Sender::new(KEEP))
     }
 
-    pub(crate) fn listen(&self) -> Events {
-        Events(self.0.subscribe())
+    pub(crate) fn listen(&self) -> ClientEvents {
+        ClientEvents(self.0.subscribe())
     }
 
     /// Tells all listeners, and the log.
-    pub(crate) fn announce(&self, event: Event) {
+    pub(crate) fn announce(&self, event: ClientEvent) {
         match &event {
-            Event::Connected { .. }
-            | Event::Unblocked { .. }
-            | Event::Restored { .. }
-            | Event::ConsumerResumed { .. }
-            | Event::LotDrained { .. }
-            | Event::Closed => tracing::info!("{event}"),
-            Event::GaveUp { .. } | Event::Parked { .. } | Event::LotFilled { .. } => {
+            ClientEvent::Connected { .. }
+            | ClientEvent::Unblocked { .. }
+            | ClientEvent::Restored { .. }
+            | ClientEvent::ConsumerResumed { .. }
+            | ClientEvent::LotDrained { .. }
+            | ClientEvent::Closed => tracing::info!("{event}"),
+            ClientEvent::GaveUp { .. }
+            | ClientEvent::Parked { .. }
+            | ClientEvent::LotFilled { .. } => {
                 tracing::error!("{event}")
             }
             _ => tracing::warn!("{event}"),

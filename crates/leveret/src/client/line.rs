@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use super::core::Core;
-use super::event::Event;
+use super::event::ClientEvent;
 use crate::amqp::{self, Connection, ErrorKind as Amqp, lock};
 use crate::error::{Error, ErrorKind};
 use crate::topology::{Declarer, Failed};
@@ -180,7 +180,7 @@ impl Driver {
         };
         if error.kind() != ErrorKind::Closed {
             let (connection, error) = (self.name.clone(), error.clone());
-            self.core.announce(Event::GaveUp { connection, error });
+            self.core.announce(ClientEvent::GaveUp { connection, error });
         }
         let last = self.state.send_replace(State::Ended(error));
         if let State::Up(up) = last {
@@ -209,7 +209,7 @@ impl Driver {
                 short_lived += 1;
                 silent = Some(index);
                 let (connection, error) = (self.name.clone(), error.clone());
-                self.core.announce(Event::ConnectFailed { connection, error });
+                self.core.announce(ClientEvent::ConnectFailed { connection, error });
                 continue;
             }
             silent = None;
@@ -218,7 +218,7 @@ impl Driver {
                 self.state.send_replace(State::Up(up.clone()));
                 let endpoint = up.endpoint.to_string();
                 let connection = self.name.clone();
-                self.core.announce(Event::Connected { connection, endpoint, again });
+                self.core.announce(ClientEvent::Connected { connection, endpoint, again });
                 again = true;
             }
             let error = tokio::select! {
@@ -229,7 +229,7 @@ impl Driver {
             };
             *lock(&self.blocked) = None;
             self.state.send_replace(State::Down(Some(error.clone())));
-            self.core.announce(Event::Lost { connection: self.name.clone(), error });
+            self.core.announce(ClientEvent::Lost { connection: self.name.clone(), error });
             if at_home.is_some() {
                 // It has its own deadlines. What was not confirmed by then is published again.
                 let _ = up.connection.close().await;
@@ -282,7 +282,8 @@ impl Driver {
                 Err(failed) => failed,
             };
             let (name, since) = (self.name.clone(), began.elapsed());
-            self.core.announce(Event::ConnectFailed { connection: name, error: error.clone() });
+            self.core
+                .announce(ClientEvent::ConnectFailed { connection: name, error: error.clone() });
             let too_long = |limit: Option<Duration>| limit.is_some_and(|limit| since >= limit);
             let enough = match again {
                 false => permanent || round >= limits.max_retries || too_long(Some(limits.within)),
@@ -374,14 +375,14 @@ impl Driver {
         }
         let still: BTreeSet<&String> = failed.iter().map(|(name, _)| name).collect();
         for object in names.iter().filter(|name| !still.contains(name)) {
-            self.core.announce(Event::Restored { object: object.clone() });
+            self.core.announce(ClientEvent::Restored { object: object.clone() });
         }
         failed
     }
 
     fn announce_not_restored(&self, failed: &[Failed]) {
         for (object, error) in failed.iter().cloned() {
-            self.core.announce(Event::NotRestored { object, error });
+            self.core.announce(ClientEvent::NotRestored { object, error });
         }
     }
 
@@ -390,8 +391,8 @@ impl Driver {
         *lock(&self.blocked) = reason.clone().map(|reason| Blocked { reason, since });
         let connection = self.name.clone();
         self.core.announce(match reason {
-            Some(reason) => Event::Blocked { connection, reason },
-            None => Event::Unblocked { connection },
+            Some(reason) => ClientEvent::Blocked { connection, reason },
+            None => ClientEvent::Unblocked { connection },
         });
     }
 }

@@ -93,8 +93,9 @@ impl BatchRunner {
         let mut stop = pin!(stop);
         let mut summary = Summary::default();
         let starting = async {
+            builder.declare().await?;
             let failing = Failing::start(&builder, counts.clone()).await?;
-            Ok::<_, Error>((failing, builder.stream().await?))
+            Ok::<_, Error>((failing, builder.begin().await?))
         };
         let Some(started) = unless(&mut stop, starting).await else { return Ok(summary) };
         let (failing, mut deliveries) = started?;

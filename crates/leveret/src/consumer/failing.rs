@@ -10,7 +10,7 @@ use super::ConsumerBuilder;
 use super::handler::BoxFuture;
 use super::runner::{Summary, report};
 use crate::amqp::RawProperties;
-use crate::client::{Client, Event};
+use crate::client::{Client, ClientEvent};
 use crate::clock;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
@@ -228,7 +228,7 @@ impl Failing {
                 self.apply(settle, delivery, &failed.origin).await;
                 if is_parked {
                     self.counts.parked();
-                    self.client.core().announce(Event::Parked {
+                    self.client.core().announce(ClientEvent::Parked {
                         queue: self.queue.clone(),
                         reason: failed.reason.unwrap_or(ParkReason::Permanent),
                         error: failed.error.to_owned(),

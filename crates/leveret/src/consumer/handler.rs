@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 
 use super::incoming::Incoming;
 use crate::amqp::Table;
+use crate::asyncapi::Shape;
 use crate::error::{Error, ErrorKind};
 use crate::message::Message;
 use crate::payload::{self, Json, MsgPack, Payload};
@@ -27,17 +28,30 @@ pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 pub trait FromIncoming: Sized {
     /// Picks it. A failure counts as one of the message, which is not tried again.
     fn from_incoming(incoming: &Incoming) -> Result<Self, Error>;
+
+    /// What the body has to be, if this is made of it.
+    fn shape() -> Option<Shape> {
+        None
+    }
 }
 
 impl<T: DeserializeOwned> FromIncoming for Json<T> {
     fn from_incoming(incoming: &Incoming) -> Result<Self, Error> {
         payload::from_json(incoming.body()).map(Json)
     }
+
+    fn shape() -> Option<Shape> {
+        Some(Shape::new::<T>(Some(payload::JSON)))
+    }
 }
 
 impl<T: DeserializeOwned> FromIncoming for MsgPack<T> {
     fn from_incoming(incoming: &Incoming) -> Result<Self, Error> {
         payload::from_msgpack(incoming.body()).map(MsgPack)
+    }
+
+    fn shape() -> Option<Shape> {
+        Some(Shape::new::<T>(Some(payload::MSGPACK)))
     }
 }
 
@@ -47,11 +61,19 @@ impl<T: DeserializeOwned> FromIncoming for Payload<T> {
         let content_type = properties.content_type.as_ref().and_then(|text| text.to_str().ok());
         payload::from_content_type(content_type, incoming.body()).map(Payload)
     }
+
+    fn shape() -> Option<Shape> {
+        Some(Shape::new::<T>(None))
+    }
 }
 
 impl FromIncoming for Bytes {
     fn from_incoming(incoming: &Incoming) -> Result<Self, Error> {
         Ok(incoming.body().clone())
+    }
+
+    fn shape() -> Option<Shape> {
+        Some(Shape::new::<Bytes>(Some("application/octet-stream")))
     }
 }
 
@@ -61,6 +83,10 @@ impl FromIncoming for String {
         String::from_utf8(incoming.body().to_vec()).map_err(|error| {
             Error::caused(ErrorKind::Payload, "the body is not text in UTF-8", error)
         })
+    }
+
+    fn shape() -> Option<Shape> {
+        Some(Shape::new::<String>(Some("text/plain")))
     }
 }
 
@@ -131,6 +157,11 @@ impl<E: Into<BoxError>> IntoOutcome for Result<(), E> {
 pub trait Handler<Arguments>: Send + Sync + 'static {
     /// Handles a message.
     fn call(&self, incoming: Incoming) -> BoxFuture<Result<(), BoxError>>;
+
+    /// What the body has to be, as far as the arguments tell.
+    fn shape(&self) -> Option<Shape> {
+        None
+    }
 }
 
 /// Picks the arguments, or returns why not.
@@ -157,6 +188,10 @@ macro_rules! handlers {
                 pick!(incoming: $($argument),*);
                 let handling = self($($argument),*);
                 Box::pin(async move { handling.await.into_outcome() })
+            }
+
+            fn shape(&self) -> Option<Shape> {
+                [None, $($argument::shape()),*].into_iter().flatten().next()
             }
         }
 

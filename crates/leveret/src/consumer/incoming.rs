@@ -108,7 +108,7 @@ impl Incoming {
         self.tag
     }
 
-    pub(super) fn state<T: Clone + 'static>(&self) -> Option<T> {
+    pub(crate) fn state<T: Clone + 'static>(&self) -> Option<T> {
         self.states.get()
     }
 }

@@ -15,10 +15,12 @@ use super::service::Call;
 use super::stream::Deliveries;
 use super::{ConsumerBuilder, Mode};
 use crate::amqp::deadline_in;
+use crate::asyncapi::Shape;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 use crate::retry::Diagnosis;
 use crate::telemetry::Consumed;
+use crate::topology::Topology;
 use crate::trace::TraceContext;
 
 /// What a consumer did.
@@ -60,11 +62,36 @@ impl Summary {
 pub struct Runner {
     builder: ConsumerBuilder,
     call: Call,
+    shape: Option<Shape>,
 }
 
 impl Runner {
     pub(super) fn new(builder: ConsumerBuilder, call: Call) -> Self {
-        Runner { builder, call }
+        Runner { builder, call, shape: None }
+    }
+
+    /// With what its handler takes bodies as.
+    pub(super) fn of_shape(mut self, shape: Option<Shape>) -> Self {
+        self.shape = shape;
+        self
+    }
+
+    /// The queue it consumes.
+    pub fn queue(&self) -> &str {
+        &self.builder.settings.queue
+    }
+
+    /// What the client has declared, and what this is going to declare.
+    pub(crate) fn topology(&self) -> Topology {
+        self.builder.client.topology().and(self.builder.needs.topology())
+    }
+
+    pub(crate) fn is_auto_ack(&self) -> bool {
+        self.builder.settings.auto_ack
+    }
+
+    pub(crate) fn shape(&self) -> Option<Shape> {
+        self.shape
     }
 
     /// Handles messages until the client is closed.
@@ -77,16 +104,17 @@ impl Runner {
     ///
     /// It fails if the consumer cannot begin, or ends because its queue stays away.
     pub async fn run_until(self, stop: impl Future) -> Result<Summary, Error> {
-        let Runner { builder, call } = self;
+        let Runner { builder, call, .. } = self;
         builder.check()?;
         let running = &builder.running;
         let counts = Consumed::new(&builder.settings.queue);
         let mut stop = std::pin::pin!(stop);
         let starting = async {
+            builder.declare().await?;
             let failing = Failing::start(&builder, counts.clone()).await?;
             let mut pool = Vec::new();
             for _ in 0..running.subscribers {
-                pool.push(builder.clone().stream().await?);
+                pool.push(builder.clone().begin().await?);
             }
             Ok::<_, Error>((failing, pool))
         };

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::Settings;
+use super::needs::Temporary;
 use crate::amqp::{self, ConsumeOptions, Consumer, ReplyCode, deadline_in};
 use crate::client::Client;
 use crate::client::core::{Core, Subscription};
-use crate::client::event::Event;
+use crate::client::event::ClientEvent;
 use crate::client::registry::Entry;
 use crate::error::{Error, ErrorKind};
 use crate::telemetry::Delivered;
@@ -21,11 +22,16 @@ pub(super) struct Source {
     options: ConsumeOptions,
     place: Subscription,
     health: Entry,
+    _temporary: Option<Arc<Temporary>>,
     pub(super) counts: Delivered,
 }
 
 impl Source {
-    pub(super) fn new(client: &Client, settings: Settings) -> Result<Arc<Source>, Error> {
+    pub(super) fn new(
+        client: &Client,
+        settings: Settings,
+        temporary: Option<Arc<Temporary>>,
+    ) -> Result<Arc<Source>, Error> {
         let core = client.core();
         core.check_open()?;
         let options = settings.options()?;
@@ -37,6 +43,7 @@ impl Source {
             core: Arc::clone(core),
             settings,
             options,
+            _temporary: temporary,
         }))
     }
 
@@ -62,7 +69,7 @@ impl Source {
             let error = match self.begin().await? {
                 Ok(consumer) => {
                     let queue = self.settings.queue.clone();
-                    self.core.announce(Event::ConsumerResumed { queue });
+                    self.core.announce(ClientEvent::ConsumerResumed { queue });
                     return Ok(self.live(consumer));
                 }
                 Err(error) if error.is_connection_error() => {
@@ -121,7 +128,7 @@ impl Source {
         let error = Error::from_amqp(self.what(), error);
         self.health.lost(error.clone());
         let queue = self.settings.queue.clone();
-        self.core.announce(Event::ConsumerLost { queue, error });
+        self.core.announce(ClientEvent::ConsumerLost { queue, error });
     }
 
     pub(super) fn ended(&self, error: &Error) {

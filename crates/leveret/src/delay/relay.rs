@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use crate::client::{Client, Event};
+use crate::client::{Client, ClientEvent};
 use crate::consumer::Deliveries;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
@@ -131,7 +131,7 @@ impl Relay {
             tracing::debug!("{error}");
         }
         let (queue, reason) = (ladder::RELAY.to_owned(), ParkReason::Unroutable);
-        self.client.core().announce(Event::Parked { queue, reason, error: text });
+        self.client.core().announce(ClientEvent::Parked { queue, reason, error: text });
     }
 }
 

@@ -48,6 +48,11 @@ impl CorrelationId {
     }
 }
 
+/// The text of a fresh one, for messages that belong together.
+pub(crate) fn new_correlation_id() -> ShortStr<'static> {
+    CorrelationId::fresh().to_text().as_short_str().into_owned()
+}
+
 /// The text of an id, without memory of its own.
 pub(crate) struct Text([u8; LEN]);
 

@@ -29,7 +29,6 @@ pub(crate) enum Wanted {
     /// All of them, up to the last one, of which so many may wait to be taken.
     Stream { buffer: usize },
     /// Whatever comes from whomever, until the caller has had enough; so many may wait to be taken.
-    #[allow(dead_code)] // For events that are answered.
     Gather { buffer: usize },
 }
 

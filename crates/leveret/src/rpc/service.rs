@@ -196,6 +196,11 @@ impl ServiceBuilder {
         self
     }
 
+    /// The names of its methods, sorted.
+    pub fn method_names(&self) -> Vec<String> {
+        self.methods.names()
+    }
+
     /// What the service needs: its queue, and where it has an exchange that one, with a binding for each method. With a
     /// [fallback](Self::fallback), all requests for the service come over a shared exchange; over one of its own only those
     /// for its methods, and others reach nobody. Bindings of methods that the service no longer has are not undone.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 
 use super::declare::{Applied, Declaring, Naming, Object};
-use super::{Destination, Topology};
+use super::{Binding, Destination, Topology};
 use crate::amqp::{Connection, lock};
 use crate::error::{Error, ErrorKind};
 
@@ -70,6 +70,10 @@ impl Remembered {
 
     pub(crate) fn forget_exchange(&self, name: &str) {
         lock(&self.state).topology.remove_exchange(name);
+    }
+
+    pub(crate) fn forget_binding(&self, binding: &Binding) {
+        lock(&self.state).topology.remove_binding(binding);
     }
 
     /// Declares a topology and remembers what the broker has taken. Says what it has not; the rest is declared all the

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use leveret::amqp::{Channel, Confirm, Publish};
-use leveret::{Client, Error, ErrorKind, Event, Health, Next, Queue};
+use leveret::{Client, ClientEvent, Error, ErrorKind, Health, Next, Queue};
 use leveret_broker::Broker;
 
 use crate::{broker, builder_of, client_with, soon};
@@ -97,11 +97,11 @@ async fn a_publisher_tells_since_when_it_is_held_back() {
 async fn blocked(broker: &Broker) -> (Client, leveret::Publisher) {
     let client = client_with(broker, Queue::classic("q")).await;
     let publisher = client.publisher("").timeout(BRIEFLY).build().await.unwrap();
-    let mut events = client.events();
+    let mut events = client.watch();
     broker.faults().block("low on memory");
     // The broker tells a connection that it is blocked once that publishes.
     soon("an outcome", publisher.publish("q", "the last")).await.unwrap();
-    assert!(matches!(soon("an event", events.next()).await, Some(Event::Blocked { .. })));
+    assert!(matches!(soon("an event", events.next()).await, Some(ClientEvent::Blocked { .. })));
     (client, publisher)
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leveret::amqp::{Array, Properties, Table, Value};
 use leveret::{
-    Client, Event, Failure, Filter, Message, ParkingLot, Queue, RetryPolicy, Target, Topology,
+    Client, ClientEvent, Failure, Filter, Message, ParkingLot, Queue, RetryPolicy, Target, Topology,
 };
 use leveret_broker::Broker;
 use tokio::time::Instant;
@@ -303,7 +303,7 @@ async fn other_consumers_take_messages_meanwhile_and_the_end_is_found() {
 async fn a_lot_that_fills_is_announced_once() {
     let broker = broker();
     let (client, lot) = lot_with(&broker, 3).await;
-    let mut events = client.events();
+    let mut events = client.watch();
     let publisher = client.publisher("").build().await.unwrap();
     let watched = lot.clone();
     let watch = tokio::spawn(async move { watched.watch(4, 10 * SECOND).await });
@@ -319,9 +319,11 @@ async fn a_lot_that_fills_is_announced_once() {
     let mut told = Vec::new();
     loop {
         match soon("an event", events.next()).await.unwrap() {
-            Event::LotFilled { queue, depth, threshold } => told.push((queue, depth, threshold)),
-            Event::LotDrained { queue, depth } => told.push((queue, depth, 0)),
-            Event::Closed => break,
+            ClientEvent::LotFilled { queue, depth, threshold } => {
+                told.push((queue, depth, threshold))
+            }
+            ClientEvent::LotDrained { queue, depth } => told.push((queue, depth, 0)),
+            ClientEvent::Closed => break,
             _ => {}
         }
     }

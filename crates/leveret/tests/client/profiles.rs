@@ -1,6 +1,7 @@
 //! The designs of retrying that have names, with paused time.
 
 mod acapi;
+mod acapi_site;
 mod chandra;
 mod cover_art;
 mod orb;

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use leveret::{Client, ConnectLimits, ErrorKind, Event, Queue, Topology};
+use leveret::{Client, ClientEvent, ConnectLimits, ErrorKind, Queue, Topology};
 use leveret_testkit::{FaultProxy, eventually};
 use tokio::time::Instant;
 
@@ -72,11 +72,11 @@ async fn connections_that_came_to_different_brokers_find_together_again() {
         client.apply(&Topology::new().queue(Queue::classic("q"))).await.unwrap();
         let publisher = client.publisher("").build().await.unwrap();
         let mut deliveries = client.consumer("q").stream().await.unwrap();
-        let mut events = client.events();
+        let mut events = client.watch();
         door.refuse().await;
         assert_eq!(first.faults().cut_connections_named(lost), 1);
         soon("another broker", async {
-            while !matches!(events.next().await, Some(Event::Connected { .. })) {}
+            while !matches!(events.next().await, Some(ClientEvent::Connected { .. })) {}
         })
         .await;
         door.accept().await;
@@ -97,12 +97,15 @@ async fn connections_that_came_to_different_brokers_find_together_again() {
 async fn every_listener_hears_of_every_change() {
     let broker = broker();
     let client = client_with(&broker, Queue::classic("q")).await;
-    let mut listeners = [client.events(), client.events()];
+    let mut listeners = [client.watch(), client.watch()];
     broker.faults().cut_all_connections();
     for events in &mut listeners {
-        assert!(matches!(soon("an event", events.next()).await, Some(Event::Lost { .. })));
+        assert!(matches!(soon("an event", events.next()).await, Some(ClientEvent::Lost { .. })));
         let connected = soon("an event", events.next()).await;
-        assert!(matches!(connected, Some(Event::Connected { again: true, .. })), "{connected:?}");
+        assert!(
+            matches!(connected, Some(ClientEvent::Connected { again: true, .. })),
+            "{connected:?}"
+        );
     }
     assert!(client.health().is_healthy());
 }
@@ -116,11 +119,11 @@ async fn a_broker_that_blocks_publishers_is_seen_and_does_not_delay_acks() {
     let mut deliveries = client.consumer("q").stream().await.unwrap();
     let delivery = soon("a delivery", deliveries.next()).await.unwrap().unwrap();
 
-    let mut events = client.events();
+    let mut events = client.watch();
     broker.faults().block("no memory");
     // The broker tells a connection that it is blocked once that publishes.
     soon("an outcome", publisher.publish("q", "the last")).await.unwrap();
-    assert!(matches!(soon("an event", events.next()).await, Some(Event::Blocked { .. })));
+    assert!(matches!(soon("an event", events.next()).await, Some(ClientEvent::Blocked { .. })));
     let error = soon("an outcome", publisher.publish("q", "2")).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     assert!(!client.health().is_healthy());
@@ -136,7 +139,7 @@ async fn a_broker_that_blocks_publishers_is_seen_and_does_not_delay_acks() {
     .await;
 
     broker.faults().unblock();
-    assert!(matches!(soon("an event", events.next()).await, Some(Event::Unblocked { .. })));
+    assert!(matches!(soon("an event", events.next()).await, Some(ClientEvent::Unblocked { .. })));
     soon("a publish", publisher.publish("q", "3")).await.unwrap();
 }
 
@@ -164,17 +167,17 @@ async fn an_object_that_cannot_be_restored_is_reported_and_tried_again() {
     let client = builder_of(&broker).connect().await.unwrap();
     let topology = Topology::new().queue(Queue::classic("a")).queue(Queue::classic("b"));
     client.apply(&topology).await.unwrap();
-    let mut events = client.events();
+    let mut events = client.watch();
     broker.faults().refuse_declares(1);
     broker.faults().cut_all_connections();
     let mut seen = Vec::new();
-    while !matches!(seen.last(), Some(Event::Restored { .. })) {
+    while !matches!(seen.last(), Some(ClientEvent::Restored { .. })) {
         seen.push(soon("an event", events.next()).await.unwrap());
     }
     let not_restored =
-        seen.iter().filter(|event| matches!(event, Event::NotRestored { .. })).count();
+        seen.iter().filter(|event| matches!(event, ClientEvent::NotRestored { .. })).count();
     assert_eq!(not_restored, 1, "{seen:?}");
-    assert!(seen.iter().any(|event| matches!(event, Event::Connected { .. })));
+    assert!(seen.iter().any(|event| matches!(event, ClientEvent::Connected { .. })));
 }
 
 #[tokio::test(start_paused = true)]

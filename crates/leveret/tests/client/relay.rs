@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leveret::amqp::{Array, GetOptions};
-use leveret::{Client, Event, Exchange, Message, ParkReason, Queue, QueueType, Topology};
+use leveret::{Client, ClientEvent, Exchange, Message, ParkReason, Queue, QueueType, Topology};
 use leveret_broker::{Broker, Permissions, Profile};
 use tokio::time::{Instant, sleep};
 
@@ -35,7 +35,7 @@ async fn what_the_target_exchange_has_no_queue_for_is_parked() {
             let client = client_with_orders(&broker).await;
             client.delays().declare(queue_type).await.unwrap();
             let publisher = client.publisher("orders").build().await.unwrap();
-            let mut events = client.events();
+            let mut events = client.watch();
             publisher.publish_in("order.paid", "somebody's", HOUR).await.unwrap();
             publisher.publish_in("unheard.of", "nobody's", HOUR).await.unwrap();
             sleep(HOUR + SECOND).await;
@@ -52,7 +52,7 @@ async fn what_the_target_exchange_has_no_queue_for_is_parked() {
             assert_eq!(said("x-leveret-reason"), "unroutable");
             let told = soon("an event", async {
                 loop {
-                    if let Event::Parked { reason, .. } = events.next().await.unwrap() {
+                    if let ClientEvent::Parked { reason, .. } = events.next().await.unwrap() {
                         return reason;
                     }
                 }

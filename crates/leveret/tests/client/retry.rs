@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leveret::amqp::{Array, GetOptions, Properties, Table, Value};
 use leveret::{
-    Attempt, Client, Delivery, ErrorKind, Event, Exchange, Failure, Incoming, Message, Queue,
+    Attempt, Client, ClientEvent, Delivery, ErrorKind, Exchange, Failure, Incoming, Message, Queue,
     QueueType, Retry, RetryPolicy, Summary, Topology,
 };
 use leveret_broker::{Broker, Profile};
@@ -86,7 +86,7 @@ async fn max_retries_means_one_delivery_more_and_then_it_is_parked_with_its_stor
         .exchange(Exchange::topic("orders"))
         .queue(Queue::quorum("q").bind("orders", "order.*"));
     client.apply(&topology).await.unwrap();
-    let mut events = client.events();
+    let mut events = client.watch();
     let publisher = client.publisher("orders").build().await.unwrap();
     publisher.publish("order.paid", Message::new("job").message_id("7")).await.unwrap();
     let seen = run(&client, RetryPolicy::fixed(SECOND).max_retries(2), 99, 3).await;
@@ -110,7 +110,7 @@ async fn max_retries_means_one_delivery_more_and_then_it_is_parked_with_its_stor
     }
     parked.ack().unwrap();
     loop {
-        if let Event::Parked { queue, .. } = soon("news", events.next()).await.unwrap() {
+        if let ClientEvent::Parked { queue, .. } = soon("news", events.next()).await.unwrap() {
             assert_eq!(queue, "q");
             break;
         }

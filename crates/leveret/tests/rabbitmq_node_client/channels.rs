@@ -1,7 +1,7 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use leveret::{Client, ErrorKind, Event, Queue, Topology};
+use leveret::{Client, ClientEvent, ErrorKind, Queue, Topology};
 use leveret_testkit::proxy::{Cut, Direction};
 use leveret_testkit::rabbitmq::{RabbitNode, Version};
 use leveret_testkit::{FaultProxy, eventually};
@@ -21,7 +21,7 @@ async fn a_connection_that_is_cut_in_the_midst_of_a_frame_is_made_again() {
         // Five octets at a time, and none is quick: a frame has more.
         proxy.split(direction, NonZeroUsize::new(5).unwrap());
         proxy.delay(direction, Duration::from_millis(10));
-        let mut events = scene.client.events();
+        let mut events = scene.client.watch();
         let before = proxy.seen();
         let cutting = async {
             eventually(SOON, "bytes on their way", async || {
@@ -33,7 +33,7 @@ async fn a_connection_that_is_cut_in_the_midst_of_a_frame_is_made_again() {
             proxy.heal().await;
         };
         tokio::join!(scene.publish(), cutting);
-        let lost = |event: &Event| matches!(event, Event::Lost { .. });
+        let lost = |event: &ClientEvent| matches!(event, ClientEvent::Lost { .. });
         until_event(&mut events, "the loss", lost).await;
         scene.works().await;
     }
@@ -47,10 +47,9 @@ async fn a_queue_that_is_deleted_or_declared_otherwise_under_its_consumer() {
     let scene = Scene::at(&vhost.url()).await;
     let other = client(&vhost).await;
 
-    let mut events = scene.client.events();
+    let mut events = scene.client.watch();
     other.delete_queue(DURABLE, Default::default()).await.unwrap();
-    let lost =
-        |event: &Event| matches!(event, Event::ConsumerLost { queue, .. } if queue == DURABLE);
+    let lost = |event: &ClientEvent| matches!(event, ClientEvent::ConsumerLost { queue, .. } if queue == DURABLE);
     until_event(&mut events, "the loss", lost).await;
     until_healthy(&scene.client).await;
     scene.works().await;
@@ -62,7 +61,7 @@ async fn a_queue_that_is_deleted_or_declared_otherwise_under_its_consumer() {
 
     // Somebody deletes the queue, and declares it with other arguments before the consumer is back.
     let theirs = Queue::classic(DURABLE).max_length(1_000_000).bind("orders", "#");
-    let mut events = scene.client.events();
+    let mut events = scene.client.watch();
     replace(&other, theirs).await;
     until_event(&mut events, "the loss", lost).await;
     until_healthy(&scene.client).await;
@@ -71,10 +70,11 @@ async fn a_queue_that_is_deleted_or_declared_otherwise_under_its_consumer() {
     assert_eq!(info.consumers, 1);
 
     // After a reconnect it cannot be restored as it was; that is said, and does not stop anything.
-    let mut events = scene.client.events();
+    let mut events = scene.client.watch();
     cut(&vhost, &scene.client, CONSUMING).await;
-    let not = |event: &Event| matches!(event, Event::NotRestored { object, .. } if object.contains(DURABLE));
-    let Event::NotRestored { error, .. } = until_event(&mut events, "a report", not).await else {
+    let not = |event: &ClientEvent| matches!(event, ClientEvent::NotRestored { object, .. } if object.contains(DURABLE));
+    let ClientEvent::NotRestored { error, .. } = until_event(&mut events, "a report", not).await
+    else {
         unreachable!("it is one")
     };
     assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
@@ -101,14 +101,14 @@ async fn a_delivery_that_is_not_acked_in_time_comes_again_and_the_consumer_goes_
     node.ctl(&["eval", set]).await;
     let vhost = node.vhost().await;
     let client = client_with(&vhost, Queue::quorum("q")).await;
-    let mut events = client.events();
+    let mut events = client.watch();
     let mut deliveries = client.consumer("q").prefetch(1).stream().await.unwrap();
     let publisher = publisher(&client).await;
     soon("an outcome", publisher.publish("q", "slow")).await.unwrap();
     soon("an outcome", publisher.publish("q", "quick")).await.unwrap();
     let kept = next(&mut deliveries).await;
     let again = next(&mut deliveries).await;
-    let lost = |event: &Event| matches!(event, Event::ConsumerLost { .. });
+    let lost = |event: &ClientEvent| matches!(event, ClientEvent::ConsumerLost { .. });
     until_event(&mut events, "the loss", lost).await;
     assert!(again.redelivered());
     assert_eq!((kept.body(), again.body()), (&"slow".into(), &"slow".into()));

@@ -1,4 +1,4 @@
-use leveret::Event;
+use leveret::ClientEvent;
 use leveret_testkit::rabbitmq::{RabbitNode, Version};
 
 use super::scene::{DURABLE, MINE, Scene};
@@ -64,11 +64,12 @@ async fn a_memory_alarm_stops_publishers_and_not_consumers() {
         .await
         .unwrap();
     waiting.publish_batch((0..10).map(|n| ("q", n.to_string()))).await.unwrap();
-    let mut events = scene.client.events();
+    let mut events = scene.client.watch();
 
     node.raise_memory_alarm().await;
     let blocked = async {
-        until_event(&mut events, "the block", |event| matches!(event, Event::Blocked { .. })).await;
+        until_event(&mut events, "the block", |event| matches!(event, ClientEvent::Blocked { .. }))
+            .await;
         until_unhealthy(&scene.client).await;
         let health = scene.client.health();
         assert!(health.connections.iter().all(|connection| connection.is_up), "{health:?}");
@@ -82,7 +83,8 @@ async fn a_memory_alarm_stops_publishers_and_not_consumers() {
         drop(deliveries);
         crate::support::client::until_depth(&scene.client, "q", 0).await;
         node.clear_memory_alarm().await;
-        until_event(&mut events, "the end", |event| matches!(event, Event::Unblocked { .. })).await;
+        until_event(&mut events, "the end", |event| matches!(event, ClientEvent::Unblocked { .. }))
+            .await;
     };
     // RabbitMQ tells a connection when it publishes.
     tokio::join!(scene.publish(), blocked);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leveret::{Client, ClientBuilder, Deliveries, Delivery, Event, Events, Publisher};
+use leveret::{Client, ClientBuilder, ClientEvent, ClientEvents, Deliveries, Delivery, Publisher};
 use leveret::{Queue, Topology};
 use leveret_testkit::eventually;
 use leveret_testkit::rabbitmq::Vhost;
@@ -73,10 +73,10 @@ pub async fn until_unhealthy(client: &Client) {
 /// The first event from now on of which `is_it` says yes.
 #[track_caller]
 pub fn until_event(
-    events: &mut Events,
+    events: &mut ClientEvents,
     what: &str,
-    is_it: impl Fn(&Event) -> bool,
-) -> impl Future<Output = Event> {
+    is_it: impl Fn(&ClientEvent) -> bool,
+) -> impl Future<Output = ClientEvent> {
     let awaited = async move {
         loop {
             let event = events.next().await.expect("the client is there");
@@ -96,8 +96,8 @@ pub const PUBLISHING: &str = "(publishing)";
 /// Has the broker close the connections of a virtual host, until the client has lost this one of its own. RabbitMQ lists
 /// a connection a second after it was made.
 pub async fn cut(vhost: &Vhost, client: &Client, which: &str) {
-    let mut events = client.events();
-    let is_it = |event: &Event| matches!(event, Event::Lost { connection, .. } if connection.contains(which));
+    let mut events = client.watch();
+    let is_it = |event: &ClientEvent| matches!(event, ClientEvent::Lost { connection, .. } if connection.contains(which));
     let closing = async {
         loop {
             vhost.close_connections().await.unwrap();

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use crate::amqp::{ShortStr, Value};
-use crate::client::{Client, Event};
+use crate::client::{Client, ClientEvent};
 use crate::clock;
 use crate::consumer::{Incoming, unless};
 use crate::error::{Error, ErrorKind};
@@ -211,7 +211,7 @@ impl Service {
         count_up(&self.done.parked);
         Consumed::new(queue).parked();
         let (queue, error) = (queue.to_owned(), error.to_owned());
-        self.client.core().announce(Event::Parked { queue, reason, error });
+        self.client.core().announce(ClientEvent::Parked { queue, reason, error });
         Ok(())
     }
 }

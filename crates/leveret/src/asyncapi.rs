@@ -1,0 +1,443 @@
+//! A document of what a program sends and receives, as AsyncAPI 3 has it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde_json::{Map, Value, json};
+
+use crate::amqp::Options;
+use crate::consumer::{FromIncoming, Runner};
+use crate::error::Error;
+use crate::events::Events;
+use crate::publisher::Publisher;
+use crate::rpc::ServiceBuilder;
+use crate::topology::{Destination, Exchange, Queue, Topology};
+
+mod shape;
+
+pub use shape::Shape;
+
+use shape::plain;
+
+/// A document of what a program sends and receives, by [AsyncAPI 3.0](https://www.asyncapi.com/docs/reference/specification/v3.0.0).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leveret::BoxError> {
+/// use leveret::{AsyncApi, Client, Json};
+/// use serde::{Deserialize, Serialize};
+///
+/// #[derive(Serialize, Deserialize)]
+/// struct Tick {
+///     price: f64,
+/// }
+///
+/// async fn on_tick(Json(tick): Json<Tick>) {
+///     println!("{}", tick.price);
+/// }
+///
+/// let client = Client::embedded().await?;
+/// let stock = client.events("stock");
+/// let subscription = stock.subscribe("prices-app", ["STOCK.IBM.#"]).handle(on_tick);
+///
+/// let document = AsyncApi::new("prices", "1.2.0")
+///     .server("production", "amqp://rabbit.example.com/prices")?
+///     .sends::<Json<Tick>>(&stock, "STOCK.{symbol}.{place}")
+///     .receives(&subscription)
+///     .schema::<Tick>(serde_json::json!({ "type": "object", "properties": { "price": { "type": "number" } } }));
+///
+/// assert_eq!(document.to_json()["operations"]["receive-prices-app"]["action"], "receive");
+/// println!("{document}"); // JSON
+/// # Ok(())
+/// # }
+/// ```
+///
+/// A message is named after the type of its body, which is that of the argument that a handler takes it as; how the type is
+/// made up is not known, unless a [schema](Self::schema) is given. What is sent is a channel of its routing key, in which
+/// `{word}` is a part that differs. What is received is a channel of its queue; `x-leveret-bindings` says which exchanges and
+/// patterns lead there.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct AsyncApi {
+    info: Map<String, Value>,
+    servers: Map<String, Value>,
+    channels: BTreeMap<String, Channel>,
+    /// By what they are, the names of channels.
+    channel_ids: BTreeMap<String, String>,
+    operations: BTreeMap<String, Operation>,
+    messages: BTreeMap<String, Value>,
+    /// By the full name of a type, what it is called here.
+    type_names: BTreeMap<&'static str, String>,
+    schemas: BTreeMap<String, Value>,
+}
+
+#[derive(Clone, Debug)]
+struct Channel {
+    /// None if the broker makes it.
+    address: Option<String>,
+    bindings: Value,
+    /// Where a queue gets its messages from.
+    sources: Vec<Value>,
+    messages: Vec<String>,
+}
+
+#[derive(Clone, Debug)]
+struct Operation {
+    action: &'static str,
+    channel: String,
+    bindings: Value,
+    messages: Vec<String>,
+    /// To the address that a message has in `reply-to`.
+    replies: bool,
+}
+
+/// The version of AsyncAPI's bindings for AMQP.
+const BINDING_VERSION: &str = "0.3.0";
+
+impl AsyncApi {
+    /// A document of a program of this name and version, with nothing in it yet.
+    pub fn new(title: impl Into<String>, version: impl Into<String>) -> Self {
+        let mut info = Map::new();
+        info.insert("title".to_owned(), title.into().into());
+        info.insert("version".to_owned(), version.into().into());
+        AsyncApi {
+            info,
+            servers: Map::new(),
+            channels: BTreeMap::new(),
+            channel_ids: BTreeMap::new(),
+            operations: BTreeMap::new(),
+            messages: BTreeMap::new(),
+            type_names: BTreeMap::new(),
+            schemas: BTreeMap::new(),
+        }
+    }
+
+    /// What the program is for.
+    pub fn description(mut self, text: impl Into<String>) -> Self {
+        self.info.insert("description".to_owned(), text.into().into());
+        self
+    }
+
+    /// A broker by its URL, of which user and password are left out.
+    pub fn server(mut self, name: &str, url: &str) -> Result<Self, Error> {
+        let options = Options::from_uri(url)?;
+        let (host, port) = options.address();
+        let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+        let virtual_host = utf8_percent_encode(&options.virtual_host, NON_ALPHANUMERIC);
+        let server = json!({
+            "host": format!("{host}:{port}"),
+            "pathname": format!("/{virtual_host}"),
+            "protocol": if options.tls.is_some() { "amqps" } else { "amqp" },
+            "protocolVersion": "0.9.1",
+        });
+        self.servers.insert(plain(name), server);
+        Ok(self)
+    }
+
+    /// The program publishes these events, whose bodies a handler would take as an `M`.
+    pub fn sends<M: FromIncoming>(self, events: &Events, key: &str) -> Self {
+        self.sends_to(events.ingress(), key, Shape::of::<M>(), false)
+    }
+
+    /// The program publishes these messages, whose bodies a handler would take as an `M`.
+    pub fn publishes<M: FromIncoming>(self, publisher: &Publisher, key: &str) -> Self {
+        let name = publisher.exchange();
+        let topology = publisher.client().topology();
+        let known = topology.exchanges().iter().find(|exchange| exchange.name() == name);
+        let exchange = known.cloned().unwrap_or_else(|| Exchange::direct(name));
+        self.sends_to(&exchange, key, Shape::of::<M>(), publisher.is_mandatory())
+    }
+
+    fn sends_to(
+        mut self,
+        exchange: &Exchange,
+        key: &str,
+        shape: Option<Shape>,
+        mandatory: bool,
+    ) -> Self {
+        let channel = Channel {
+            address: Some(key.to_owned()),
+            bindings: json!({
+                "is": "routingKey",
+                "exchange": of_exchange(exchange),
+                "bindingVersion": BINDING_VERSION,
+            }),
+            sources: Vec::new(),
+            messages: Vec::new(),
+        };
+        let bindings = json!({
+            "deliveryMode": 2,
+            "mandatory": mandatory,
+            "bindingVersion": BINDING_VERSION,
+        });
+        let identity = format!("{} {key}", exchange.name());
+        self.add("send", identity, channel, shape, bindings);
+        self
+    }
+
+    /// The program handles what this consumer gets: the queue, what it is bound to, and the type of the handler's argument
+    /// for the body.
+    pub fn receives(mut self, consumer: &Runner) -> Self {
+        let (name, topology) = (consumer.queue(), consumer.topology());
+        let known = topology.queues().iter().find(|queue| queue.name() == name);
+        let queue = known.cloned().unwrap_or_else(|| Queue::new(name));
+        let sources = sources(&topology, name);
+        let identity = match queue.is_named_by_broker() {
+            true => temporary_name(&sources),
+            false => name.to_owned(),
+        };
+        let channel = Channel::of_queue(&queue, sources);
+        let bindings = json!({ "ack": !consumer.is_auto_ack(), "bindingVersion": BINDING_VERSION });
+        self.add("receive", identity, channel, consumer.shape(), bindings);
+        self
+    }
+
+    /// The program offers this service: its queue, a message for each of its methods, and that it replies.
+    pub fn serves(mut self, service: &ServiceBuilder) -> Self {
+        let topology = service.topology();
+        let Some(queue) = topology.queues().first() else { return self };
+        let channel = Channel::of_queue(queue, sources(&topology, queue.name()));
+        let bindings = json!({ "ack": true, "bindingVersion": BINDING_VERSION });
+        let (name, id) = (queue.name(), self.channel_id(queue.name().to_owned()));
+        let channel = self.channels.entry(id.clone()).or_insert(channel);
+        let operation = Operation {
+            action: "receive",
+            channel: id.clone(),
+            bindings,
+            messages: Vec::new(),
+            replies: true,
+        };
+        let operation = self.operations.entry(format!("receive-{id}")).or_insert(operation);
+        for method in service.method_names() {
+            let message = plain(&format!("{name}.{method}"));
+            add_once(&mut channel.messages, &message);
+            add_once(&mut operation.messages, &message);
+            self.messages.insert(message, json!({ "name": method }));
+        }
+        self
+    }
+
+    /// How values of a type are made up, as JSON Schema (draft 7).
+    pub fn schema<T: ?Sized>(mut self, schema: Value) -> Self {
+        let name = self.name_of(std::any::type_name::<T>());
+        self.schemas.insert(name, schema);
+        self
+    }
+
+    fn add(
+        &mut self,
+        action: &'static str,
+        identity: String,
+        channel: Channel,
+        shape: Option<Shape>,
+        bindings: Value,
+    ) {
+        let message = self.message(shape, &identity);
+        let id = self.channel_id(identity);
+        let channel = self.channels.entry(id.clone()).or_insert(channel);
+        add_once(&mut channel.messages, &message);
+        let channel = id.clone();
+        let operation =
+            Operation { action, channel, bindings, messages: Vec::new(), replies: false };
+        let operation = self.operations.entry(format!("{action}-{id}")).or_insert(operation);
+        add_once(&mut operation.messages, &message);
+    }
+
+    /// The name of a channel, which no other has.
+    fn channel_id(&mut self, identity: String) -> String {
+        if let Some(id) = self.channel_ids.get(&identity) {
+            return id.clone();
+        }
+        let plain = plain(&identity);
+        let mut id = plain.clone();
+        for number in 2.. {
+            if !self.channels.contains_key(&id) {
+                break;
+            }
+            id = format!("{plain}-{number}");
+        }
+        self.channel_ids.insert(identity, id.clone());
+        id
+    }
+
+    /// What a type is called: its own name, or its path if another type has that.
+    fn name_of(&mut self, type_name: &'static str) -> String {
+        if let Some(name) = self.type_names.get(type_name) {
+            return name.clone();
+        }
+        let short = plain(type_name);
+        let is_taken = self.type_names.values().any(|taken| *taken == short);
+        let name = if is_taken { plain(&type_name.replace("::", ".")) } else { short };
+        self.type_names.insert(type_name, name.clone());
+        name
+    }
+
+    /// Writes down a message, and says what it is called.
+    fn message(&mut self, shape: Option<Shape>, identity: &str) -> String {
+        let Some(Shape { content_type, type_name }) = shape else {
+            let name = plain(identity);
+            self.messages.insert(name.clone(), json!({ "name": name }));
+            return name;
+        };
+        let type_name = self.name_of(type_name);
+        let name = match content_type {
+            Some("application/json") | None => type_name.clone(),
+            Some(other) => plain(&format!("{type_name} {other}")),
+        };
+        let mut message = json!({ "name": type_name });
+        if let Some(content_type) = content_type {
+            message["contentType"] = content_type.into();
+        }
+        self.messages.insert(name.clone(), message);
+        name
+    }
+
+    /// The document.
+    pub fn to_json(&self) -> Value {
+        let channels: Map<_, _> =
+            self.channels.iter().map(|(id, channel)| (id.clone(), channel.to_json())).collect();
+        let operations: Map<_, _> =
+            self.operations.iter().map(|(id, one)| (id.clone(), one.to_json())).collect();
+        let messages: Map<_, _> =
+            self.messages.iter().map(|(id, one)| (id.clone(), self.with_payload(one))).collect();
+        json!({
+            "asyncapi": "3.0.0",
+            "info": self.info,
+            "defaultContentType": "application/json",
+            "servers": self.servers,
+            "channels": channels,
+            "operations": operations,
+            "components": { "messages": messages, "schemas": self.schemas },
+        })
+    }
+
+    /// A message with the schema of its type, if there is one.
+    fn with_payload(&self, message: &Value) -> Value {
+        let mut message = message.clone();
+        let name = message["name"].as_str().unwrap_or_default();
+        if self.schemas.contains_key(name) {
+            message["payload"] = reference(&format!("#/components/schemas/{name}"));
+        }
+        message
+    }
+}
+
+/// As JSON.
+impl fmt::Display for AsyncApi {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#}", self.to_json())
+    }
+}
+
+impl Channel {
+    fn of_queue(queue: &Queue, sources: Vec<Value>) -> Self {
+        let bindings = json!({
+            "is": "queue",
+            "queue": of_queue(queue),
+            "bindingVersion": BINDING_VERSION,
+        });
+        let address = (!queue.is_named_by_broker()).then(|| queue.name().to_owned());
+        Channel { address, bindings, sources, messages: Vec::new() }
+    }
+
+    fn to_json(&self) -> Value {
+        let messages: Map<_, _> = self
+            .messages
+            .iter()
+            .map(|name| (name.clone(), reference(&format!("#/components/messages/{name}"))))
+            .collect();
+        let mut channel = json!({
+            "address": self.address,
+            "messages": messages,
+            "bindings": { "amqp": self.bindings },
+        });
+        let parameters = parameters(self.address.as_deref().unwrap_or_default());
+        if !parameters.is_empty() {
+            channel["parameters"] = parameters.into();
+        }
+        if !self.sources.is_empty() {
+            channel["x-leveret-bindings"] = self.sources.clone().into();
+        }
+        channel
+    }
+}
+
+impl Operation {
+    fn to_json(&self) -> Value {
+        let Operation { action, channel, bindings, messages, replies } = self;
+        let messages = messages.iter().map(|name| format!("#/channels/{channel}/messages/{name}"));
+        let messages: Vec<Value> = messages.map(|path| reference(&path)).collect();
+        let mut operation = json!({
+            "action": action,
+            "channel": reference(&format!("#/channels/{channel}")),
+            "messages": messages,
+            "bindings": { "amqp": bindings },
+        });
+        if *replies {
+            let description = "The property reply-to of the request; one without it gets no reply.";
+            let location = "$message.header#/replyTo";
+            operation["reply"] =
+                json!({ "address": { "location": location, "description": description } });
+        }
+        operation
+    }
+}
+
+fn reference(path: &str) -> Value {
+    json!({ "$ref": path })
+}
+
+fn add_once(names: &mut Vec<String>, name: &str) {
+    if !names.iter().any(|known| known == name) {
+        names.push(name.to_owned());
+    }
+}
+
+/// The parts of an address in braces.
+fn parameters(address: &str) -> Map<String, Value> {
+    let parts = address.split('{').skip(1).filter_map(|part| part.split_once('}'));
+    parts.map(|(name, _)| (name.to_owned(), json!({}))).collect()
+}
+
+fn of_exchange(exchange: &Exchange) -> Value {
+    json!({
+        "name": exchange.name(),
+        "type": match exchange.name() {
+            "" => "default",
+            _ => exchange.kind().as_str(),
+        },
+        "durable": exchange.is_durable(),
+        "autoDelete": exchange.is_auto_delete(),
+    })
+}
+
+fn of_queue(queue: &Queue) -> Value {
+    let mut described = json!({
+        "durable": queue.is_durable(),
+        "exclusive": queue.is_exclusive(),
+        "autoDelete": queue.is_auto_delete(),
+    });
+    if !queue.is_named_by_broker() {
+        described["name"] = queue.name().into();
+    }
+    described
+}
+
+/// Which exchanges and patterns lead to a queue.
+fn sources(topology: &Topology, queue: &str) -> Vec<Value> {
+    let to_queue = Destination::Queue(queue.to_owned());
+    let bindings = topology.bindings().iter().filter(|binding| *binding.destination() == to_queue);
+    let described = bindings.map(
+        |binding| json!({ "exchange": binding.source(), "routingKey": binding.routing_key() }),
+    );
+    described.collect()
+}
+
+/// A name for a queue that has another one in each run.
+fn temporary_name(sources: &[Value]) -> String {
+    let text = |source: &Value, name: &str| source[name].as_str().unwrap_or_default().to_owned();
+    let parts =
+        sources.iter().map(|source| text(source, "exchange") + " " + &text(source, "routingKey"));
+    format!("temporary {}", parts.collect::<Vec<_>>().join(" "))
+}

@@ -1,0 +1,239 @@
+//! The document of what a program sends and receives, beside the schema that AsyncAPI publishes.
+
+use boon::{Compiler, Schemas};
+use bytes::Bytes;
+use leveret::{AsyncApi, Client, Exchange, Incoming, Json, MsgPack, Payload, Queue, Topology};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::{broker, client_of};
+
+#[derive(Serialize, Deserialize)]
+struct Tick {
+    price: f64,
+}
+
+mod other {
+    #[derive(serde::Serialize, serde::Deserialize)]
+    pub(super) struct Tick {
+        pub(super) name: String,
+    }
+}
+
+/// Fails the test if a document is not as the specification has it, and gives it back as it is read.
+#[track_caller]
+fn valid(document: &AsyncApi) -> Value {
+    let document: Value = serde_json::from_str(&document.to_string()).unwrap();
+    if let Err(error) = validated(&document) {
+        panic!("{error}\n{document:#}");
+    }
+    document
+}
+
+fn validated(document: &Value) -> Result<(), String> {
+    let schema: Value = serde_json::from_str(include_str!("../asyncapi/3.0.0.json")).unwrap();
+    let (mut schemas, mut compiler) = (Schemas::new(), Compiler::new());
+    compiler.add_resource("asyncapi.json", schema).unwrap();
+    let schema = compiler.compile("asyncapi.json", &mut schemas).unwrap();
+    schemas.validate(document, schema).map_err(|error| format!("{error:#}"))?;
+    resolved(document, document)
+}
+
+/// Every reference leads somewhere, which the schema cannot tell.
+fn resolved(document: &Value, part: &Value) -> Result<(), String> {
+    if let Some(path) = part.get("$ref").and_then(Value::as_str) {
+        let found = document.pointer(path.strip_prefix('#').expect("a path in the document"));
+        return found.map(drop).ok_or(format!("{path} leads nowhere"));
+    }
+    let parts: Vec<&Value> = match part {
+        Value::Array(parts) => parts.iter().collect(),
+        Value::Object(parts) => parts.values().collect(),
+        _ => Vec::new(),
+    };
+    parts.into_iter().try_for_each(|part| resolved(document, part))
+}
+
+async fn embedded() -> Client {
+    client_of(&broker()).await
+}
+
+#[tokio::test]
+async fn what_is_sent_and_received_is_in_the_document() {
+    let client = embedded().await;
+    let stock = client.events("stock");
+    let subscription = stock.subscribe("prices-app", ["STOCK.IBM.#", "STOCK.KO.#"]);
+    let runner = subscription.handle(async |_: Incoming, Json(_): Json<Tick>| ());
+    let document = AsyncApi::new("prices", "1.2.0")
+        .description("Prices of shares.")
+        .server("production", "amqps://user:secret@rabbit.example.com/prices")
+        .unwrap()
+        .sends::<Json<Tick>>(&stock, "STOCK.{symbol}.{place}")
+        .receives(&runner)
+        .schema::<Tick>(json!({ "type": "object", "required": ["price"] }));
+    let expected = json!({
+        "asyncapi": "3.0.0",
+        "info": { "title": "prices", "version": "1.2.0", "description": "Prices of shares." },
+        "defaultContentType": "application/json",
+        "servers": { "production": {
+            "host": "rabbit.example.com:5671",
+            "pathname": "/prices",
+            "protocol": "amqps",
+            "protocolVersion": "0.9.1",
+        } },
+        "channels": {
+            "prices-app": {
+                "address": "prices-app",
+                "messages": { "Tick": { "$ref": "#/components/messages/Tick" } },
+                "bindings": { "amqp": {
+                    "is": "queue",
+                    "queue": {
+                        "name": "prices-app", "durable": true, "exclusive": false, "autoDelete": false,
+                    },
+                    "bindingVersion": "0.3.0",
+                } },
+                "x-leveret-bindings": [
+                    { "exchange": "stock", "routingKey": "STOCK.IBM.#" },
+                    { "exchange": "stock", "routingKey": "STOCK.KO.#" },
+                ],
+            },
+            "stock_STOCK._symbol_._place": {
+                "address": "STOCK.{symbol}.{place}",
+                "parameters": { "symbol": {}, "place": {} },
+                "messages": { "Tick": { "$ref": "#/components/messages/Tick" } },
+                "bindings": { "amqp": {
+                    "is": "routingKey",
+                    "exchange": {
+                        "name": "stock", "type": "topic", "durable": true, "autoDelete": false,
+                    },
+                    "bindingVersion": "0.3.0",
+                } },
+            },
+        },
+        "operations": {
+            "receive-prices-app": {
+                "action": "receive",
+                "channel": { "$ref": "#/channels/prices-app" },
+                "messages": [{ "$ref": "#/channels/prices-app/messages/Tick" }],
+                "bindings": { "amqp": { "ack": true, "bindingVersion": "0.3.0" } },
+            },
+            "send-stock_STOCK._symbol_._place": {
+                "action": "send",
+                "channel": { "$ref": "#/channels/stock_STOCK._symbol_._place" },
+                "messages": [{ "$ref": "#/channels/stock_STOCK._symbol_._place/messages/Tick" }],
+                "bindings": { "amqp": {
+                    "deliveryMode": 2, "mandatory": false, "bindingVersion": "0.3.0",
+                } },
+            },
+        },
+        "components": {
+            "messages": { "Tick": {
+                "name": "Tick",
+                "contentType": "application/json",
+                "payload": { "$ref": "#/components/schemas/Tick" },
+            } },
+            "schemas": { "Tick": { "type": "object", "required": ["price"] } },
+        },
+    });
+    let written = valid(&document);
+    assert_eq!(written, expected, "{written:#}");
+}
+
+#[tokio::test]
+async fn publishers_and_consumers_of_queues_are_described_as_well() {
+    let client = embedded().await;
+    let topology = Topology::new()
+        .exchange(Exchange::fanout("news"))
+        .queue(Queue::classic("readers").bind("news", ""));
+    client.apply(&topology).await.unwrap();
+    let (news, default) = (client.publisher("news"), client.publisher(""));
+    let (news, default) = (news.build().await.unwrap(), default.build().await.unwrap());
+    let readers = client.consumer("readers").auto_ack().handle(async |_: String| ());
+    let unknown = client.consumer("of somebody else").handle(async || ());
+    let document = AsyncApi::new("news", "1")
+        .publishes::<String>(&news, "")
+        .publishes::<MsgPack<Tick>>(&default, "readers")
+        .receives(&readers)
+        .receives(&unknown);
+    let document = valid(&document);
+    let exchange = |channel: &str| {
+        document["channels"][channel]["bindings"]["amqp"]["exchange"]["type"].as_str().unwrap()
+    };
+    assert_eq!((exchange("news"), exchange("readers")), ("fanout", "default"));
+    let operations = &document["operations"];
+    assert_eq!(operations["send-news"]["bindings"]["amqp"]["mandatory"], true);
+    assert_eq!(operations["receive-readers-2"]["bindings"]["amqp"]["ack"], false);
+    assert_eq!(operations["receive-of_somebody_else"]["action"], "receive");
+    let messages = &document["components"]["messages"];
+    assert_eq!(messages["String_text_plain"]["contentType"], "text/plain");
+    assert_eq!(messages["Tick_application_msgpack"]["name"], "Tick");
+}
+
+#[tokio::test]
+async fn types_of_one_name_and_bodies_of_any_kind_are_told_apart() {
+    let client = embedded().await;
+    let events = client.events("events");
+    let document = AsyncApi::new("events", "1")
+        .sends::<Json<Tick>>(&events, "tick")
+        .sends::<MsgPack<Tick>>(&events, "tick")
+        .sends::<Payload<other::Tick>>(&events, "tick")
+        .sends::<Json<Vec<Tick>>>(&events, "ticks")
+        .sends::<Bytes>(&events, "raw")
+        .receives(&events.listen(["#"]).handle(async |_: Incoming| ()))
+        .schema::<other::Tick>(json!({ "type": "object" }));
+    let document = valid(&document);
+    let messages = document["channels"]["events_tick"]["messages"].as_object().unwrap();
+    assert_eq!(messages.len(), 3);
+    let other = messages.keys().find(|name| name.ends_with("other.Tick")).expect("the other one");
+    let schema = &document["components"]["messages"][other]["payload"]["$ref"];
+    assert_eq!(*schema, format!("#/components/schemas/{other}"));
+    assert!(document["components"]["messages"]["Tick"].get("payload").is_none());
+    assert!(messages.contains_key("Tick") && messages.contains_key("Tick_application_msgpack"));
+    assert!(document["components"]["messages"].get("Vec_Tick").is_some());
+    // Whatever the broker calls it: the document is the same in each run.
+    let listening = &document["channels"]["temporary_events"];
+    assert_eq!(listening["address"], Value::Null);
+    assert_eq!(listening["bindings"]["amqp"]["queue"]["exclusive"], true);
+}
+
+#[tokio::test]
+async fn services_reply() {
+    let client = embedded().await;
+    let prices = client
+        .service("prices")
+        .shared_exchange("services")
+        .method("quote", async |Json(_): Json<Tick>| "1")
+        .method("list", async || "2");
+    let document = valid(&AsyncApi::new("prices", "1").serves(&prices));
+    let operation = &document["operations"]["receive-prices"];
+    assert_eq!(operation["reply"]["address"]["location"], "$message.header#/replyTo");
+    assert_eq!(operation["messages"].as_array().unwrap().len(), 2);
+    assert_eq!(document["components"]["messages"]["prices.quote"]["name"], "quote");
+    let bindings = document["channels"]["prices"]["x-leveret-bindings"].as_array().unwrap();
+    assert!(bindings.contains(&json!({ "exchange": "services", "routingKey": "prices.quote" })));
+}
+
+#[tokio::test]
+async fn secrets_and_bad_addresses_stay_out() {
+    let document = AsyncApi::new("a", "1").server("one", "amqp://me:secret@[::1]:5673").unwrap();
+    let document = valid(&document);
+    assert!(!document.to_string().contains("secret") && !document.to_string().contains("me:"));
+    assert_eq!(document["servers"]["one"]["host"], "[::1]:5673");
+    assert_eq!(document["servers"]["one"]["pathname"], "/%2F");
+    assert!(AsyncApi::new("a", "1").server("one", "http://example.com").is_err());
+}
+
+#[test]
+fn a_document_that_is_wrong_is_found_out() {
+    let good = AsyncApi::new("a", "1").to_json();
+    validated(&good).unwrap();
+    for (path, wrong) in [("asyncapi", json!("2.0.0")), ("info", json!({})), ("servers", json!([]))]
+    {
+        let mut document = good.clone();
+        document[path] = wrong;
+        assert!(validated(&document).is_err(), "{path}");
+    }
+    let mut document = good;
+    document["operations"]["x"] =
+        json!({ "action": "send", "channel": { "$ref": "#/channels/nowhere" } });
+    assert!(validated(&document).is_err());
+}
