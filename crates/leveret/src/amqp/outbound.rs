@@ -249,8 +249,8 @@ impl Sender {
         }
     }
 
-    /// The writer's side: waits for bytes and swaps them against its empty buffer. False when closed and empty. It wrote `last`
-    /// at this time.
+    /// The writer's side: waits for bytes and swaps them against its empty buffer. False when closed and empty. `last` is when
+    /// it wrote before.
     pub(super) async fn take(&self, buffer: &mut Outbound, last: Instant) -> bool {
         loop {
             {
@@ -315,6 +315,11 @@ mod tests {
         writer.poll(&mut Context::from_waker(Waker::noop())).is_ready()
     }
 
+    /// So that the writer need not wait for company.
+    fn long_ago() -> Instant {
+        Instant::now().checked_sub(SOON).expect("the machine runs for longer")
+    }
+
     fn sender() -> Sender {
         Sender::new(FrameMax::DEFAULT)
     }
@@ -323,7 +328,7 @@ mod tests {
     fn acks_wait_while_there_is_something_to_read() {
         let (sender, mut buffer) = (sender(), Outbound::new());
         sender.set_reading(true);
-        let mut writer = pin!(sender.take(&mut buffer, Instant::now()));
+        let mut writer = pin!(sender.take(&mut buffer, long_ago()));
         assert!(!is_woken(writer.as_mut()));
         ack(&sender, 1);
         ack(&sender, 2);
@@ -335,7 +340,7 @@ mod tests {
     #[test]
     fn acks_do_not_wait_otherwise() {
         let (sender, mut buffer) = (sender(), Outbound::new());
-        let mut writer = pin!(sender.take(&mut buffer, Instant::now()));
+        let mut writer = pin!(sender.take(&mut buffer, long_ago()));
         assert!(!is_woken(writer.as_mut()));
         ack(&sender, 1);
         assert!(is_woken(writer.as_mut()));
@@ -345,7 +350,7 @@ mod tests {
     fn no_more_acks_wait_than_may() {
         let (sender, mut buffer) = (sender(), Outbound::new());
         sender.set_reading(true);
-        let mut writer = pin!(sender.take(&mut buffer, Instant::now()));
+        let mut writer = pin!(sender.take(&mut buffer, long_ago()));
         assert!(!is_woken(writer.as_mut()));
         (1..=HELD_ACKS as u64).for_each(|tag| ack(&sender, tag));
         assert!(!is_woken(writer.as_mut()));
