@@ -77,6 +77,7 @@ pub(crate) use profile::Profile;
 /// | `x-leveret-queue`, `x-leveret-exchange`, `x-leveret-routing-key` | where it came from |
 /// | `x-leveret-return` | of parked messages: the exchange by which they get back to their queue under their own routing key; without it, that is the default exchange with the name of the queue |
 /// | `x-leveret-reason` | of parked messages: `exhausted`, `too-old`, `permanent`, `unmovable` or `unroutable` |
+/// | `x-leveret-rejected` | of [`Acapi`] and [`Chandra`], in messages that were put into their queue anew: how often they had been rejected before |
 /// | `x-leveret-expiration`, `x-leveret-user-id`, `x-leveret-cc` | properties, and the header `CC`, that it could not keep while it waits |
 ///
 /// # Other designs

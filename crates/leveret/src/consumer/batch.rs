@@ -82,7 +82,8 @@ impl BatchRunner {
     /// Handles batches until `stop` is done: then takes no more, lets the batch that is at work finish within the time for
     /// draining, and returns what was done. What was not begun, or does not finish, goes back to the queue.
     ///
-    /// It fails if the consumer cannot begin, or ends because its queue stays away.
+    /// It fails if the consumer cannot begin, or ends because its queue stays away. If `stop` is done before it has begun, it
+    /// does not begin.
     pub async fn run_until(self, stop: impl Future) -> Result<Summary, Error> {
         let BatchRunner { mut builder, options, call } = self;
         builder.check()?;

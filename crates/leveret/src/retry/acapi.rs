@@ -46,14 +46,15 @@ use super::{Retry, rejecting, retry_info, traps};
 /// A failed message is rejected; the broker moves it, and counts in `x-death`. Once its retries are used up, or its error is
 /// permanent, it is published to `orders-error`, confirmed, and only then acked. There it carries the headers that
 /// [`Retry`] lists, and `retry_info`, JSON as Kicks writes it from 2.12 on; `x-death` is taken from it, so that it begins
-/// anew if it is published again. `x-leveret-history` knows the last error only: the design
-/// rejects messages, and AMQP cannot add anything to what is rejected. The errors before it are in the logs.
+/// anew if it is published again. `x-leveret-history` knows the last error only: the design rejects messages, and AMQP cannot
+/// add anything to what is rejected. The errors before it are in the logs.
 ///
 /// All messages wait the same: what [`Failure::retry_after`](crate::Failure::retry_after) asks for is not heard, and a
 /// warning says so once. Where messages wait in quorum queues of RabbitMQ 4.0, one of higher priority goes before the others,
-/// which then wait longer: only what is first expires. Moving
-/// messages from queue to queue is the broker's business here, and safe with quorum queues alone: a classic queue may lose
-/// them if the broker stops in between.
+/// which then wait longer: only what is first expires.
+///
+/// Moving messages from queue to queue is the broker's business here, and safe with quorum queues alone: a classic queue may
+/// lose them if the broker stops in between.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Acapi {

@@ -58,9 +58,10 @@ use super::{Retry, rejecting, traps};
 ///
 /// All messages wait the same: what [`Failure::retry_after`](crate::Failure::retry_after) asks for is not heard, and a
 /// warning says so once. Where messages wait in quorum queues of RabbitMQ 4.0, one of higher priority goes before the others,
-/// which then wait longer: only what is first expires. Moving
-/// messages from queue to queue is the broker's business here, and safe with quorum queues alone: a classic queue may lose
-/// them if the broker stops in between.
+/// which then wait longer: only what is first expires.
+///
+/// Moving messages from queue to queue is the broker's business here, and safe with quorum queues alone: a classic queue may
+/// lose them if the broker stops in between.
 ///
 /// [`Incoming::routing_key`]: crate::Incoming::routing_key
 #[derive(Clone, Debug)]
