@@ -1,5 +1,5 @@
-//! `leveret demo`: a small system that publishes, consumes, tries again and parks while its connections are cut, and
-//! balances its books.
+//! `leveret demo`: a small system that publishes, consumes, calls, tells events, tries again and parks while its connections
+//! are cut, and balances its books.
 
 mod books;
 mod cutter;
@@ -12,7 +12,8 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use leveret::amqp::GetOptions;
 use leveret::{
-    Attempt, Client, Exchange, Incoming, Publisher, Queue, RetryPolicy, State, Topology,
+    Attempt, Client, Events, Exchange, Incoming, OnLoss, Publisher, Queue, RetryPolicy, Rpc, State,
+    Topology,
 };
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -23,9 +24,10 @@ use cutter::Cutter;
 
 /// Runs a small system that publishes and consumes while its connections are cut, and balances its books.
 ///
-/// Some orders fail at first and are tried again; some fail for good and are parked. Without a URL it runs on a broker of
-/// its own in memory. It ends by itself; the exit status is 0 only if every order that was sent was confirmed, and every one
-/// that was confirmed was billed, or is in the parking lot and should be.
+/// Some orders fail at first and are tried again; some fail for good and are parked. For some the bank is called, and what it
+/// charged is told as an event. Without a URL it runs on a broker of its own in memory. It ends by itself; the exit status is
+/// 0 only if every order that was sent was confirmed, every one that was confirmed was billed, or is in the parking lot and
+/// should be, every call got its own reply, and every event was heard.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// Run on the broker at this URL. Its objects are called `leveret-demo…`, and deleted afterwards.
@@ -45,11 +47,21 @@ const EXCHANGE: &str = "leveret-demo";
 const QUEUE: &str = "leveret-demo.billing";
 /// Where orders go that are not tried again.
 const PARKED: &str = "leveret-demo.billing.parked";
+/// The service that is called, and its queue.
+const BANK: &str = "leveret-demo.bank";
+/// The exchange of events, and the queue of who listens.
+const EVENTS: &str = "leveret-demo.events";
+const AUDIT: &str = "leveret-demo.audit";
 const SHOPS: u64 = 4;
+/// For one order of so many the bank is called.
+const CHARGED: u64 = 10;
 /// One order of so many finds that the bank does not answer, once or twice.
 const BANK_OFFLINE: u64 = 20;
 /// One order of so many is paid with a card that the bank declines.
 const DECLINED: u64 = 500;
+
+/// How long the bank may take to answer, cuts included.
+const CALL: Duration = Duration::from_secs(30);
 
 /// How long the orders that are under way may take once the last one was sent.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -74,7 +86,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
     client.apply(&topology).await.map_err(Failure::new)?;
     say(&format!(
         "{SHOPS} shops send {} orders to one exchange; billing handles them, 16 at a time, and tries again when the bank does not \
-         answer; all connections are cut {} times",
+         answer; for one of {CHARGED} it calls the bank and tells the audit; all connections are cut {} times",
         arguments.messages, arguments.cuts
     ));
 
@@ -115,15 +127,28 @@ async fn work(
     books: &Arc<Books>,
     arguments: &Arguments,
 ) -> Result<(), Failure> {
-    let (all_done, mut until_done) = watch::channel(false);
+    let (all_done, until_done) = watch::channel(false);
+    let stop = || {
+        let mut until_done = until_done.clone();
+        async move { drop(until_done.wait_for(|done| *done).await) }
+    };
+    let bank = client.rpc(BANK).timeout(CALL).on_loss(OnLoss::Replay);
+    let office = Office {
+        books: Arc::clone(books),
+        bank: bank.build().await.map_err(Failure::new)?,
+        events: client.events(EVENTS),
+    };
+    let charging = client.service(BANK).method("charge", charge);
+    client.apply(&charging.topology()).await.map_err(Failure::new)?;
+    let auditing = office.events.subscribe(AUDIT, ["order.charged"]).state(Arc::clone(books));
+    auditing.declare().await.map_err(Failure::new)?;
     let billing = client
         .consumer(QUEUE)
         .workers(16)
         .prefetch(200)
         .retry(RetryPolicy::exponential(Duration::from_millis(200), 2.0).max_retries(3))
-        .state(Arc::clone(books))
-        .handle(bill)
-        .run_until(async move { drop(until_done.wait_for(|done| *done).await) });
+        .state(office)
+        .handle(bill);
     let mut shops = JoinSet::new();
     for shop in 0..SHOPS {
         let publisher =
@@ -144,13 +169,43 @@ async fn work(
         while shops.join_next().await.is_some() {}
         let all = books.confirmed();
         books.until_settled(all, PATIENCE).await;
+        books.until_heard(PATIENCE).await;
         // The last acks are on their way; without them the last messages would come again, which is no loss.
         all_done.send_replace(true);
     };
-    let (billed, (), ()) = tokio::join!(billing, cutting, selling);
+    let (billed, charged, audited, (), ()) = tokio::join!(
+        billing.run_until(stop()),
+        charging.run_until(stop()),
+        auditing.handle(audit).run_until(stop()),
+        cutting,
+        selling
+    );
     events.abort();
+    charged.and(audited).map_err(Failure::new)?;
     books.retried(billed.map_err(Failure::new)?.retried);
     look_into_parking_lot(client, books).await
+}
+
+/// What billing works with.
+#[derive(Clone)]
+struct Office {
+    books: Arc<Books>,
+    bank: Rpc,
+    events: Events,
+}
+
+/// The bank: says what it has charged.
+async fn charge(order: String) -> String {
+    format!("charged {order}")
+}
+
+/// The audit: notes of which charges it heard.
+async fn audit(
+    order: String,
+    State(books): State<Arc<Books>>,
+) -> Result<(), std::num::ParseIntError> {
+    books.note_heard(order.parse()?);
+    Ok(())
 }
 
 /// Notes which orders are in the parking lot.
@@ -195,15 +250,21 @@ async fn bill(
     body: String,
     incoming: Incoming,
     Attempt(attempt): Attempt,
-    State(books): State<Arc<Books>>,
+    State(office): State<Office>,
 ) -> Result<(), leveret::Failure> {
     let order: u64 = body.parse()?;
+    let books = &office.books;
     if order % DECLINED == DECLINED / 2 {
         books.note_declined(order);
         return Err(leveret::Failure::permanent("the card was declined").kind("declined"));
     }
     if order % BANK_OFFLINE == 3 && attempt <= 1 + (order / BANK_OFFLINE % 2) as u32 {
         return Err(leveret::Failure::retry("the bank does not answer").kind("offline"));
+    }
+    if order.is_multiple_of(CHARGED) {
+        let charged: String = office.bank.call("charge", body.clone()).await?;
+        books.note_charged(order, charged == format!("charged {order}"));
+        office.events.publish("order.charged", body).await?;
     }
     books.note_consumed(order, incoming.redelivered());
     Ok(())

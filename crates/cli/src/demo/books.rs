@@ -11,6 +11,8 @@ const CONFIRMED: u8 = 1;
 const CONSUMED: u8 = 2;
 const DECLINED: u8 = 4;
 const PARKED: u8 = 8;
+const CHARGED: u8 = 16;
+const HEARD: u8 = 32;
 
 /// Counts, and a mark for each order.
 #[derive(Debug)]
@@ -25,6 +27,12 @@ pub(super) struct Books {
     declined: AtomicU64,
     /// Orders that did.
     parked: AtomicU64,
+    /// Orders for which the bank was called, and answered.
+    charged: AtomicU64,
+    /// Calls that got the reply to another one.
+    wrong_replies: AtomicU64,
+    /// Orders of which the audit was told.
+    heard: AtomicU64,
     retried: AtomicU64,
     duplicates: AtomicU64,
     redelivered: AtomicU64,
@@ -43,6 +51,9 @@ impl Books {
             consumed: AtomicU64::new(0),
             declined: AtomicU64::new(0),
             parked: AtomicU64::new(0),
+            charged: AtomicU64::new(0),
+            wrong_replies: AtomicU64::new(0),
+            heard: AtomicU64::new(0),
             retried: AtomicU64::new(0),
             duplicates: AtomicU64::new(0),
             redelivered: AtomicU64::new(0),
@@ -84,15 +95,31 @@ impl Books {
         self.mark(order, PARKED, &self.parked);
     }
 
-    /// Counts an order at its first time.
+    pub(super) fn note_charged(&self, order: u64, is_right: bool) {
+        self.count_once(order, CHARGED, &self.charged);
+        self.wrong_replies.fetch_add(u64::from(!is_right), Ordering::Relaxed);
+    }
+
+    pub(super) fn note_heard(&self, order: u64) {
+        self.count_once(order, HEARD, &self.heard);
+    }
+
+    /// Counts an order at its first time, and a duplicate at every other.
     fn mark(&self, order: u64, what: u8, count: &AtomicU64) {
-        let Some(mark) = self.orders.get(order as usize) else { return };
-        if mark.fetch_or(what, Ordering::Relaxed) & what == 0 {
-            count.fetch_add(1, Ordering::Relaxed);
-            self.progress.notify_waiters();
-        } else if what != PARKED {
+        if !self.count_once(order, what, count) && what != PARKED {
             self.duplicates.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Counts an order at its first time, and says whether it was.
+    fn count_once(&self, order: u64, what: u8, count: &AtomicU64) -> bool {
+        let Some(mark) = self.orders.get(order as usize) else { return true };
+        let is_first = mark.fetch_or(what, Ordering::Relaxed) & what == 0;
+        if is_first {
+            count.fetch_add(1, Ordering::Relaxed);
+            self.progress.notify_waiters();
+        }
+        is_first
     }
 
     pub(super) fn retried(&self, retried: u64) {
@@ -126,12 +153,19 @@ impl Books {
 
     /// Waits until so many orders have come to an end, or nothing has moved for too long.
     pub(super) async fn until_settled(&self, orders: u64, patience: Duration) {
+        self.until(|| self.settled() >= orders, patience).await;
+    }
+
+    /// Waits until the audit has heard of every charge, or nothing has moved for too long.
+    pub(super) async fn until_heard(&self, patience: Duration) {
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        self.until(|| read(&self.heard) >= read(&self.charged), patience).await;
+    }
+
+    async fn until(&self, is_so: impl Fn() -> bool, patience: Duration) {
         loop {
             let moved = self.progress.notified();
-            if self.settled() >= orders {
-                return;
-            }
-            if timeout(patience, moved).await.is_err() {
+            if is_so() || timeout(patience, moved).await.is_err() {
                 return;
             }
         }
@@ -150,6 +184,9 @@ impl Books {
             consumed: self.consumed(),
             duplicates: read(&self.duplicates),
             redelivered: read(&self.redelivered),
+            charged: read(&self.charged),
+            wrong_replies: read(&self.wrong_replies),
+            heard: read(&self.heard),
             retried: read(&self.retried),
             declined: read(&self.declined),
             parked: read(&self.parked),
@@ -169,6 +206,9 @@ pub(super) struct Report {
     consumed: u64,
     duplicates: u64,
     redelivered: u64,
+    charged: u64,
+    wrong_replies: u64,
+    heard: u64,
     retried: u64,
     declined: u64,
     parked: u64,
@@ -180,7 +220,11 @@ pub(super) struct Report {
 
 impl Report {
     pub(super) fn is_balanced(&self) -> bool {
-        self.confirmed == self.sent && self.lost == 0 && self.parked == self.declined
+        self.confirmed == self.sent
+            && self.lost == 0
+            && self.parked == self.declined
+            && self.wrong_replies == 0
+            && self.heard == self.charged
     }
 }
 
@@ -192,6 +236,9 @@ impl fmt::Display for Report {
             ("failed", self.failed, "their publisher was told"),
             ("consumed", self.consumed, "different orders"),
             ("retried", self.retried, "attempts at which the bank did not answer"),
+            ("charged", self.charged, "different orders for which the bank was called"),
+            ("wrong replies", self.wrong_replies, "calls that got the reply to another"),
+            ("heard", self.heard, "different charges of which the audit was told"),
             ("parked", self.parked, "different orders with a card that was declined"),
             ("duplicates", self.duplicates, "sent or delivered again because a connection was cut"),
             ("redelivered", self.redelivered, "deliveries that the broker marked as such"),
@@ -200,7 +247,7 @@ impl fmt::Display for Report {
             ("lost", self.lost, "confirmed, and neither consumed nor parked"),
         ];
         for (name, count, note) in rows {
-            let row = format!("{name:>12} {count:>9}  {note}");
+            let row = format!("{name:>13} {count:>9}  {note}");
             writeln!(f, "{}", row.trim_end())?;
         }
         f.write_str(if self.is_balanced() {
@@ -229,6 +276,19 @@ mod tests {
         assert!(!report.is_balanced());
         books.note_consumed(1, false);
         assert!(books.balance().is_balanced());
+    }
+
+    #[test]
+    fn what_is_charged_has_to_be_heard_of_and_no_reply_may_be_wrong() {
+        let books = Books::new(2);
+        books.note_charged(0, true);
+        assert!(!books.balance().is_balanced());
+        books.note_heard(0);
+        books.note_heard(0);
+        assert!(books.balance().is_balanced());
+        books.note_charged(1, false);
+        books.note_heard(1);
+        assert!(!books.balance().is_balanced());
     }
 
     #[test]
