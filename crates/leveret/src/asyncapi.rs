@@ -10,6 +10,7 @@ use crate::amqp::Options;
 use crate::consumer::{FromIncoming, Runner};
 use crate::error::Error;
 use crate::events::Events;
+use crate::payload;
 use crate::publisher::Publisher;
 use crate::rpc::ServiceBuilder;
 use crate::topology::{Destination, Exchange, Queue, Topology};
@@ -66,7 +67,7 @@ pub struct AsyncApi {
     /// By what they are, the names of channels.
     channel_ids: BTreeMap<String, String>,
     operations: BTreeMap<String, Operation>,
-    messages: BTreeMap<String, Value>,
+    messages: BTreeMap<String, Message>,
     /// By the full name of a type, what it is called here.
     type_names: BTreeMap<&'static str, String>,
     schemas: BTreeMap<String, Value>,
@@ -90,6 +91,14 @@ struct Operation {
     messages: Vec<String>,
     /// To the address that a message has in `reply-to`.
     replies: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Message {
+    name: String,
+    content_type: Option<&'static str>,
+    /// What the type of its body is called.
+    type_name: Option<String>,
 }
 
 /// The version of AsyncAPI's bindings for AMQP.
@@ -172,7 +181,8 @@ impl AsyncApi {
             "bindingVersion": BINDING_VERSION,
         });
         let identity = format!("{} {key}", exchange.name());
-        self.add("send", identity, channel, shape, bindings);
+        let message = self.message(shape, &identity);
+        self.add(identity, channel, Operation::new("send", bindings), &[message]);
         self
     }
 
@@ -189,7 +199,8 @@ impl AsyncApi {
         };
         let channel = Channel::of_queue(&queue, sources);
         let bindings = json!({ "ack": !consumer.is_auto_ack(), "bindingVersion": BINDING_VERSION });
-        self.add("receive", identity, channel, consumer.shape(), bindings);
+        let message = self.message(consumer.shape(), &identity);
+        self.add(identity, channel, Operation::new("receive", bindings), &[message]);
         self
     }
 
@@ -197,24 +208,16 @@ impl AsyncApi {
     pub fn serves(mut self, service: &ServiceBuilder) -> Self {
         let topology = service.topology();
         let Some(queue) = topology.queues().first() else { return self };
+        let mut messages = Vec::new();
+        for method in service.method_names() {
+            let id = plain(&format!("{}.{method}", queue.name()));
+            self.describe(id.clone(), method.clone(), service.shape(&method));
+            messages.push(id);
+        }
         let channel = Channel::of_queue(queue, sources(&topology, queue.name()));
         let bindings = json!({ "ack": true, "bindingVersion": BINDING_VERSION });
-        let (name, id) = (queue.name(), self.channel_id(queue.name().to_owned()));
-        let channel = self.channels.entry(id.clone()).or_insert(channel);
-        let operation = Operation {
-            action: "receive",
-            channel: id.clone(),
-            bindings,
-            messages: Vec::new(),
-            replies: true,
-        };
-        let operation = self.operations.entry(format!("receive-{id}")).or_insert(operation);
-        for method in service.method_names() {
-            let message = plain(&format!("{name}.{method}"));
-            add_once(&mut channel.messages, &message);
-            add_once(&mut operation.messages, &message);
-            self.messages.insert(message, json!({ "name": method }));
-        }
+        let operation = Operation { replies: true, ..Operation::new("receive", bindings) };
+        self.add(queue.name().to_owned(), channel, operation, &messages);
         self
     }
 
@@ -225,23 +228,23 @@ impl AsyncApi {
         self
     }
 
+    /// Adds messages of a channel and of an operation on it, both of which may be there already.
     fn add(
         &mut self,
-        action: &'static str,
         identity: String,
         channel: Channel,
-        shape: Option<Shape>,
-        bindings: Value,
+        mut operation: Operation,
+        messages: &[String],
     ) {
-        let message = self.message(shape, &identity);
         let id = self.channel_id(identity);
-        let channel = self.channels.entry(id.clone()).or_insert(channel);
-        add_once(&mut channel.messages, &message);
-        let channel = id.clone();
-        let operation =
-            Operation { action, channel, bindings, messages: Vec::new(), replies: false };
-        let operation = self.operations.entry(format!("{action}-{id}")).or_insert(operation);
-        add_once(&mut operation.messages, &message);
+        let operation_id = format!("{}-{id}", operation.action);
+        operation.channel = id.clone();
+        let channel = self.channels.entry(id).or_insert(channel);
+        let operation = self.operations.entry(operation_id).or_insert(operation);
+        for message in messages {
+            add_once(&mut channel.messages, message);
+            add_once(&mut operation.messages, message);
+        }
     }
 
     /// The name of a channel, which no other has.
@@ -273,24 +276,26 @@ impl AsyncApi {
         name
     }
 
-    /// Writes down a message, and says what it is called.
+    /// Writes down a message that is named after its type, or else after its channel, and says what it is called.
     fn message(&mut self, shape: Option<Shape>, identity: &str) -> String {
-        let Some(Shape { content_type, type_name }) = shape else {
-            let name = plain(identity);
-            self.messages.insert(name.clone(), json!({ "name": name }));
-            return name;
+        let (id, name) = match shape {
+            None => (plain(&format!("{identity}.message")), plain(identity)),
+            Some(Shape { content_type, type_name }) => {
+                let name = self.name_of(type_name);
+                match content_type {
+                    Some(payload::JSON) | None => (name.clone(), name),
+                    Some(other) => (plain(&format!("{name} {other}")), name),
+                }
+            }
         };
-        let type_name = self.name_of(type_name);
-        let name = match content_type {
-            Some("application/json") | None => type_name.clone(),
-            Some(other) => plain(&format!("{type_name} {other}")),
-        };
-        let mut message = json!({ "name": type_name });
-        if let Some(content_type) = content_type {
-            message["contentType"] = content_type.into();
-        }
-        self.messages.insert(name.clone(), message);
-        name
+        self.describe(id.clone(), name, shape);
+        id
+    }
+
+    fn describe(&mut self, id: String, name: String, shape: Option<Shape>) {
+        let type_name = shape.map(|shape| self.name_of(shape.type_name));
+        let content_type = shape.and_then(|shape| shape.content_type);
+        self.messages.insert(id, Message { name, content_type, type_name });
     }
 
     /// The document.
@@ -300,7 +305,7 @@ impl AsyncApi {
         let operations: Map<_, _> =
             self.operations.iter().map(|(id, one)| (id.clone(), one.to_json())).collect();
         let messages: Map<_, _> =
-            self.messages.iter().map(|(id, one)| (id.clone(), self.with_payload(one))).collect();
+            self.messages.iter().map(|(id, one)| (id.clone(), self.of_message(one))).collect();
         json!({
             "asyncapi": "3.0.0",
             "info": self.info,
@@ -313,13 +318,18 @@ impl AsyncApi {
     }
 
     /// A message with the schema of its type, if there is one.
-    fn with_payload(&self, message: &Value) -> Value {
-        let mut message = message.clone();
-        let name = message["name"].as_str().unwrap_or_default();
-        if self.schemas.contains_key(name) {
-            message["payload"] = reference(&format!("#/components/schemas/{name}"));
+    fn of_message(&self, message: &Message) -> Value {
+        let mut described = json!({ "name": message.name });
+        if let Some(content_type) = message.content_type {
+            described["contentType"] = content_type.into();
         }
-        message
+        if let Some(type_name) = &message.type_name {
+            described["title"] = type_name.as_str().into();
+            if self.schemas.contains_key(type_name) {
+                described["payload"] = reference(&format!("#/components/schemas/{type_name}"));
+            }
+        }
+        described
     }
 }
 
@@ -364,6 +374,11 @@ impl Channel {
 }
 
 impl Operation {
+    fn new(action: &'static str, bindings: Value) -> Self {
+        let (channel, messages) = (String::new(), Vec::new());
+        Operation { action, channel, bindings, messages, replies: false }
+    }
+
     fn to_json(&self) -> Value {
         let Operation { action, channel, bindings, messages, replies } = self;
         let messages = messages.iter().map(|name| format!("#/channels/{channel}/messages/{name}"));

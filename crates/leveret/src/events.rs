@@ -158,15 +158,7 @@ impl Events {
     pub async fn publish(&self, key: &str, event: impl IntoMessage) -> Result<(), Error> {
         key::check_key(self.kind(), key)?;
         let event = self.grouped(event.into_message()?);
-        let publisher = self.publisher().await?;
-        match publisher.publish(key, event.clone()).await {
-            // Somebody has deleted the exchange.
-            Err(error) if error.kind() == ErrorKind::Missing => {
-                self.declare().await?;
-                publisher.publish(key, event).await
-            }
-            outcome => outcome,
-        }
+        self.publisher().await?.publish(key, event).await
     }
 
     fn grouped(&self, event: Message) -> Message {

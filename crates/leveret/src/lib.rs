@@ -63,6 +63,9 @@
 //! # }
 //! ```
 //!
+//! Services [call](Client::rpc) each other and [offer](Client::service) methods; [events](Client::events) are broadcast to
+//! whoever subscribes.
+//!
 //! # What is counted
 //!
 //! With the feature `metrics`, for any collector of the facade `metrics` that was installed before:

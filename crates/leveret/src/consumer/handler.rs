@@ -208,6 +208,10 @@ macro_rules! handlers {
                 let handling = self($($argument),*);
                 Box::pin(async move { handling.await.into_reply() })
             }
+
+            fn shape(&self) -> Option<Shape> {
+                [None, $($argument::shape()),*].into_iter().flatten().next()
+            }
         }
     )*};
 }

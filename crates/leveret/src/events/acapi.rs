@@ -2,7 +2,9 @@
 
 use crate::client::Client;
 use crate::consumer::ConsumerBuilder;
+use crate::error::Error;
 use crate::retry::Acapi;
+use crate::rpc::{Method, Replies, RpcBuilder, ServiceBuilder};
 use crate::topology::{Exchange, ExchangeKind, Queue, Topology};
 
 use super::Events;
@@ -41,6 +43,30 @@ use super::Events;
 ///   tried again.
 ///
 /// A queue that is bound in several of these ways gets an event once.
+///
+/// # Requests
+///
+/// Requests go the same way through exchanges of their own, and one application should reply to a kind of them. The
+/// reply goes to a queue that is made for that one reply, and named in `reply-to`:
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leveret::BoxError> {
+/// use leveret::{AcapiSite, Client};
+///
+/// let client = Client::embedded().await?;
+/// let site = AcapiSite::new("dc0", "preprod");
+/// let method = async |id: String| format!("the policy {id}");
+/// let service = site.serve(&client, "ledger", "policy-requests", ["resource.policy"], method).await?;
+/// service.declare().await?;
+/// tokio::spawn(service.run());
+///
+/// let requests = site.requests(&client).build().await?;
+/// let policy: String = requests.call("resource.policy", "17").await?;
+/// assert_eq!(policy, "the policy 17");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct AcapiSite {
@@ -131,9 +157,33 @@ impl AcapiSite {
     }
 
     fn events_at(&self, client: &Client, kind: ExchangeKind) -> Events {
-        let ingress = self.exchange_name(&ExchangeKind::Fanout, AcapiTraffic::Events);
-        let heard = Exchange::new(self.exchange_name(&kind, AcapiTraffic::Events), kind);
-        Events::through(client.clone(), ingress, heard, self.exchanges(AcapiTraffic::Events))
+        self.traffic_at(client, kind, AcapiTraffic::Events)
+    }
+
+    fn traffic_at(&self, client: &Client, kind: ExchangeKind, traffic: AcapiTraffic) -> Events {
+        let ingress = self.exchange_name(&ExchangeKind::Fanout, traffic);
+        let heard = Exchange::new(self.exchange_name(&kind, traffic), kind);
+        Events::through(client.clone(), ingress, heard, self.exchanges(traffic))
+    }
+
+    /// Its requests, to be made: the method of a call is the routing key. The exchanges have to exist, see
+    /// [`topology`](Self::topology).
+    pub fn requests(&self, client: &Client) -> RpcBuilder {
+        let fanout = self.exchange_name(&ExchangeKind::Fanout, AcapiTraffic::Requests);
+        client.rpc(&fanout).exchange(&fanout).replies(Replies::QueuePerCall)
+    }
+
+    /// A service that replies to requests whose key fits the patterns. It declares the exchanges of requests.
+    pub async fn serve<A: 'static>(
+        &self,
+        client: &Client,
+        application: &str,
+        name: &str,
+        patterns: impl IntoIterator<Item = impl Into<String>>,
+        method: impl Method<A>,
+    ) -> Result<ServiceBuilder, Error> {
+        let requests = self.traffic_at(client, ExchangeKind::Topic, AcapiTraffic::Requests);
+        requests.respond(self.queue_name(application, name), patterns, method).await
     }
 
     /// A consumer of an application's queue, which gets what fits the patterns. It is a quorum queue.

@@ -1,9 +1,10 @@
 //! The methods of a service: async functions whose arguments are picked from the request and whose result is the reply.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::address::ServiceAddress;
+use crate::asyncapi::Shape;
 use crate::consumer::{BoxError, BoxFuture, Handler, Incoming};
 use crate::message::{IntoMessage, Message};
 use crate::retry::{Failure, named};
@@ -13,6 +14,11 @@ use crate::retry::{Failure, named};
 pub trait Method<Arguments>: Send + Sync + 'static {
     /// Handles a request.
     fn call(&self, incoming: Incoming) -> BoxFuture<Result<Option<Message>, BoxError>>;
+
+    /// What the body of a request has to be, as far as the arguments tell.
+    fn shape(&self) -> Option<Shape> {
+        None
+    }
 }
 
 /// What a method may return: `()`, which is an empty reply; anything that [can be published](IntoMessage); [`End`]; or a
@@ -61,15 +67,20 @@ type BoxMethod =
 pub(super) struct Methods {
     pub(super) address: ServiceAddress,
     by_name: HashMap<Box<[u8]>, BoxMethod>,
+    /// What their requests are, by name, as far as that is known.
+    shapes: BTreeMap<String, Shape>,
     fallback: Option<BoxMethod>,
 }
 
 impl Methods {
     pub(super) fn new(address: ServiceAddress) -> Self {
-        Methods { address, by_name: HashMap::new(), fallback: None }
+        Methods { address, by_name: HashMap::new(), shapes: BTreeMap::new(), fallback: None }
     }
 
     pub(super) fn add<A: 'static>(&mut self, name: &str, method: impl Method<A>) {
+        if let Some(shape) = method.shape() {
+            self.shapes.insert(name.to_owned(), shape);
+        }
         let method: BoxMethod = Arc::new(move |incoming| method.call(incoming));
         self.by_name.insert(name.as_bytes().into(), method);
     }
@@ -80,6 +91,10 @@ impl Methods {
 
     pub(super) fn has_fallback(&self) -> bool {
         self.fallback.is_some()
+    }
+
+    pub(super) fn shape(&self, name: &str) -> Option<Shape> {
+        self.shapes.get(name).copied()
     }
 
     /// Their names, sorted.

@@ -10,6 +10,7 @@ use super::address::{ServiceAddress, Style};
 use super::method::{Dispatch, Method, Methods};
 use super::replier::{Outlet, Replying, WayBack};
 use super::transaction::Transactions;
+use crate::asyncapi::Shape;
 use crate::client::Client;
 use crate::consumer::{
     BoxError, Call, ConsumerBuilder, HandlerService, Incoming, Observed, OnPark, Runner, Summary,
@@ -199,6 +200,11 @@ impl ServiceBuilder {
     /// The names of its methods, sorted.
     pub fn method_names(&self) -> Vec<String> {
         self.methods.names()
+    }
+
+    /// What the requests of a method are, as far as its arguments tell.
+    pub(crate) fn shape(&self, method: &str) -> Option<Shape> {
+        self.methods.shape(method)
     }
 
     /// What the service needs: its queue, and where it has an exchange that one, with a binding for each method. With a

@@ -128,6 +128,7 @@ async fn what_is_sent_and_received_is_in_the_document() {
         "components": {
             "messages": { "Tick": {
                 "name": "Tick",
+                "title": "Tick",
                 "contentType": "application/json",
                 "payload": { "$ref": "#/components/schemas/Tick" },
             } },
@@ -203,11 +204,22 @@ async fn services_reply() {
         .shared_exchange("services")
         .method("quote", async |Json(_): Json<Tick>| "1")
         .method("list", async || "2");
-    let document = valid(&AsyncApi::new("prices", "1").serves(&prices));
+    let document = AsyncApi::new("prices", "1").serves(&prices).schema::<Tick>(json!({}));
+    let document = valid(&document);
     let operation = &document["operations"]["receive-prices"];
     assert_eq!(operation["reply"]["address"]["location"], "$message.header#/replyTo");
     assert_eq!(operation["messages"].as_array().unwrap().len(), 2);
-    assert_eq!(document["components"]["messages"]["prices.quote"]["name"], "quote");
+    let messages = &document["components"]["messages"];
+    let quote = json!({
+        "name": "quote",
+        "title": "Tick",
+        "contentType": "application/json",
+        "payload": { "$ref": "#/components/schemas/Tick" },
+    });
+    assert_eq!(
+        (&messages["prices.quote"], &messages["prices.list"]),
+        (&quote, &json!({ "name": "list" }))
+    );
     let bindings = document["channels"]["prices"]["x-leveret-bindings"].as_array().unwrap();
     assert!(bindings.contains(&json!({ "exchange": "services", "routingKey": "prices.quote" })));
 }

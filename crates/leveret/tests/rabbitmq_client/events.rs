@@ -564,3 +564,38 @@ async fn handlers_of_events_hear_questions_and_do_not_answer() {
     };
     with_responders(&client, &events, 1, asking).await;
 }
+
+#[tokio::test]
+async fn requests_of_acapi_are_replied_to_by_a_queue_for_each() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let site = AcapiSite::new("dc0", "qa");
+    let method = async |incoming: Incoming, id: String| {
+        let reply_to = incoming.properties().reply_to.map(|queue| queue.to_string());
+        format!("{id} by {}", reply_to.unwrap_or_default())
+    };
+    let serving = site.serve(&client, "ledger", "policies", ["resource.policy.*"], method);
+    let service = soon("a service", serving).await.unwrap();
+    soon("a queue", service.declare()).await.unwrap();
+    let auditor = client.consumer("audit").declaring(
+        site.topology().queue(Queue::classic("audit").bind("dc0.qa.e.fanout.requests", "")),
+    );
+    declared(&auditor).await;
+    let calling = async {
+        let requests = site.requests(&client).build().await.unwrap();
+        let mut replies = BTreeSet::new();
+        for id in ["17", "17"] {
+            let reply: String =
+                requests.call("resource.policy.get", id).timeout(SOON).await.unwrap();
+            assert!(reply.starts_with("17 by "), "{reply}");
+            replies.insert(reply);
+        }
+        assert_eq!(replies.len(), 2, "a queue for each");
+        // It reaches the auditor, and nobody who replies.
+        let patience = Duration::from_millis(300);
+        let nobody = requests.call::<String>("resource.other", "18").timeout(patience).await;
+        assert_eq!(nobody.unwrap_err().kind(), ErrorKind::TimedOut);
+        until_depth(&client, "audit", 3).await;
+    };
+    soon("the end", service.run_until(calling)).await.unwrap();
+}
