@@ -24,7 +24,8 @@ pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 /// An argument of a handler, picked from the message.
 ///
 /// There are [`Json`], [`MsgPack`] and [`Payload`] for bodies as values, [`Bytes`] for the body as it is, [`State`] for what
-/// handlers share, [`Headers`], [`Attempt`], and [`Incoming`] for everything else.
+/// handlers share, [`Headers`], [`Attempt`], and [`Incoming`] for everything else; methods of a service may have a
+/// [`Replier`](crate::Replier).
 pub trait FromIncoming: Sized {
     /// Picks it. A failure counts as one of the message, which is not tried again.
     fn from_incoming(incoming: &Incoming) -> Result<Self, Error>;

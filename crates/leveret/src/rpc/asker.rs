@@ -312,22 +312,16 @@ impl Shared {
     /// Sends as soon as there is a channel and room on it.
     async fn send_later(&self, mut letter: Letter<'_>, seat: &mut Seat) -> Result<(), Error> {
         let deadline = deadline_in(self.patience);
-        let late = |_| self.line.timed_out(&self.settings.what, self.patience);
         loop {
             let open = self.until_open(deadline).await?;
-            letter.properties.reply_to = Some(match &open.reply_to {
-                Some(reply_to) => reply_to.clone(),
-                None => {
-                    let own = timeout_at(deadline, own_queue(&open.channel)).await.map_err(late)?;
-                    match own {
-                        Ok((name, consumer)) => {
-                            seat.own = Some(consumer);
-                            name
-                        }
-                        Err(_) if open.channel.check_open().is_err() => continue,
-                        Err(error) => return Err(self.line.failed(&self.settings.what, error)),
-                    }
-                }
+            let reply_to = match &open.reply_to {
+                Some(reply_to) => Ok(reply_to.clone()),
+                None => self.own_queue(&open.channel, seat, deadline).await,
+            };
+            letter.properties.reply_to = Some(match reply_to {
+                Ok(reply_to) => reply_to,
+                Err(_) if open.channel.check_open().is_err() => continue,
+                Err(error) => return Err(error),
             });
             {
                 let mut desk = lock(&self.desk);
@@ -347,6 +341,28 @@ impl Shared {
                 Err(error) => Err(self.line.failed(&self.settings.what, error)),
             };
         }
+    }
+
+    /// Makes a queue for the replies to one question, gone with the seat, and gives its name.
+    async fn own_queue(
+        &self,
+        channel: &Channel<Confirm>,
+        seat: &mut Seat,
+        deadline: Instant,
+    ) -> Result<ShortStr<'static>, Error> {
+        let making = async {
+            let name = declare_reply_queue(channel).await?;
+            let (prefetch, exclusive) = (PREFETCH_PER_CALL, true);
+            let options = ConsumeOptions { prefetch, exclusive, ..ConsumeOptions::default() };
+            let consumer = channel.consume(&name, options).await?;
+            Ok((ShortStr::try_from(name)?, consumer))
+        };
+        let what = &self.settings.what;
+        let late = |_| self.line.timed_out(what, self.patience);
+        let made: Result<_, amqp::Error> = timeout_at(deadline, making).await.map_err(late)?;
+        let (name, consumer) = made.map_err(|error| self.line.failed(what, error))?;
+        seat.own = Some(consumer);
+        Ok(name)
     }
 
     fn is_open(&self, open: &Arc<Open>) -> bool {
@@ -420,17 +436,6 @@ impl<'a> Letter<'a> {
             body: self.body.clone(),
         }
     }
-}
-
-/// A queue for the replies to one question, with its consumer. It is gone with that.
-async fn own_queue(
-    channel: &Channel<Confirm>,
-) -> Result<(ShortStr<'static>, Consumer), amqp::Error> {
-    let name = declare_reply_queue(channel).await?;
-    let options =
-        ConsumeOptions { prefetch: PREFETCH_PER_CALL, exclusive: true, ..Default::default() };
-    let consumer = channel.consume(&name, options).await?;
-    Ok((name.try_into()?, consumer))
 }
 
 /// A queue for replies, for this connection alone, gone with its consumer. Gives its name.

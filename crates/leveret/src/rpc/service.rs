@@ -48,7 +48,7 @@ const WORKERS: usize = 16;
 ///     .service("sums")
 ///     .queue(Queue::quorum("sums")) // in place of a classic one
 ///     .method("add", add)
-///     .state(1000)
+///     .state(1000_i64)
 ///     .workers(4)
 ///     .layer(tower::timeout::TimeoutLayer::new(Duration::from_secs(30)))
 ///     .retry(RetryPolicy::fixed(Duration::from_secs(1)).max_retries(3)); // of casts
@@ -168,7 +168,9 @@ impl ServiceBuilder {
     }
 
     /// Each request is a transaction: it is handled, its replies are published, it is acked, and all of that happens with one
-    /// commit or not at all. Requests are handled one after the other, and replies go out when the method is done.
+    /// commit or not at all. Requests are handled one after the other, and replies go out when the method is done. (RabbitMQ 3.10
+    /// does not hold back direct replies for the commit: callers that must not see one too early take
+    /// [`Replies::Queue`](crate::Replies::Queue).)
     ///
     /// There are no confirms in a transaction, so there is nothing that moves failed requests: one that asks for no reply,
     /// and fails, goes to the dead-letter exchange of the queue, or away if that has none. Together with more than one worker

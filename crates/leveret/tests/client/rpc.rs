@@ -188,14 +188,9 @@ async fn a_reply_survives_the_connection_that_it_is_sent_over() {
     let cut = |name: &str| {
         assert_eq!(broker.faults().cut_connections_named(name), 1, "{name}");
     };
-    let (begun, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let wait = |State((begun, go_on)): State<(Arc<Notify>, Arc<Notify>)>| async move {
-        begun.notify_one();
-        go_on.notified().await;
-        "done"
-    };
-    let state = (Arc::clone(&begun), Arc::clone(&go_on));
-    let _service = Running::start(server.service("s").state(state).method("wait", wait)).await;
+    let gate = Gate::default();
+    let Gate { begun, go_on } = gate.clone();
+    let _service = Running::start(server.service("s").state(gate).method("wait", wait)).await;
     let rpc = caller.rpc("s").build().await.unwrap();
     let call = tokio::spawn({
         let rpc = rpc.clone();
@@ -225,6 +220,45 @@ async fn a_reply_survives_the_connection_that_it_is_sent_over() {
     go_on.notify_one();
     eventually(PATIENCE, "a stray reply", async || rpc.stray_replies() == 1).await;
     eventually(PATIENCE, "an ack", async || depth(&broker, "s") == Some(0)).await;
+}
+
+/// A method that tells when it begins, and goes on when it is told to.
+async fn wait(State(Gate { begun, go_on }): State<Gate>) -> &'static str {
+    begun.notify_one();
+    go_on.notified().await;
+    "done"
+}
+
+#[derive(Clone, Default)]
+struct Gate {
+    begun: Arc<Notify>,
+    go_on: Arc<Notify>,
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_is_acked_when_its_reply_is_confirmed_and_not_before() {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    let gate = Gate::default();
+    let _service =
+        Running::start(client.service("s").state(gate.clone()).method("wait", wait)).await;
+    let rpc = client.rpc("s").build().await.unwrap();
+    let call = tokio::spawn(async move { rpc.call::<String>("wait", "").await });
+    soon("the begin", gate.begun.notified()).await;
+    broker.faults().block("no memory");
+    // A connection is blocked when it publishes.
+    let publisher = client.publisher("").allow_unroutable().build().await.unwrap();
+    let _ = tokio::time::timeout(Duration::from_secs(1), publisher.publish("nobody", "")).await;
+    gate.go_on.notify_one();
+    sleep(Duration::from_secs(5)).await;
+    let unsettled = || {
+        let snapshot = broker.snapshot();
+        snapshot.virtual_host("/").unwrap().queue("s").unwrap().unsettled
+    };
+    assert_eq!(unsettled(), 1);
+    broker.faults().unblock();
+    assert_eq!(soon("a reply", call).await.unwrap().unwrap(), "done");
+    eventually(PATIENCE, "an ack", async || unsettled() == 0).await;
 }
 
 #[tokio::test(start_paused = true)]

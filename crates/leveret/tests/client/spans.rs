@@ -1,12 +1,13 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use leveret::{BatchOptions, Incoming, Json, Message, Publisher, Queue, State};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
+use tracing::subscriber::DefaultGuard;
+use tracing::{Dispatch, Event, Metadata, Subscriber};
 
 use crate::services::{Running, double};
 use crate::{broker, client_of, client_with, soon};
@@ -58,7 +59,18 @@ impl Subscriber for Collected {
     fn exit(&self, _: &Id) {}
 }
 
+/// With a single collector, `tracing` takes it that a span which another test is the first to make, in its own thread, is
+/// collected by nobody. So there is always another one.
+static OTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(Collected::default()));
+
 impl Collected {
+    /// Collects what this thread does.
+    fn here() -> (Self, DefaultGuard) {
+        LazyLock::force(&OTHER);
+        let spans = Collected::default();
+        (spans.clone(), tracing::subscriber::set_default(spans))
+    }
+
     fn named(&self, name: &str) -> Vec<Fields> {
         let spans = self.0.lock().unwrap();
         spans.iter().filter(|span| span.get("otel.name") == name).cloned().collect()
@@ -67,8 +79,7 @@ impl Collected {
 
 #[tokio::test(start_paused = true)]
 async fn a_publish_and_its_handler_are_spans_of_one_trace() {
-    let spans = Collected::default();
-    let _collecting = tracing::subscriber::set_default(spans.clone());
+    let (spans, _collecting) = Collected::here();
     let broker = broker();
     let client = client_with(&broker, Queue::classic("q")).await;
     client.apply(&leveret::Topology::new().queue(Queue::classic("out"))).await.unwrap();
@@ -103,8 +114,7 @@ async fn a_publish_and_its_handler_are_spans_of_one_trace() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_its_method_and_its_reply_are_spans_of_one_trace() {
-    let spans = Collected::default();
-    let _collecting = tracing::subscriber::set_default(spans.clone());
+    let (spans, _collecting) = Collected::here();
     let broker = broker();
     let client = client_of(&broker).await;
     let _service = Running::start(client.service("numbers").method("double", double)).await;
@@ -130,8 +140,7 @@ async fn a_call_its_method_and_its_reply_are_spans_of_one_trace() {
 
 #[tokio::test(start_paused = true)]
 async fn a_batch_is_one_span_with_links_to_its_messages() {
-    let spans = Collected::default();
-    let _collecting = tracing::subscriber::set_default(spans.clone());
+    let (spans, _collecting) = Collected::here();
     let broker = broker();
     let client = client_with(&broker, Queue::classic("q")).await;
     let publisher = client.publisher("").build().await.unwrap();

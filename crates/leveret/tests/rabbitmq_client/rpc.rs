@@ -694,6 +694,41 @@ async fn a_transactional_service_answers_and_settles_at_once() {
 }
 
 #[tokio::test]
+async fn a_transaction_that_is_not_committed_has_not_happened() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let (begun, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    type Gate = (Arc<Notify>, Arc<Notify>);
+    let twice = |mut replier: Replier, State((begun, go_on)): State<Gate>, incoming: Incoming| async move {
+        replier.send(Json(incoming.redelivered())).await?;
+        begun.notify_one();
+        go_on.notified().await;
+        Ok::<_, Error>(Json(incoming.redelivered()))
+    };
+    let state = (Arc::clone(&begun), Arc::clone(&go_on));
+    let service = client.service("s").transactional().state(state).method("twice", twice);
+    // RabbitMQ 3.10 lets direct replies out at once.
+    for replies in [Replies::Queue, Replies::QueuePerCall] {
+        let rpc = client.rpc("s").replies(replies).build().await.unwrap();
+        let crashes = Running::start(service.clone()).await;
+        let stream = rpc.stream::<Json<bool>>("twice", "");
+        let mut stream = soon("a stream", stream).await.unwrap();
+        soon("the begin", begun.notified()).await;
+        drop(crashes);
+        let service = Running::start(service.clone()).await;
+        soon("the begin", begun.notified()).await;
+        go_on.notify_one();
+        for _ in 0..2 {
+            let Json(redelivered) = soon("a reply", stream.next()).await.unwrap().unwrap();
+            assert!(redelivered, "{replies:?}: a reply of the one that crashed");
+        }
+        assert!(soon("the end", stream.next()).await.is_none());
+        assert_eq!(rpc.stray_replies(), 0);
+        assert_eq!(soon("the end", service.stop()).await.handled, 1);
+    }
+}
+
+#[tokio::test]
 async fn what_does_not_go_together_is_refused() {
     let vhost = rabbitmq::vhost().await;
     let client = client(&vhost).await;
