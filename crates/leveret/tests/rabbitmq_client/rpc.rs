@@ -324,21 +324,19 @@ async fn a_call_that_is_dropped_is_forgotten() {
     let mut requests = played(&client).await;
     for replies in ALL_REPLIES {
         let rpc = client.rpc("played").replies(replies).max_in_flight(1).build().await.unwrap();
-        let call = tokio::spawn({
-            let rpc = rpc.clone();
-            async move { rpc.call::<()>("m", "").await }
-        });
-        let request = next(&mut requests).await;
-        assert_eq!(rpc.in_flight(), 1);
-        call.abort();
-        assert!(soon("its end", call).await.unwrap_err().is_cancelled());
-        assert_eq!(rpc.in_flight(), 0);
-        request.ack().unwrap();
         // There is room for the next one.
-        let error =
-            soon("an outcome", rpc.call::<()>("m", "").timeout(Duration::from_millis(20))).await;
-        assert_eq!(error.unwrap_err().kind(), ErrorKind::TimedOut);
-        next(&mut requests).await.ack().unwrap();
+        for _ in 0..2 {
+            let call = tokio::spawn({
+                let rpc = rpc.clone();
+                async move { rpc.call::<()>("m", "").await }
+            });
+            let request = next(&mut requests).await;
+            assert_eq!(rpc.in_flight(), 1);
+            call.abort();
+            assert!(soon("its end", call).await.unwrap_err().is_cancelled());
+            assert_eq!(rpc.in_flight(), 0);
+            request.ack().unwrap();
+        }
     }
 }
 
