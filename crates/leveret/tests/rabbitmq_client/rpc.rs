@@ -298,11 +298,12 @@ async fn a_late_reply_is_counted_and_comes_to_nobody() {
     let vhost = rabbitmq::vhost().await;
     let client = client(&vhost).await;
     let mut requests = played(&client).await;
-    let rpc = client.rpc("played").timeout(Duration::from_millis(50)).build().await.unwrap();
-    let error = soon("an outcome", rpc.call::<()>("m", "")).await.unwrap_err();
+    let rpc = client.rpc("played").timeout(Duration::from_secs(2)).build().await.unwrap();
+    let call = rpc.call::<()>("m", "").into_future();
+    let (outcome, request) = tokio::join!(soon("an outcome", call), next(&mut requests));
+    let error = outcome.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     assert_eq!(rpc.in_flight(), 0);
-    let request = next(&mut requests).await;
     let (id, next_call) = (
         id_of(&request),
         tokio::spawn({
@@ -357,9 +358,10 @@ async fn a_request_says_what_is_needed_and_nothing_else() {
     assert_eq!(cast.header("a"), Some(1.into()));
     cast.ack().unwrap();
 
-    let call = rpc.call::<()>("greet", message).timeout(Duration::from_millis(20));
-    soon("an outcome", call).await.unwrap_err();
-    let call = next(&mut requests).await;
+    let call = tokio::select! {
+        outcome = rpc.call::<()>("greet", message) => panic!("nobody replies: {outcome:?}"),
+        call = next(&mut requests) => call,
+    };
     let properties = call.properties();
     assert_eq!(properties.correlation_id, properties.message_id);
     assert_eq!(properties.correlation_id.unwrap().len(), 36);
