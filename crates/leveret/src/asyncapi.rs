@@ -101,6 +101,9 @@ struct Message {
     type_name: Option<String>,
 }
 
+/// What no name in AMQP has: so nothing that is made of two of them is the same as something else.
+const APART: char = '\0';
+
 /// The version of AsyncAPI's bindings for AMQP.
 const BINDING_VERSION: &str = "0.3.0";
 
@@ -180,7 +183,7 @@ impl AsyncApi {
             "mandatory": mandatory,
             "bindingVersion": BINDING_VERSION,
         });
-        let identity = format!("{} {key}", exchange.name());
+        let identity = format!("{}{APART}{key}", exchange.name());
         let message = self.message(shape, &identity);
         self.add(identity, channel, Operation::new("send", bindings), &[message]);
         self
@@ -412,7 +415,9 @@ fn add_once(names: &mut Vec<String>, name: &str) {
 /// The parts of an address in braces.
 fn parameters(address: &str) -> Map<String, Value> {
     let parts = address.split('{').skip(1).filter_map(|part| part.split_once('}'));
-    parts.map(|(name, _)| (name.to_owned(), json!({}))).collect()
+    let is_name = |name: &str| !name.is_empty() && plain(name) == name && !name.contains('.');
+    let names = parts.map(|(name, _)| name).filter(|name| is_name(name));
+    names.map(|name| (name.to_owned(), json!({}))).collect()
 }
 
 fn of_exchange(exchange: &Exchange) -> Value {

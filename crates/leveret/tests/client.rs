@@ -9,6 +9,7 @@ mod client {
     mod events;
     mod handling;
     mod health;
+    mod hostile;
     mod mishaps;
     mod parking;
     mod pool;

@@ -175,7 +175,7 @@ impl<'e, R: FromReply> Gather<'e, R> {
         let seat = timeout_at(deadline, asking).await.map_err(late)??;
         let seat = (at_most > 0).then_some(seat);
         let over = Box::pin(sleep_until(deadline));
-        Ok(GatherStream { seat, left: at_most, over, what, reply: PhantomData })
+        Ok(GatherStream { seat, left: at_most, over, is_over: false, what, reply: PhantomData })
     }
 
     async fn all(self) -> Result<Gathered<R>, Error> {
@@ -220,6 +220,7 @@ pub struct GatherStream<R> {
     seat: Option<Seat>,
     left: usize,
     over: Pin<Box<Sleep>>,
+    is_over: bool,
     what: String,
     reply: PhantomData<fn() -> R>,
 }
@@ -239,14 +240,11 @@ impl<R: FromReply> GatherStream<R> {
 
     fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<R, Error>>> {
         let Some(seat) = &mut self.seat else { return Poll::Ready(None) };
-        let answer = match seat.poll_next(context) {
-            Poll::Ready(answer) => answer,
-            Poll::Pending => {
-                ready!(self.over.as_mut().poll(context));
-                None
-            }
-        };
-        let answer = match answer {
+        if !self.is_over && self.over.as_mut().poll(context).is_ready() {
+            self.is_over = true;
+            seat.stop();
+        }
+        let answer = match ready!(seat.poll_next(context)) {
             // There is nobody, which is an answer, too.
             None | Some(Err(Failed::Returned(_))) => {
                 self.seat = None;

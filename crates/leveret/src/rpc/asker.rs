@@ -21,7 +21,7 @@ use super::keeper::Keeper;
 use super::reply::Reply;
 use crate::amqp::{
     self, Channel, Confirm, ConsumeOptions, Consumer, Prepared, Properties, Publish, QueueOptions,
-    ShortStr, deadline_in, lock,
+    ShortStr, Table, deadline_in, lock,
 };
 use crate::client::Client;
 use crate::client::line::Line;
@@ -32,6 +32,10 @@ use crate::telemetry::Strays;
 
 /// How replies to a queue of one call are taken: each is acked when it was, so that one who does not read is sent no more.
 const PREFETCH_PER_CALL: u16 = 16;
+
+/// How long a queue for replies stays without a consumer, in milliseconds. It is gone with that; but one who is no longer
+/// interested may never have come to consume it.
+const UNUSED: i64 = 60_000;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -182,38 +186,47 @@ impl Seat {
 
     #[inline]
     pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Answer>> {
-        if self.own.is_some() {
-            self.take_own(context);
-        }
-        lock(&self.handle.shared.desk).poll(self.id, context)
-    }
-
-    /// Takes what came to the queue of its own to the desk, which knows what to do with it.
-    fn take_own(&mut self, context: &mut Context<'_>) {
-        let shared = &self.handle.shared;
-        while let Some(own) = &mut self.own {
-            match Pin::new(own).poll_next(context) {
-                Poll::Pending => return,
-                Poll::Ready(Some(Ok(delivery))) => {
-                    shared.receive(Reply::of(&delivery));
-                    // If that is too late, the queue is gone and the reply was taken all the same.
-                    let _ = delivery.ack();
-                }
-                Poll::Ready(Some(Err(error))) => {
-                    let error = Error::from_amqp("the queue of the reply", error);
-                    lock(&shared.desk).fail(self.id, error);
-                    self.own = None;
-                }
-                Poll::Ready(None) => self.own = None,
+        loop {
+            let answer = lock(&self.handle.shared.desk).poll(self.id, context);
+            if answer.is_ready() || !self.take_own(context) {
+                return answer;
             }
         }
+    }
+
+    /// Takes what came first to the queue of its own to the desk, which knows what to do with it. Says whether anything did.
+    fn take_own(&mut self, context: &mut Context<'_>) -> bool {
+        let shared = &self.handle.shared;
+        let Some(own) = &mut self.own else { return false };
+        match Pin::new(own).poll_next(context) {
+            Poll::Pending => return false,
+            Poll::Ready(Some(Ok(delivery))) => {
+                shared.receive(Reply::of(&delivery));
+                // If that is too late, the queue is gone and the reply was taken all the same.
+                let _ = delivery.ack();
+            }
+            Poll::Ready(Some(Err(error))) => {
+                let error = Error::from_amqp("the queue of the reply", error);
+                lock(&shared.desk).fail(self.id, error);
+                self.own = None;
+            }
+            Poll::Ready(None) => self.own = None,
+        }
+        true
+    }
+
+    /// Waits for no more than has come.
+    pub(crate) fn stop(&mut self) {
+        lock(&self.handle.shared.desk).stop(self.id);
+        self.own = None;
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
         let shared = &self.handle.shared;
-        lock(&shared.desk).forget(self.id);
+        // What it kept goes when nothing is locked.
+        let _forgotten = lock(&shared.desk).forget(self.id);
         shared.room.add_permits(1);
     }
 }
@@ -440,12 +453,8 @@ impl<'a> Letter<'a> {
 
 /// A queue for replies, for this connection alone, gone with its consumer. Gives its name.
 pub(super) async fn declare_reply_queue(channel: &Channel<Confirm>) -> Result<String, amqp::Error> {
-    let options = QueueOptions {
-        durable: false,
-        exclusive: true,
-        auto_delete: true,
-        ..QueueOptions::default()
-    };
+    let arguments = Table::from_pairs([("x-expires", UNUSED.into())])?;
+    let options = QueueOptions { durable: false, exclusive: true, auto_delete: true, arguments };
     Ok(channel.declare_queue("", options).await?.name)
 }
 

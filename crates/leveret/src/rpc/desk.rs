@@ -52,7 +52,7 @@ struct Waiting {
     came: VecDeque<Answer>,
     last: Option<Answer>,
     /// The highest number of a reply so far.
-    number: u64,
+    number: Option<u64>,
     /// Nothing more comes.
     ended: bool,
 }
@@ -139,7 +139,7 @@ impl Desk {
             request: None,
             came: VecDeque::new(),
             last: None,
-            number: 0,
+            number: None,
             ended: false,
         };
         self.waiting.insert(id, waiting);
@@ -167,8 +167,15 @@ impl Desk {
     }
 
     /// Nobody waits for it any longer.
-    pub(crate) fn forget(&mut self, id: CorrelationId) {
-        self.waiting.remove(&id);
+    pub(crate) fn forget(&mut self, id: CorrelationId) -> Option<impl Sized + use<>> {
+        self.waiting.remove(&id)
+    }
+
+    /// What has come is still taken, and nothing else.
+    pub(crate) fn stop(&mut self, id: CorrelationId) {
+        if let Some(waiting) = self.waiting.get_mut(&id) {
+            waiting.finish();
+        }
     }
 
     /// How many wait.
@@ -273,14 +280,9 @@ impl Waiting {
 
     /// A service that died in the midst of its replies is begun anew elsewhere, and what it said before is said again.
     fn is_new(&mut self, number: Option<u64>) -> bool {
-        match number {
-            Some(number) if number <= self.number => false,
-            Some(number) => {
-                self.number = number;
-                true
-            }
-            None => true,
-        }
+        let is_new = number.is_none() || number > self.number;
+        self.number = self.number.max(number);
+        is_new
     }
 
     fn push(&mut self, answer: Answer, buffer: usize) -> Option<Waker> {
@@ -469,6 +471,14 @@ mod tests {
         desk.receive(reply(id, "", &[(PART, END.into())]));
         assert_eq!(taken(&mut desk, id), ["1", "end"]);
 
+        // Others may count from 0.
+        let (mut desk, id) = opened(Wanted::Stream { buffer: 10 });
+        for number in [0, 1, 0, 1, -1, -1, i64::MAX, 2] {
+            desk.receive(more(id, number));
+        }
+        let highest = i64::MAX.to_string();
+        assert_eq!(taken(&mut desk, id), ["0", "1", "-1", "-1", &highest]);
+
         let (mut desk, id) = opened(Wanted::Stream { buffer: 10 });
         desk.receive(more(id, 1));
         desk.receive(reply(id, "no", &[(ERROR, "x".into())]));
@@ -493,6 +503,10 @@ mod tests {
         desk.receive(reply(id, "", &[(PART, END.into())]));
         desk.receive(reply(id, "b", &[]));
         assert_eq!(taken(&mut desk, id), ["a", "Remote", "b"]);
+        desk.receive(reply(id, "c", &[]));
+        desk.stop(id);
+        assert!(matches!(desk.receive(reply(id, "too late", &[])), Received::Stray));
+        assert_eq!(taken(&mut desk, id), ["c", "end"]);
     }
 
     #[test]

@@ -2,7 +2,9 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, ready};
 
 use super::address::ReplyAddress;
 use super::reply::{END, ERROR, MORE, NUMBER, PART};
@@ -233,18 +235,18 @@ impl Line {
 
     /// Waits until no more than so many are unconfirmed.
     async fn confirmed(&self, at_most: usize) -> Result<(), Error> {
-        loop {
-            let oldest = {
-                let unconfirmed = &mut lock(&self.state).unconfirmed;
-                if unconfirmed.len() <= at_most {
-                    return Ok(());
-                }
-                unconfirmed.pop_front()
-            };
-            if let Some(oldest) = oldest {
-                oldest.await?;
-            }
+        while let Some(oldest) = self.oldest(at_most) {
+            oldest.await?;
         }
+        Ok(())
+    }
+
+    /// The oldest unconfirmed one, if there are more than so many.
+    fn oldest(&self, at_most: usize) -> Option<Oldest<'_>> {
+        let unconfirmed = &mut lock(&self.state).unconfirmed;
+        let is_one_too_many = unconfirmed.len() > at_most;
+        let ticket = is_one_too_many.then(|| unconfirmed.pop_front()).flatten()?;
+        Some(Oldest { line: self, ticket: Some(ticket) })
     }
 
     async fn end(&self, last: Message) -> Result<(), Error> {
@@ -260,6 +262,31 @@ impl Line {
                 Ok(())
             }
             sent => sent,
+        }
+    }
+}
+
+/// Waits for the outcome of a reply. If nobody does any longer, the reply goes back to those without one.
+struct Oldest<'l> {
+    line: &'l Line,
+    ticket: Option<Ticket>,
+}
+
+impl Future for Oldest<'_> {
+    type Output = Result<(), Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        let Some(ticket) = &mut self.ticket else { return Poll::Ready(Ok(())) };
+        let outcome = ready!(Pin::new(ticket).poll(context));
+        self.ticket = None;
+        Poll::Ready(outcome)
+    }
+}
+
+impl Drop for Oldest<'_> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            lock(&self.line.state).unconfirmed.push_front(ticket);
         }
     }
 }

@@ -250,10 +250,16 @@ impl ServiceBuilder {
             self.check_transactional()?;
         }
         let is_pattern = |name: &String| name.contains(['#', '*']);
-        match self.methods.names().into_iter().find(is_pattern) {
-            Some(name) => invalid(format!("a method cannot be named {name:?}: that is a pattern")),
-            None => Ok(()),
+        if let Some(name) = self.methods.names().into_iter().find(is_pattern) {
+            return invalid(format!("a method cannot be named {name:?}: that is a pattern"));
         }
+        if matches!(style, Style::Shared(_)) && is_pattern(service) {
+            return invalid(format!(
+                "a service of a shared exchange cannot be named {service:?}: that is a pattern, and it would get the \
+                 requests for others"
+            ));
+        }
+        Ok(())
     }
 
     fn check_transactional(&self) -> Result<(), Error> {

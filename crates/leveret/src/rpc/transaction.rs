@@ -1,19 +1,21 @@
 //! The transactional mode of a service: receive, handle, reply, ack, commit.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
 
 use tokio::time::timeout;
 
 use super::address::ReplyAddress;
 use super::replier::{Outlet, WayBack};
-use crate::amqp::{Channel, Publish, Tx};
+use crate::amqp::{self, Channel, Publish, RawProperties, Tx, lock};
 use crate::client::Client;
 use crate::consumer::{BoxError, ConsumerBuilder, Incoming, Observed, States, Summary, report};
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 use crate::message::Message;
+use crate::publisher::Why;
 use crate::retry::profile::Profile;
-use crate::retry::{Diagnosis, Retry, Verdict};
+use crate::retry::{Diagnosis, Failure, Retry, Verdict};
 use crate::telemetry::Replied;
 
 /// One transaction: what is sent with it is sent when it is committed.
@@ -62,6 +64,30 @@ pub(super) struct Transactions {
     states: Arc<States>,
     /// There is none, and nothing to count attempts by.
     retry: Arc<dyn Profile>,
+    refused: Mutex<VecDeque<Refused>>,
+}
+
+/// How many requests with replies that the broker refuses are remembered. They come again one by one.
+const REFUSED: usize = 64;
+
+/// A request whose transaction the broker has ended because of a reply: that is too large, or goes where nobody may publish.
+/// It comes again, and would end the next one as well.
+#[derive(Debug)]
+struct Refused {
+    request: RequestId,
+    /// In the broker's words.
+    text: String,
+    /// The error that was to be the reply instead is refused, too.
+    is_error: bool,
+}
+
+/// By what a request is known when it comes again: `reply-to`, `correlation-id` and `message-id`.
+type RequestId = [Option<Vec<u8>>; 3];
+
+fn id_of(request: &RawProperties) -> RequestId {
+    let properties = request.get();
+    [properties.reply_to, properties.correlation_id, properties.message_id]
+        .map(|text| text.map(|text| text.as_bytes().to_vec()))
 }
 
 impl Transactions {
@@ -72,7 +98,8 @@ impl Transactions {
         counts: Replied,
     ) -> Self {
         let (states, retry) = (consumer.states(), Retry::discard().profile());
-        Transactions { client, consumer, methods, counts, states, retry }
+        let refused = Mutex::default();
+        Transactions { client, consumer, methods, counts, states, retry, refused }
     }
 
     pub(super) async fn run_until(self, stop: impl Future) -> Result<Summary, Error> {
@@ -109,13 +136,28 @@ impl Transactions {
 
     async fn handle(&self, delivery: Delivery, channel: Channel<Tx>) -> Summary {
         let mut incoming = Incoming::new(&delivery, &self.states, &self.retry);
+        let (id, refused) = (id_of(incoming.raw_properties()), self.refused(&delivery));
         let (client, counts) = (self.client.clone(), self.counts.clone());
         let transaction = Arc::new(Transaction { channel, client, counts });
         let outlet = Outlet::Transaction(Arc::clone(&transaction));
         let way = WayBack::of(incoming.raw_properties(), &outlet);
         incoming.set_way_back(way.clone());
-        let handled = self.methods.call(incoming).await;
-        let done = self.settle(delivery, &way, handled).await;
+        let done = match &refused {
+            None => {
+                let handled = self.methods.call(incoming).await;
+                self.settle(delivery, &way, handled).await
+            }
+            Some(Refused { is_error: false, text, .. }) => {
+                let failure = Failure::permanent(text.clone()).kind("unsendable");
+                self.settle(delivery, &way, Err(failure.into())).await
+            }
+            Some(Refused { text, .. }) => {
+                self.counts.undeliverable();
+                tracing::error!("an error cannot be told to who asked: {text}");
+                report(delivery.ack());
+                Ok(Summary { handled: 1, ..Summary::default() })
+            }
+        };
         let committed = match done {
             Ok(summary) => transaction.channel.commit().await.map(|()| summary),
             Err(error) => {
@@ -134,8 +176,30 @@ impl Transactions {
             tracing::error!(
                 "a request is handled again: its transaction was not committed: {error}"
             );
+            if way.is_wanted() && Why::of(&error) != Why::Lost {
+                self.refuse(id, refused.is_some(), &error);
+            }
             Summary { failed: 1, ..Summary::default() }
         })
+    }
+
+    /// Whether this is a request whose reply was refused.
+    fn refused(&self, delivery: &Delivery) -> Option<Refused> {
+        let mut refused = lock(&self.refused);
+        if refused.is_empty() || !delivery.redelivered() {
+            return None;
+        }
+        let id = id_of(delivery.raw_properties());
+        let place = refused.iter().position(|one| one.request == id)?;
+        refused.remove(place)
+    }
+
+    fn refuse(&self, request: RequestId, is_error: bool, error: &amqp::Error) {
+        let mut refused = lock(&self.refused);
+        if refused.len() == REFUSED {
+            refused.pop_front();
+        }
+        refused.push_back(Refused { request, text: error.to_string(), is_error });
     }
 
     /// Replies and settles: both happen with the commit.

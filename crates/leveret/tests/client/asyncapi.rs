@@ -225,6 +225,33 @@ async fn services_reply() {
 }
 
 #[tokio::test]
+async fn odd_names_are_told_apart_and_lead_somewhere() {
+    let client = embedded().await;
+    let (one, other) = (client.events("a"), client.events("a b"));
+    let handler = async |_: Incoming| ();
+    let queues = ["a b c", "a b", "~1/%{", "ä", "é", "#/$ref", "\"", "a::b", "x::b", "q{1}{ }{}"];
+    let mut document = AsyncApi::new("\"\\\u{1}", "{}")
+        .sends::<String>(&one, "b c")
+        .sends::<String>(&other, "c")
+        .sends::<String>(&one, "{id}.{no name}.{}.{a.b}")
+        .serves(&client.service("a b").method("m n", handler).method("m/~n", handler));
+    for queue in queues {
+        document = document.receives(&client.consumer(queue).handle(handler));
+    }
+    let document = valid(&document);
+    let channels = document["channels"].as_object().unwrap();
+    // The service and the consumer of its queue share one.
+    assert_eq!(channels.len(), 3 + queues.len());
+    let exchange_of = |channel: &Value| channel["bindings"]["amqp"]["exchange"]["name"].clone();
+    let sent = channels.values().filter(|channel| exchange_of(channel) == "a b");
+    assert_eq!(sent.map(|channel| channel["address"].clone()).collect::<Vec<_>>(), ["c"]);
+    let parameters = channels.values().filter_map(|channel| channel["parameters"].as_object());
+    let mut names: Vec<&String> = parameters.flat_map(|parameters| parameters.keys()).collect();
+    names.sort();
+    assert_eq!(names, ["1", "id"]);
+}
+
+#[tokio::test]
 async fn secrets_and_bad_addresses_stay_out() {
     let document = AsyncApi::new("a", "1").server("one", "amqp://me:secret@[::1]:5673").unwrap();
     let document = valid(&document);
