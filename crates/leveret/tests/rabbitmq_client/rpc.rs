@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -725,6 +726,47 @@ async fn a_transaction_that_is_not_committed_has_not_happened() {
         assert!(soon("the end", stream.next()).await.is_none());
         assert_eq!(rpc.stray_replies(), 0);
         assert_eq!(soon("the end", service.stop()).await.handled, 1);
+    }
+}
+
+#[tokio::test]
+async fn no_address_of_a_reply_stops_a_service() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let internal = Exchange::topic("internal").internal();
+    soon("an exchange", client.apply(&Topology::new().exchange(internal))).await.unwrap();
+    let long = "r".repeat(255);
+    let addresses = [
+        "amq.rabbitmq.reply-to.",
+        "amq.rabbitmq.reply-to.odd",
+        "amq.rabbitmq.reply-to.g1hkAA==.AAAA",
+        "direct:///amq.rabbitmq.reply-to.odd",
+        "topic://internal/k",
+        "topic://amq.rabbitmq.trace/k",
+        "direct://amq.default/k",
+        "direct:///",
+        &long,
+    ];
+    for service in [client.service("tx").transactional(), client.service("confirmed")] {
+        let name = if format!("{service:?}").contains("tx") { "tx" } else { "confirmed" };
+        let calls = Arc::new(AtomicU64::new(0));
+        let count = |State(calls): State<Arc<AtomicU64>>| async move {
+            // Who is called over and over gives up.
+            if calls.fetch_add(1, Ordering::Relaxed) > 50 {
+                std::future::pending::<()>().await;
+            }
+        };
+        let service = service.method("double", count).state(Arc::clone(&calls));
+        let service = Running::start(service).await;
+        for reply_to in addresses {
+            ask(&client, name, reply_to, Some(b"id")).await;
+        }
+        let rpc = client.rpc(name).build().await.unwrap();
+        soon("a reply", rpc.call::<()>("double", Json(1))).await.unwrap();
+        let summary = soon("the end", service.stop()).await;
+        assert_eq!((name, summary.handled), (name, addresses.len() as u64 + 1));
+        assert_eq!((name, calls.load(Ordering::Relaxed)), (name, addresses.len() as u64 + 1));
+        until_depth(&client, name, 0).await;
     }
 }
 
