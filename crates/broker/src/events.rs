@@ -65,7 +65,8 @@ pub struct Event {
 pub enum What {
     /// A client published it (in a transaction: has committed it).
     Published {
-        /// The queues that it was routed to, sorted; none if it is unroutable.
+        /// The queues that it was routed to, sorted, and addresses of direct replies (which are no queues to 3.10); none if it
+        /// is unroutable.
         to: Vec<String>,
         /// It is unroutable, mandatory, and was sent back.
         returned: bool,

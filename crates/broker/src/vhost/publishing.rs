@@ -85,9 +85,6 @@ impl Vhost {
                 properties = altered;
             }
         }
-        if exchange == self.default_exchange && self.is_reply_address(&routing_key) {
-            return self.publish_reply(channel, &routing_key, mandatory, &properties, body);
-        }
         let parts = Parts {
             exchange: &self.exchanges[exchange].name,
             routing_key: &routing_key,
@@ -97,6 +94,7 @@ impl Vhost {
             body,
         };
         let message = Message::new(&mut self.scratch, parts);
+        self.reply_while_routing(exchange, &message);
         let mut published = Published { exchange, message, mandatory, routed: None };
         if self.is_transactional(channel) {
             published.routed = Some(self.routed(exchange, &published.message));
@@ -172,14 +170,18 @@ impl Vhost {
             Some(routed) => routes.queues = self.still_there(&routed),
             None => self.route_message(&mut routes, exchange, &message),
         }
+        let mut replies = self.replies_routed(exchange, &message);
         if take_one(&mut self.planned.return_publishes) {
             routes.queues.clear();
+            replies.clear();
         }
-        self.note(&message, |vhost| What::Published {
-            to: vhost.queue_names_of(&routes.queues),
-            returned: mandatory && routes.queues.is_empty(),
+        let unroutable = routes.queues.is_empty() && replies.is_empty();
+        self.note(&message, |vhost| {
+            let mut to = vhost.queue_names_of(&routes.queues);
+            to.extend(replies.iter().map(ToString::to_string));
+            What::Published { to, returned: mandatory && unroutable }
         });
-        if routes.queues.is_empty() {
+        if unroutable {
             self.tally.unroutable += 1;
             if mandatory {
                 self.tally.returned += 1;
@@ -190,8 +192,10 @@ impl Vhost {
         if take_one(&mut self.planned.nack_publishes) {
             taken = false;
             routes.queues.clear();
+            replies.clear();
             self.note(&message, |_| What::Refused { queue: None });
         }
+        self.reply_directly(&replies, &message);
         for queue in &routes.queues {
             let took = self.enqueue(*queue, &message, 0, Some(Publisher::Client(channel)));
             if !took {

@@ -17,6 +17,14 @@ use crate::users::Right;
 /// What names are made of.
 const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
+/// How many of them. As many as RabbitMQ's have: where it cuts a text off depends on the names in it.
+const MADE: usize = 22;
+
+/// Whether this may be what was put behind the prefix of a name.
+pub(super) fn is_made(part: &[u8]) -> bool {
+    part.len() == MADE && part.iter().all(|letter| LETTERS.contains(letter))
+}
+
 impl Vhost {
     /// A name that no one has.
     pub(super) fn make_name(&mut self, prefix: &str) -> ShortStr<'static> {
@@ -27,8 +35,7 @@ impl Vhost {
         let (high, low) = (random.hash_one(self.names_made), random.hash_one(prefix));
         let mut bits = u128::from(high) << 64 | u128::from(low);
         let mut name = prefix.to_owned();
-        // As long as RabbitMQ's: where it cuts a text off depends on the names in it.
-        for _ in 0..22 {
+        for _ in 0..MADE {
             name.push(char::from(LETTERS[(bits % 64) as usize]));
             bits /= 64;
         }

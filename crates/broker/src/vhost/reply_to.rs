@@ -2,25 +2,31 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use leveret_wire::method::{basic, queue};
-use leveret_wire::{Properties, RawProperties, ReplyCode, ShortStr};
+use leveret_wire::{EncodedProperties, Properties, ShortStr};
 
 use super::channel::Replies;
-use super::{ChannelId, Vhost};
+use super::queues::is_made;
+use super::{ChannelId, ExchangeId, Vhost};
 use crate::arguments::{declared_name, words};
+use crate::message::Message;
+use crate::profile::Profile;
 use crate::refusal::Refusal;
 
 /// The name to consume from, and to put into `reply_to`.
 const PSEUDO_QUEUE: &str = "amq.rabbitmq.reply-to";
 
-impl Vhost {
-    /// Whether a name is that of direct replies, or an address for one.
-    pub(super) fn is_reply_address(&self, name: &ShortStr<'_>) -> bool {
-        let rest = name.as_bytes().strip_prefix(PSEUDO_QUEUE.as_bytes());
-        rest.is_some_and(|rest| rest.first() == Some(&b'.'))
-    }
+/// What tells one address from others, if a name seems to be one.
+fn secret_part<'n>(name: &'n ShortStr<'_>) -> Option<&'n [u8]> {
+    name.as_bytes().strip_prefix(PSEUDO_QUEUE.as_bytes())?.strip_prefix(b".")
+}
 
+/// Whether someone may have got this address.
+fn is_well_formed(name: &ShortStr<'_>) -> bool {
+    secret_part(name).is_some_and(is_made)
+}
+
+impl Vhost {
     /// Declares what stands for a queue of direct replies, if that is its name: it is there, or was never there. Whatever
     /// else is asked for makes no difference.
     pub(super) fn declare_replies(
@@ -29,7 +35,7 @@ impl Vhost {
     ) -> Option<Result<queue::DeclareOk<'static>, Refusal>> {
         let name = declared_name(name);
         let exists = name == PSEUDO_QUEUE || self.askers.contains_key(name.as_bytes());
-        if !exists && !self.is_reply_address(&name) {
+        if !exists && secret_part(&name).is_none() {
             return None;
         }
         Some(match exists {
@@ -90,48 +96,60 @@ impl Vhost {
         }
     }
 
-    /// A reply, from whoever answers, straight to who asked.
-    pub(super) fn publish_reply(
-        &mut self,
-        from: ChannelId,
-        address: &ShortStr<'_>,
-        mandatory: bool,
-        properties: &RawProperties,
-        body: Bytes,
-    ) -> Result<(), Refusal> {
-        let asker = self.askers.get(address.as_bytes()).copied();
-        let asker = asker.and_then(|id| self.channels.get_mut(id));
-        if let Some(channel) = asker {
+    /// 3.10 sends direct replies while it looks for queues: in a transaction, too, and whether or not there are queues.
+    pub(super) fn reply_while_routing(&mut self, exchange: ExchangeId, message: &Message) {
+        if self.profile == Profile::RabbitMq3_10 {
+            self.reply_directly(&self.reply_addresses(exchange, message), message);
+        }
+    }
+
+    /// To 4.3 an address is a queue like others, even if nobody is there any more.
+    pub(super) fn replies_routed<'m>(
+        &self,
+        exchange: ExchangeId,
+        message: &'m Message,
+    ) -> Vec<ShortStr<'m>> {
+        match self.profile {
+            Profile::RabbitMq3_10 => Vec::new(),
+            Profile::RabbitMq4_3 => self.reply_addresses(exchange, message),
+        }
+    }
+
+    /// The addresses of direct replies among the routing keys of a message.
+    fn reply_addresses<'m>(&self, exchange: ExchangeId, message: &'m Message) -> Vec<ShortStr<'m>> {
+        if exchange != self.default_exchange {
+            return Vec::new();
+        }
+        let copies = message.aside().map_or(&[][..], |aside| &aside.copies);
+        let keys = std::iter::once(message.routing_key());
+        let keys = keys.chain(copies.iter().map(ShortStr::borrowed));
+        let mut addresses: Vec<_> = keys.filter(is_well_formed).collect();
+        addresses.sort_by(|one, other| one.as_bytes().cmp(other.as_bytes()));
+        addresses.dedup();
+        addresses
+    }
+
+    /// A reply, from whoever answers, straight to those who asked and are still there.
+    pub(super) fn reply_directly(&mut self, addresses: &[ShortStr<'_>], message: &Message) {
+        for address in addresses {
+            let asker = self.askers.get(address.as_bytes()).copied();
+            let Some(channel) = asker.and_then(|id| self.channels.get_mut(id)) else { continue };
             let delivery_tag = channel.next_tag();
-            let Some(replies) = &channel.replies else { return Ok(()) };
+            let Some(replies) = &channel.replies else { continue };
             let deliver = basic::Deliver {
                 consumer_tag: replies.tag.borrowed(),
                 delivery_tag,
                 redelivered: false,
                 exchange: ShortStr::default(),
-                routing_key: address.borrowed(),
+                routing_key: message.routing_key(),
             };
+            let properties = EncodedProperties::new(message.encoded_properties());
             let put = channel.outlet.put(|outbound, max| {
-                outbound.content(channel.number, &deliver, properties, &body, max)
-            });
-            if put {
-                self.wakes.push(Arc::clone(&channel.outlet));
-            }
-        } else if mandatory && let Some(channel) = self.channels.get(from) {
-            let returned = basic::Return {
-                reply_code: ReplyCode::NO_ROUTE,
-                reply_text: ShortStr::from_static("NO_ROUTE"),
-                exchange: ShortStr::default(),
-                routing_key: address.borrowed(),
-            };
-            let put = channel.outlet.put(|outbound, max| {
-                outbound.content(channel.number, &returned, properties, &body, max)
+                outbound.content(channel.number, &deliver, &properties, message.body(), max)
             });
             if put {
                 self.wakes.push(Arc::clone(&channel.outlet));
             }
         }
-        self.confirm(from, true);
-        Ok(())
     }
 }

@@ -4,6 +4,7 @@
 pub(crate) mod consuming;
 pub(crate) mod limits;
 pub(crate) mod properties;
+pub(crate) mod replies;
 pub(crate) mod returning;
 mod stage;
 pub(crate) mod timeouts;
@@ -33,6 +34,12 @@ macro_rules! message_tests {
             properties::a_direct_reply_to_nobody_is_refused_before_anything_else,
             properties::copies_go_to_the_strings_of_an_array,
             properties::copies_that_are_no_array_are_refused,
+            replies::a_mandatory_direct_reply_comes_back_in_3_10_alone,
+            replies::a_mandatory_direct_reply_to_who_has_cancelled,
+            replies::a_mandatory_direct_reply_to_what_is_no_address_comes_back,
+            replies::a_direct_reply_and_copies_of_it_go_to_queues_as_well,
+            replies::a_direct_reply_in_a_transaction_awaits_the_commit_in_4_3_alone,
+            replies::a_direct_reply_that_is_rolled_back_was_sent_in_3_10,
             returning::a_quorum_queue_counts_deliveries,
             returning::counts_that_a_client_claims_are_overwritten,
             returning::what_comes_back_to_a_classic_queue_goes_where_it_was,
