@@ -19,6 +19,9 @@ use super::inlet::Inlet;
 /// writing has failed.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
+/// What is written at once, if it is less, could have been more.
+const LITTLE: usize = 4096;
+
 /// Runs the connection until it ends, and then ends everything that waits on it.
 pub(super) async fn run<R, W>(core: Arc<Core>, reader: Reader<R>, mut writer: W)
 where
@@ -103,7 +106,7 @@ async fn write(core: &Core, writer: &mut (impl AsyncWrite + Unpin)) -> Result<()
     let lost = |error| Error::caused(ErrorKind::ConnectionLost, "the connection broke", error);
     let mut buffer = Outbound::new();
     let interval = core.agreed.heartbeat / 2;
-    let mut last = Instant::now();
+    let mut last = None;
     loop {
         let more = if interval.is_zero() {
             core.sender.take(&mut buffer, last).await
@@ -116,11 +119,12 @@ async fn write(core: &Core, writer: &mut (impl AsyncWrite + Unpin)) -> Result<()
                 }
             }
         };
+        let is_little = buffer.remaining() < LITTLE;
         while buffer.has_remaining() {
             writer.write_buf(&mut buffer).await.map_err(lost)?;
         }
         writer.flush().await.map_err(lost)?;
-        last = Instant::now();
+        last = is_little.then(Instant::now);
         if !more {
             return Ok(());
         }

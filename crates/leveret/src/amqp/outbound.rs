@@ -26,9 +26,9 @@ use super::lock;
 /// how many calls are under way, bounds them.
 const HIGH_WATER_MARK: usize = 512 * 1024;
 
-/// A write so soon after another lets those that are about to put something into the buffer do it first. Between calls that
-/// follow each other, one at a time, there is more.
-const SOON: Duration = Duration::from_micros(50);
+/// A write so soon after a small one lets those that are about to put something into the buffer do it first: many that ask
+/// and wait for answers. Between calls that follow each other, one at a time, there is more.
+const SOON: Duration = Duration::from_micros(30);
 
 /// How many acks wait for company while the reader still has something to read. What a broker sends as fast as it can is
 /// acked in few writes; it never waits for these acks, because the reader then has nothing left to read.
@@ -250,8 +250,8 @@ impl Sender {
     }
 
     /// The writer's side: waits for bytes and swaps them against its empty buffer. False when closed and empty. `last` is when
-    /// it wrote before.
-    pub(super) async fn take(&self, buffer: &mut Outbound, last: Instant) -> bool {
+    /// it wrote before, if that was little.
+    pub(super) async fn take(&self, buffer: &mut Outbound, last: Option<Instant>) -> bool {
         loop {
             {
                 let mut state = lock(&self.state);
@@ -270,7 +270,7 @@ impl Sender {
             }
             // A permit is kept for us if the wake-up comes before we wait.
             self.filled.notified().await;
-            if last.elapsed() < SOON {
+            if last.is_some_and(|last| last.elapsed() < SOON) {
                 tokio::task::yield_now().await;
             }
         }
@@ -315,11 +315,6 @@ mod tests {
         writer.poll(&mut Context::from_waker(Waker::noop())).is_ready()
     }
 
-    /// So that the writer need not wait for company.
-    fn long_ago() -> Instant {
-        Instant::now().checked_sub(SOON).expect("the machine runs for longer")
-    }
-
     fn sender() -> Sender {
         Sender::new(FrameMax::DEFAULT)
     }
@@ -328,7 +323,7 @@ mod tests {
     fn acks_wait_while_there_is_something_to_read() {
         let (sender, mut buffer) = (sender(), Outbound::new());
         sender.set_reading(true);
-        let mut writer = pin!(sender.take(&mut buffer, long_ago()));
+        let mut writer = pin!(sender.take(&mut buffer, None));
         assert!(!is_woken(writer.as_mut()));
         ack(&sender, 1);
         ack(&sender, 2);
@@ -340,7 +335,7 @@ mod tests {
     #[test]
     fn acks_do_not_wait_otherwise() {
         let (sender, mut buffer) = (sender(), Outbound::new());
-        let mut writer = pin!(sender.take(&mut buffer, long_ago()));
+        let mut writer = pin!(sender.take(&mut buffer, None));
         assert!(!is_woken(writer.as_mut()));
         ack(&sender, 1);
         assert!(is_woken(writer.as_mut()));
@@ -350,7 +345,7 @@ mod tests {
     fn no_more_acks_wait_than_may() {
         let (sender, mut buffer) = (sender(), Outbound::new());
         sender.set_reading(true);
-        let mut writer = pin!(sender.take(&mut buffer, long_ago()));
+        let mut writer = pin!(sender.take(&mut buffer, None));
         assert!(!is_woken(writer.as_mut()));
         (1..=HELD_ACKS as u64).for_each(|tag| ack(&sender, tag));
         assert!(!is_woken(writer.as_mut()));
