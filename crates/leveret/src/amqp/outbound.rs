@@ -61,6 +61,8 @@ struct State {
     /// Nothing more is taken, and why.
     closed: Option<Error>,
     writer_waits: bool,
+    /// There is more than acks to write.
+    has_frames: bool,
 }
 
 impl Sender {
@@ -155,6 +157,7 @@ impl Sender {
     ) -> Result<T, Error> {
         state.flush_ack(self.frame_max);
         let result = encode(&mut state.outbound, self.frame_max);
+        state.has_frames = true;
         self.wake_writer(state);
         result
     }
@@ -257,6 +260,7 @@ impl Sender {
                 let mut state = lock(&self.state);
                 state.flush_ack(self.frame_max);
                 state.held = 0;
+                state.has_frames = false;
                 if state.outbound.has_remaining() {
                     std::mem::swap(&mut state.outbound, buffer);
                     drop(state);
@@ -270,7 +274,7 @@ impl Sender {
             }
             // A permit is kept for us if the wake-up comes before we wait.
             self.filled.notified().await;
-            if last.is_some_and(|last| last.elapsed() < SOON) {
+            if last.is_some_and(|last| last.elapsed() < SOON) && lock(&self.state).has_frames {
                 tokio::task::yield_now().await;
             }
         }
