@@ -304,7 +304,8 @@ impl Publisher {
         let shared = self.shared();
         let number = match shared.send_now(span, routing_key, &mut message) {
             Ok(number) => number,
-            Err(head) => shared.send(&head, message.body).await?,
+            // Who need not wait does not carry what waiting needs.
+            Err(head) => Box::pin(shared.send(&head, message.body)).await?,
         };
         Ok(Ticket::new(Arc::clone(&self.handle), number))
     }

@@ -199,7 +199,10 @@ impl Handling {
         let incoming = batch.iter().map(|delivery| Incoming::new(delivery, &self.states, profile));
         let incoming: Vec<_> = incoming.collect();
         let span = span_of(&incoming);
-        let call = contained(|| (self.call)(incoming));
+        let call = contained(|| {
+            let handling = (self.call)(incoming);
+            Box::pin(async move { Ok(handling.await) })
+        });
         let outcome = if span.is_disabled() {
             call.await
         } else {

@@ -11,7 +11,7 @@ use super::failing::Failing;
 use super::handler::BoxError;
 use super::incoming::{Incoming, States};
 use super::seen::Seen;
-use super::service::Call;
+use super::service::{Call, contained};
 use super::stream::Deliveries;
 use super::{ConsumerBuilder, Mode};
 use crate::amqp::deadline_in;
@@ -347,32 +347,44 @@ impl Observed {
         Observed { call, counts }
     }
 
-    /// Calls the handler, within the trace of the message if it has one.
-    pub(crate) async fn call(&self, incoming: Incoming) -> Result<(), BoxError> {
+    /// Calls the handler, within the trace of the message if it has one. What is awaited is small: it is part of every task.
+    pub(crate) fn call(&self, incoming: Incoming) -> impl Future<Output = Result<(), BoxError>> {
         let in_flight = self.counts.begin(1);
         let began = Instant::now();
         let parent = TraceContext::of(incoming.raw_properties());
         let span = span_of(&incoming);
-        let outcome = if span.is_disabled() && parent.is_none() {
-            self.call.call(incoming).await
+        let handling = if span.is_disabled() && parent.is_none() {
+            self.call.call(incoming)
         } else {
             let context = TraceContext::within(parent.as_ref());
             context.record(&span, parent.as_ref());
-            context.scope(self.call.call(incoming).instrument(span)).await
+            let call = self.call.clone();
+            let handling = async move { call.call(incoming).await };
+            contained(|| Box::pin(context.scope(handling.instrument(span))))
         };
-        drop(in_flight);
-        let handled = u64::from(outcome.is_ok());
-        self.counts.end(began.elapsed(), handled, 1 - handled);
-        outcome
+        async move {
+            let outcome = handling.await;
+            drop(in_flight);
+            let handled = u64::from(outcome.is_ok());
+            self.counts.end(began.elapsed(), handled, 1 - handled);
+            outcome
+        }
     }
 }
 
 impl Shared {
     /// Has a message handled, and settles it unless it failed.
     async fn handle(&self, delivery: Delivery) -> Handled {
+        match self.begin(delivery) {
+            Begun::Handling(handling) => handling.await,
+            Begun::Passed(summary) => Ok(summary),
+        }
+    }
+
+    fn begin(&self, delivery: Delivery) -> Begun<impl Future<Output = Handled>> {
         if self.mode == Mode::AtMostOnce && delivery.redelivered() {
             report(delivery.ack());
-            return Ok(Summary { skipped: 1, ..Summary::default() });
+            return Begun::Passed(Summary { skipped: 1, ..Summary::default() });
         }
         let incoming = Incoming::new(&delivery, &self.states, self.failing.profile());
         let key = self.seen.as_ref().and_then(|seen| Some((seen, seen.key_of(&incoming)?)));
@@ -380,32 +392,42 @@ impl Shared {
             && seen.contains(key)
         {
             report(delivery.ack());
-            return Ok(Summary { duplicates: 1, ..Summary::default() });
+            return Begun::Passed(Summary { duplicates: 1, ..Summary::default() });
         }
-        match self.mode {
-            Mode::AtLeastOnce => match self.observed.call(incoming).await {
-                Ok(()) => {
-                    if let Some((seen, key)) = key {
-                        seen.add(key);
-                    }
-                    report(delivery.ack());
-                    Ok(Summary { handled: 1, ..Summary::default() })
-                }
-                Err(error) => Err((delivery, Diagnosis::of(&error))),
-            },
+        let delivery = match self.mode {
+            Mode::AtLeastOnce => Some(delivery),
             Mode::AtMostOnce => {
                 // Settled before it is begun: it cannot come again.
                 report(delivery.ack());
-                match self.observed.call(incoming).await {
-                    Ok(()) => Ok(Summary { handled: 1, ..Summary::default() }),
-                    Err(error) => {
-                        tracing::error!("a message that is not tried again failed: {error}");
-                        Ok(Summary { failed: 1, ..Summary::default() })
+                None
+            }
+        };
+        let handling = self.observed.call(incoming);
+        Begun::Handling(async move {
+            match (handling.await, delivery) {
+                (Ok(()), delivery) => {
+                    if let Some((seen, key)) = key {
+                        seen.add(key);
                     }
+                    if let Some(delivery) = delivery {
+                        report(delivery.ack());
+                    }
+                    Ok(Summary { handled: 1, ..Summary::default() })
+                }
+                (Err(error), Some(delivery)) => Err((delivery, Diagnosis::of(&error))),
+                (Err(error), None) => {
+                    tracing::error!("a message that is not tried again failed: {error}");
+                    Ok(Summary { failed: 1, ..Summary::default() })
                 }
             }
-        }
+        })
     }
+}
+
+/// A message is being handled, or need not be.
+enum Begun<F> {
+    Handling(F),
+    Passed(Summary),
 }
 
 /// By the conventions of OpenTelemetry for messaging.

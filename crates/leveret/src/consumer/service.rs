@@ -55,8 +55,8 @@ impl Call {
         Call(Arc::new(call))
     }
 
-    pub(crate) async fn call(&self, incoming: Incoming) -> Result<(), BoxError> {
-        contained(|| (self.0)(incoming)).await.flatten()
+    pub(crate) fn call(&self, incoming: Incoming) -> Contained<()> {
+        contained(|| (self.0)(incoming))
     }
 }
 
@@ -66,24 +66,25 @@ impl fmt::Debug for Call {
     }
 }
 
-/// Makes a future and awaits it. A panic in either is an error.
-pub(super) async fn contained<T>(make: impl FnOnce() -> BoxFuture<T>) -> Result<T, BoxError> {
+/// Makes a future. A panic is an error, now or when the future is polled.
+pub(super) fn contained<T>(make: impl FnOnce() -> BoxFuture<Result<T, BoxError>>) -> Contained<T> {
     match catch_unwind(AssertUnwindSafe(make)) {
-        Ok(future) => Contained(future).await,
-        Err(panic) => Err(panicked(&*panic)),
+        Ok(future) => Contained(Ok(future)),
+        Err(panic) => Contained(Err(Some(panicked(&*panic)))),
     }
 }
 
-/// A future whose panic is an error.
-struct Contained<T>(BoxFuture<T>);
+/// A future whose panic is an error, or the error of one that panicked before it was made.
+pub(crate) struct Contained<T>(Result<BoxFuture<Result<T, BoxError>>, Option<BoxError>>);
 
 impl<T> Future for Contained<T> {
     type Output = Result<T, BoxError>;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T, BoxError>> {
-        match catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(context))) {
-            Ok(poll) => poll.map(Ok),
-            Err(panic) => Poll::Ready(Err(panicked(&*panic))),
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.0 {
+            Ok(future) => catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context)))
+                .unwrap_or_else(|panic| Poll::Ready(Err(panicked(&*panic)))),
+            Err(error) => error.take().map_or(Poll::Pending, |error| Poll::Ready(Err(error))),
         }
     }
 }

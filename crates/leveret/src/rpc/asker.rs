@@ -20,8 +20,8 @@ use super::desk::{Answer, Desk, Received, Request, Wanted};
 use super::keeper::Keeper;
 use super::reply::Reply;
 use crate::amqp::{
-    self, Channel, Confirm, ConsumeOptions, Consumer, Prepared, Properties, Publish, QueueOptions,
-    ShortStr, Table, deadline_in, lock,
+    self, Channel, Confirm, ConsumeOptions, Consumer, Prepared, Properties, QueueOptions, ShortStr,
+    Table, deadline_in, lock,
 };
 use crate::client::Client;
 use crate::client::line::Line;
@@ -164,7 +164,11 @@ impl Asker {
         permit.forget();
         let id = CorrelationId::fresh();
         let mut seat = Seat { handle: Arc::clone(&self.handle), id, own: None };
-        shared.send(question, span, &mut seat).await?;
+        let wanted = question.wanted;
+        if let Some(request) = shared.send_now(question, span, id)? {
+            // Who need not wait does not carry what waiting needs.
+            Box::pin(shared.send_later(request, wanted, &mut seat)).await?;
+        }
         Ok(seat)
     }
 }
@@ -255,22 +259,23 @@ impl Shared {
         room.map_err(late)?.map_err(|_| Error::closed("the client"))
     }
 
-    async fn send(
+    /// Sends if it need not wait, or else gives what is to be sent.
+    fn send_now(
         &self,
         question: Question<'_>,
         span: &PublishSpan,
-        seat: &mut Seat,
-    ) -> Result<(), Error> {
+        id: CorrelationId,
+    ) -> Result<Option<Request>, Error> {
         let Question { exchange, routing_key, mandatory, kind, mut message, wanted } = question;
-        let text = seat.id.to_text();
+        let text = id.to_text();
         let mut properties = match message.extra.take() {
             Some(extra) => extra.properties,
             None => Properties::default(),
         };
-        let id = text.as_short_str();
-        properties.correlation_id = Some(id.borrowed());
+        let text = text.as_short_str();
+        properties.correlation_id = Some(text.borrowed());
         if properties.message_id.is_none() {
-            properties.message_id = Some(id.borrowed());
+            properties.message_id = Some(text.borrowed());
         }
         if let Some(kind) = kind {
             properties.kind = Some(kind.try_into().map_err(invalid_method)?);
@@ -285,17 +290,19 @@ impl Shared {
             mandatory,
             properties,
             body: message.body,
-            wanted,
         };
-        if self.send_now(&mut letter, seat.id)? {
-            return Ok(());
-        }
-        self.send_later(letter, seat).await
+        let is_sent = self.send_letter(&mut letter, id, wanted)?;
+        Ok((!is_sent).then(|| letter.to_request()))
     }
 
     /// Sends if it need not wait, and says whether it has.
     #[inline]
-    fn send_now(&self, letter: &mut Letter<'_>, id: CorrelationId) -> Result<bool, Error> {
+    fn send_letter(
+        &self,
+        letter: &mut Letter<'_>,
+        id: CorrelationId,
+        wanted: Wanted,
+    ) -> Result<bool, Error> {
         let mut desk = lock(&self.desk);
         let phase = self.phase.borrow();
         let Phase::Open(open) = &*phase else { return Ok(false) };
@@ -308,22 +315,33 @@ impl Shared {
             Some(Err(error)) => Err(Error::from_amqp(self.settings.what.clone(), error)),
             Some(Ok(confirmation)) => {
                 drop(phase);
-                self.enter(&mut desk, letter, id);
+                self.enter(&mut desk, id, wanted, || letter.to_request());
                 desk.sent(id, confirmation);
                 Ok(true)
             }
         }
     }
 
-    fn enter(&self, desk: &mut Desk, letter: &Letter<'_>, id: CorrelationId) {
-        desk.open(id, letter.wanted);
+    fn enter(
+        &self,
+        desk: &mut Desk,
+        id: CorrelationId,
+        wanted: Wanted,
+        request: impl FnOnce() -> Request,
+    ) {
+        desk.open(id, wanted);
         if self.settings.on_loss == OnLoss::Replay {
-            desk.keep(id, letter.to_request());
+            desk.keep(id, request());
         }
     }
 
     /// Sends as soon as there is a channel and room on it.
-    async fn send_later(&self, mut letter: Letter<'_>, seat: &mut Seat) -> Result<(), Error> {
+    async fn send_later(
+        &self,
+        mut request: Request,
+        wanted: Wanted,
+        seat: &mut Seat,
+    ) -> Result<(), Error> {
         let deadline = deadline_in(self.patience);
         loop {
             let open = self.until_open(deadline).await?;
@@ -331,7 +349,7 @@ impl Shared {
                 Some(reply_to) => Ok(reply_to.clone()),
                 None => self.own_queue(&open.channel, seat, deadline).await,
             };
-            letter.properties.reply_to = Some(match reply_to {
+            request.properties.reply_to = Some(match reply_to {
                 Ok(reply_to) => reply_to,
                 Err(_) if open.channel.check_open().is_err() => continue,
                 Err(error) => return Err(error),
@@ -341,10 +359,10 @@ impl Shared {
                 if !self.is_open(&open) {
                     continue;
                 }
-                self.enter(&mut desk, &letter, seat.id);
+                self.enter(&mut desk, seat.id, wanted, || request.clone());
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            return match open.channel.publish_within(&letter.to_publish(), left).await {
+            return match open.channel.publish_within(&request.to_publish(), left).await {
                 Ok(confirmation) => {
                     lock(&self.desk).was_sent(seat.id, confirmation);
                     Ok(())
@@ -416,7 +434,6 @@ struct Letter<'a> {
     mandatory: bool,
     properties: Properties<'a>,
     body: Bytes,
-    wanted: Wanted,
 }
 
 impl<'a> Letter<'a> {
@@ -427,16 +444,6 @@ impl<'a> Letter<'a> {
             mandatory: self.mandatory,
             properties: &self.properties,
             body: &self.body,
-        }
-    }
-
-    fn to_publish(&self) -> Publish<'_> {
-        Publish {
-            exchange: self.exchange,
-            routing_key: self.routing_key,
-            mandatory: self.mandatory,
-            properties: self.properties.clone(),
-            body: self.body.clone(),
         }
     }
 

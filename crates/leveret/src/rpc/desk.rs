@@ -18,7 +18,7 @@ use bytes::Bytes;
 
 use super::correlation::CorrelationId;
 use super::reply::{Part, RemoteError, Reply};
-use crate::amqp::{Confirmation, Outcome, Properties, Returned};
+use crate::amqp::{Confirmation, Outcome, Properties, Publish, Returned};
 use crate::error::{Error, ErrorKind};
 
 /// Which replies somebody waits for.
@@ -108,7 +108,7 @@ fn unroutable(what: impl fmt::Display, returned: Box<Returned>) -> Error {
     Error::unroutable(text, returned)
 }
 
-/// A request as it was sent, but for the address of the replies.
+/// A request as it was sent, or is to be; where it is kept, the address of its replies is that of a channel that is gone.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) exchange: String,
@@ -116,6 +116,18 @@ pub(crate) struct Request {
     pub(crate) mandatory: bool,
     pub(crate) properties: Properties<'static>,
     pub(crate) body: Bytes,
+}
+
+impl Request {
+    pub(super) fn to_publish(&self) -> Publish<'_> {
+        Publish {
+            exchange: &self.exchange,
+            routing_key: &self.routing_key,
+            mandatory: self.mandatory,
+            properties: self.properties.clone(),
+            body: self.body.clone(),
+        }
+    }
 }
 
 /// What was done with a reply.

@@ -8,11 +8,10 @@ use std::task::Waker;
 use super::Replies;
 use super::asker::{Open, Phase, Shared, declare_reply_queue};
 use super::correlation::CorrelationId;
-use super::desk::Request;
 use super::pump::Pumping;
 use crate::amqp::{
-    self, Channel, Confirm, Connection, ConsumeOptions, Consumer, DIRECT_REPLIES, Publish,
-    ShortStr, Value, lock,
+    self, Channel, Confirm, Connection, ConsumeOptions, Consumer, DIRECT_REPLIES, ShortStr, Value,
+    lock,
 };
 use crate::client::core::Core;
 use crate::error::Error;
@@ -111,9 +110,10 @@ impl Keeper {
     async fn send_again(&self, open: &Open, ids: Vec<CorrelationId>) {
         for id in ids {
             let request = lock(&self.shared.desk).request(id);
-            let Some(request) = request else { continue };
-            let publish = to_publish(&request, open);
-            let sent = open.channel.publish_within(&publish, self.core.options.timeout).await;
+            let Some(mut request) = request else { continue };
+            request.properties.reply_to = open.reply_to.clone();
+            let patience = self.core.options.timeout;
+            let sent = open.channel.publish_within(&request.to_publish(), patience).await;
             let mut desk = lock(&self.shared.desk);
             let waker = match sent {
                 Ok(confirmation) => desk.sent_again(id, confirmation),
@@ -148,18 +148,6 @@ impl Keeper {
             desk.fail_all(error)
         };
         wakers.into_iter().for_each(Waker::wake);
-    }
-}
-
-fn to_publish<'r>(request: &'r Request, open: &Open) -> Publish<'r> {
-    let mut properties = request.properties.clone();
-    properties.reply_to = open.reply_to.clone();
-    Publish {
-        exchange: &request.exchange,
-        routing_key: &request.routing_key,
-        mandatory: request.mandatory,
-        properties,
-        body: request.body.clone(),
     }
 }
 

@@ -66,17 +66,18 @@ impl Replying {
         }))
     }
 
-    async fn publisher(&self, to: &ReplyAddress) -> Result<Publisher, Error> {
+    /// The publisher for an address, if there is one already.
+    fn publisher(&self, to: &ReplyAddress) -> Option<Publisher> {
         if to.is_direct() {
-            return Ok(self.to_callers.clone());
+            return Some(self.to_callers.clone());
         }
-        let exchange = &to.exchange;
-        if exchange.is_empty() {
-            return Ok(self.to_queues.clone());
+        if to.exchange.is_empty() {
+            return Some(self.to_queues.clone());
         }
-        if let Some(publisher) = lock(&self.to_exchanges).get(exchange) {
-            return Ok(publisher.clone());
-        }
+        lock(&self.to_exchanges).get(&to.exchange).cloned()
+    }
+
+    async fn new_publisher(&self, exchange: &str) -> Result<Publisher, Error> {
         let publisher = self.client.publisher(exchange).transient().build().await?;
         let mut publishers = lock(&self.to_exchanges);
         if publishers.len() >= EXCHANGES {
@@ -178,35 +179,33 @@ impl WayBack {
         }
     }
 
-    /// Sends the last reply, and waits until all of them are confirmed. Whoever is no longer there to get them is no reason
-    /// to fail.
-    pub(super) async fn finish(&self) -> Result<(), Error> {
+    /// Sends the last reply, which says what the method has returned or why it failed, and waits until all of them are
+    /// confirmed. Whoever is no longer there to get them is no reason to fail.
+    pub(super) async fn finish(&self, outcome: Result<(), &Diagnosis>) -> Result<(), Error> {
         let Some(line) = &self.line else { return Ok(()) };
-        // A layer may have answered in place of the method.
-        let last = lock(&line.state).left.take().unwrap_or_default();
-        line.outlet.counts().value();
+        let last = match outcome {
+            Ok(()) => {
+                line.outlet.counts().value();
+                // A layer may have answered in place of the method.
+                lock(&line.state).left.take().unwrap_or_default()
+            }
+            Err(seen) => {
+                line.outlet.counts().error();
+                error_reply(seen)
+            }
+        };
         match line.end(last).await {
             Err(error) if is_unsendable(&error) => {
-                let (kind, text) = ("unsendable".to_owned(), error.to_string());
-                self.fail(&Diagnosis { verdict: Verdict::Permanent, kind, text }).await
+                Box::pin(line.unsendable(error, outcome.is_ok())).await
             }
             sent => sent,
         }
     }
+}
 
-    /// Sends an error as the last reply.
-    pub(super) async fn fail(&self, seen: &Diagnosis) -> Result<(), Error> {
-        let Some(line) = &self.line else { return Ok(()) };
-        let message = Message::new(seen.text.clone()).content_type("text/plain");
-        line.outlet.counts().error();
-        match line.end(message.header(ERROR, seen.kind.clone())).await {
-            Err(error) if is_unsendable(&error) => {
-                tracing::error!("an error cannot be told to who asked: {error}");
-                Ok(())
-            }
-            sent => sent,
-        }
-    }
+fn error_reply(seen: &Diagnosis) -> Message {
+    let message = Message::new(seen.text.clone()).content_type("text/plain");
+    message.header(ERROR, seen.kind.clone())
 }
 
 impl fmt::Debug for WayBack {
@@ -224,12 +223,15 @@ impl Line {
         }
         match &self.outlet {
             Outlet::Confirmed(replying) => {
-                let publisher = replying.publisher(&self.to).await?;
+                let publisher = match replying.publisher(&self.to) {
+                    Some(publisher) => publisher,
+                    None => Box::pin(replying.new_publisher(&self.to.exchange)).await?,
+                };
                 let ticket = publisher.send(&self.to.routing_key, message).await?;
                 lock(&self.state).unconfirmed.push_back(ticket);
                 Ok(())
             }
-            Outlet::Transaction(transaction) => transaction.send(&self.to, message).await,
+            Outlet::Transaction(transaction) => Box::pin(transaction.send(&self.to, message)).await,
         }
     }
 
@@ -247,6 +249,24 @@ impl Line {
         let is_one_too_many = unconfirmed.len() > at_most;
         let ticket = is_one_too_many.then(|| unconfirmed.pop_front()).flatten()?;
         Some(Oldest { line: self, ticket: Some(ticket) })
+    }
+
+    /// A reply cannot be sent to anybody. Instead of a value, an error tells of it.
+    async fn unsendable(&self, why: Error, is_value: bool) -> Result<(), Error> {
+        let failed = if is_value {
+            self.outlet.counts().error();
+            let (kind, text) = ("unsendable".to_owned(), why.to_string());
+            self.end(error_reply(&Diagnosis { verdict: Verdict::Permanent, kind, text })).await
+        } else {
+            Err(why)
+        };
+        match failed {
+            Err(error) if is_unsendable(&error) => {
+                tracing::error!("an error cannot be told to who asked: {error}");
+                Ok(())
+            }
+            sent => sent,
+        }
     }
 
     async fn end(&self, last: Message) -> Result<(), Error> {

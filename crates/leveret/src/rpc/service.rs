@@ -319,11 +319,8 @@ impl ServiceBuilder {
             consumer = consumer.on_park(tell_callers(outlet.clone()));
         }
         let methods = consumer.layered(Dispatch(Arc::new(self.methods)));
-        let answering = Arc::new(Answering { methods, outlet, retries_calls: self.retries_calls });
-        let call = Call::plain(move |incoming| {
-            let answering = Arc::clone(&answering);
-            Box::pin(async move { answering.answer(incoming).await })
-        });
+        let answering = Answering { methods, outlet, retries_calls: self.retries_calls };
+        let call = Call::plain(move |incoming| Box::pin(answering.answer(incoming)));
         Ok(consumer.call(call))
     }
 
@@ -341,7 +338,7 @@ fn tell_callers(outlet: Outlet) -> OnPark {
     OnPark(Arc::new(move |request, seen| {
         let way = WayBack::of(&request, &outlet);
         Box::pin(async move {
-            if let Err(error) = way.fail(&seen).await {
+            if let Err(error) = way.finish(Err(&seen)).await {
                 tracing::error!("the caller of a parked request is not told: {error}");
             }
         })
@@ -366,24 +363,35 @@ struct Answering {
 }
 
 impl Answering {
-    async fn answer(&self, mut incoming: Incoming) -> Result<(), BoxError> {
+    fn answer(&self, mut incoming: Incoming) -> impl Future<Output = Result<(), BoxError>> + use<> {
         let way = WayBack::of(incoming.raw_properties(), &self.outlet);
         incoming.set_way_back(way.clone());
-        let handled = self.methods.call(incoming).await;
-        let replied = match handled {
-            Ok(()) => way.finish().await,
-            Err(error) if !way.is_wanted() => return Err(error),
-            Err(error) => {
-                let seen = Diagnosis::of(&error);
-                // What is done is not tried again, and never parked.
-                if self.retries_calls && seen.verdict != Verdict::Done {
-                    return Err(error);
-                }
-                tracing::debug!(kind = seen.kind, "a request failed: {}", seen.text);
-                way.fail(&seen).await
-            }
-        };
-        // The reply may not have gone out, so it must not be lost: somebody handles the request again.
-        replied.map_err(|error| Failure::requeue(error).into())
+        let retries_calls = self.retries_calls;
+        let handling = self.methods.call(incoming);
+        async move { finish(way, handling.await, retries_calls).await }
     }
+}
+
+/// Sends the last reply to a request, unless it is tried again.
+async fn finish(
+    way: WayBack,
+    handled: Result<(), BoxError>,
+    retries_calls: bool,
+) -> Result<(), BoxError> {
+    let seen = match handled {
+        Ok(()) => None,
+        Err(error) if !way.is_wanted() => return Err(error),
+        Err(error) => {
+            let seen = Diagnosis::of(&error);
+            // What is done is not tried again, and never parked.
+            if retries_calls && seen.verdict != Verdict::Done {
+                return Err(error);
+            }
+            tracing::debug!(kind = seen.kind, "a request failed: {}", seen.text);
+            Some(seen)
+        }
+    };
+    let replied = way.finish(seen.as_ref().map_or(Ok(()), Err)).await;
+    // The reply may not have gone out, so it must not be lost: somebody handles the request again.
+    replied.map_err(|error| Failure::requeue(error).into())
 }

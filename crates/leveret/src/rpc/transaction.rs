@@ -210,10 +210,7 @@ impl Transactions {
         handled: Result<(), BoxError>,
     ) -> Result<Summary, Error> {
         let handled = handled.map_err(|error| Diagnosis::of(&error));
-        match &handled {
-            Ok(()) => way.finish().await?,
-            Err(seen) => way.fail(seen).await?,
-        }
+        way.finish(handled.as_ref().copied()).await?;
         match handled {
             Err(seen) if !way.is_wanted() => {
                 tracing::error!(kind = seen.kind, "a request failed: {}", seen.text);
