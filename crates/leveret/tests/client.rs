@@ -21,6 +21,7 @@ mod client {
     mod retry;
     mod rpc;
     mod spans;
+    mod suspects;
     mod telemetry;
     mod topology;
 }

@@ -13,7 +13,10 @@ use leveret::amqp::{
 use leveret_testkit::peer::Received;
 use leveret_wire::method::{basic, channel, connection, queue};
 use leveret_wire::{FrameKind, Method, Properties, ShortStr, Table};
-use support::{Broker, barrier, confirming, connected, connected_with, consuming, open_channel};
+use support::{
+    Broker, barrier, confirming, connected, connected_with, consuming, consuming_by_name,
+    open_channel,
+};
 use tokio::time::timeout;
 
 const SOON: Duration = Duration::from_secs(10);
@@ -858,6 +861,32 @@ async fn a_consume_that_is_abandoned_is_cancelled() {
         broker.send(1, &queue::DeclareOk::default()).await;
     });
     info.unwrap();
+}
+
+#[tokio::test]
+async fn however_many_consumers_ended_what_was_under_way_to_one_costs_nothing() {
+    for auto_ack in [true, false] {
+        let (connection, mut broker) = connected().await;
+        let channel = open_channel(&connection, &mut broker).await;
+        for number in 0..300 {
+            let tag = if number == 0 { "c".to_owned() } else { number.to_string() };
+            let options = ConsumeOptions { tag, auto_ack, ..Default::default() };
+            drop(consuming_by_name(&channel, options, &mut broker).await);
+            let cancel = broker.expect::<basic::Cancel<'_>>(1).await;
+            broker.send(1, &basic::CancelOk { consumer_tag: cancel.consumer_tag }).await;
+        }
+        send_deliveries(&mut broker, 1, 1..=1).await;
+        if !auto_ack {
+            let nack = broker.expect::<basic::Nack>(1).await;
+            assert!(nack.delivery_tag == 1 && nack.requeue, "{nack:?}");
+        }
+        // And what comes for those that are there is delivered.
+        let options = ConsumeOptions { auto_ack, ..Default::default() };
+        let mut consumer = consuming(&channel, options, &mut broker).await;
+        send_deliveries(&mut broker, 1, 2..=2).await;
+        let delivery = timeout(SOON, consumer.next()).await.unwrap().unwrap().unwrap();
+        assert_eq!(delivery.body(), "2");
+    }
 }
 
 #[tokio::test]

@@ -63,6 +63,8 @@ struct Lane {
     consumers: Vec<Arc<ConsumerQueue>>,
     /// Consumers that ended lately, the last first: deliveries to them may still be under way.
     retired: VecDeque<Arc<ConsumerQueue>>,
+    /// Of what kind those were that are not among them any more, if there are any.
+    forgotten: Option<Kind>,
     /// The highest delivery tag that came. The next is one more.
     last_tag: u64,
     /// How many direct replies came since: they have a tag that 3.10 gives to the next delivery as well, and 4.3 does
@@ -70,8 +72,28 @@ struct Lane {
     replies: u64,
 }
 
-/// How many ended consumers a channel remembers.
+/// How many ended consumers a channel remembers by name.
 const KEEP_RETIRED: usize = 64;
+
+/// What has to be known of a consumer to take deliveries that come too late.
+#[derive(Clone, Copy, Debug)]
+struct Kind {
+    replies: bool,
+    auto_ack: bool,
+}
+
+impl Kind {
+    fn of(queue: &ConsumerQueue) -> Kind {
+        Kind { replies: queue.replies, auto_ack: queue.auto_ack }
+    }
+
+    /// One of either kind. What would be wrong for one of them is not done: a delivery that cannot be given back for
+    /// certain stays with the channel.
+    fn or(self, other: Kind) -> Kind {
+        let (replies, auto_ack) = (self.replies || other.replies, self.auto_ack || other.auto_ack);
+        Kind { replies, auto_ack }
+    }
+}
 
 /// The method that a content follows.
 #[derive(Debug)]
@@ -268,6 +290,7 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
                     assembler: Assembler::new(self.core.limits.max_message_size),
                     consumers: Vec::new(),
                     retired: VecDeque::new(),
+                    forgotten: None,
                     last_tag: 0,
                     replies: 0,
                 }));
@@ -552,21 +575,17 @@ impl Lane {
             Some(place) => self.consumers.get(place),
             None => self.retired.iter().find(|one| one.tag == deliver.consumer_tag),
         };
-        let known = known.map(|queue| (queue.replies, queue.auto_ack));
-        match known {
-            Some((true, _)) => self.replies += 1,
-            _ => self.next_tag(deliver.delivery_tag)?,
+        let Some(kind) = known.map(|queue| Kind::of(queue)).or(self.forgotten) else {
+            let tag = &deliver.consumer_tag;
+            let text = format!("a delivery for {tag}, which is no consumer here");
+            return Err(Error::protocol(text));
+        };
+        match kind.replies {
+            true => self.replies += 1,
+            false => self.next_tag(deliver.delivery_tag)?,
         }
-        if place.is_none() {
-            match known {
-                Some((_, true)) => return Ok(Carrier::Passed),
-                Some((_, false)) => {}
-                None => {
-                    let tag = &deliver.consumer_tag;
-                    let text = format!("a delivery for {tag}, which is no consumer here");
-                    return Err(Error::protocol(text));
-                }
-            }
+        if place.is_none() && kind.auto_ack {
+            return Ok(Carrier::Passed);
         }
         // Exchange and routing key are the last two fields: kept as one piece.
         let (exchange, key) = (deliver.exchange.len(), deliver.routing_key.len());
@@ -582,7 +601,12 @@ impl Lane {
             let queue = self.consumers.swap_remove(place);
             queue.end(end);
             self.retired.push_front(queue);
-            self.retired.truncate(KEEP_RETIRED);
+        }
+        if self.retired.len() > KEEP_RETIRED
+            && let Some(oldest) = self.retired.pop_back()
+        {
+            let kind = Kind::of(&oldest);
+            self.forgotten = Some(self.forgotten.map_or(kind, |other| other.or(kind)));
         }
     }
 }

@@ -89,6 +89,10 @@ impl Endpoints {
         order
     }
 
+    pub(crate) fn get(&self, index: usize) -> &Endpoint {
+        &self.list[index]
+    }
+
     /// The endpoint that home is with, if it is another one than this.
     pub(crate) fn home_elsewhere(&self, index: usize) -> Option<(usize, &Endpoint)> {
         let home = lock(&self.in_use).home.filter(|home| *home != index)?;

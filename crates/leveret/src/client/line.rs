@@ -20,6 +20,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use super::core::Core;
+use super::endpoint::Endpoint;
 use super::event::ClientEvent;
 use crate::amqp::{self, Connection, ErrorKind as Amqp, lock};
 use crate::error::{Error, ErrorKind};
@@ -58,11 +59,17 @@ pub(crate) enum State {
 #[derive(Clone, Debug)]
 pub(crate) struct Up {
     pub(crate) connection: Connection,
-    /// To which broker, for people.
+    /// To which broker, by its place among the client's endpoints.
+    pub(crate) index: usize,
+    /// And for people.
     pub(crate) endpoint: Arc<str>,
 }
 
 impl Up {
+    fn new(connection: Connection, index: usize, endpoint: &Endpoint) -> Up {
+        Up { connection, index, endpoint: endpoint.to_string().into() }
+    }
+
     /// Why another connection is left for this one.
     fn left(&self, other: &Up) -> Error {
         let text = format!(
@@ -194,20 +201,20 @@ impl Driver {
         let (mut again, mut short_lived) = (false, 0);
         let (mut at_home, mut silent) = (None, None);
         loop {
-            let (index, up) = match at_home.take() {
+            let up = match at_home.take() {
                 Some(connected) => connected,
                 None => match self.connect(again, short_lived, silent).await {
                     Ok(connected) => connected,
                     Err(error) => return error,
                 },
             };
-            let _in_use = InUse::new(&self.core, index, self.role == Role::Home);
+            let _in_use = InUse::new(&self.core, up.index, self.role == Role::Home);
             let began = Instant::now();
             let failed = self.restore(&up.connection).await;
             if let Some(error) = silence(&failed) {
                 // Another one may answer.
                 short_lived += 1;
-                silent = Some(index);
+                silent = Some(up.index);
                 let (connection, error) = (self.name.clone(), error.clone());
                 self.core.announce(ClientEvent::ConnectFailed { connection, error });
                 continue;
@@ -225,7 +232,7 @@ impl Driver {
                 error = self.stay(&up.connection, failed) => {
                     Error::from_amqp(format!("the connection to {}", up.endpoint), error)
                 }
-                connected = self.connected_at_home(index) => at_home.insert(connected).1.left(&up),
+                connected = self.connected_at_home(up.index) => at_home.insert(connected).left(&up),
             };
             *lock(&self.blocked) = None;
             self.state.send_replace(State::Down(Some(error.clone())));
@@ -242,7 +249,7 @@ impl Driver {
 
     /// Waits for home to be with another endpoint than this line, and for a connection to that: what is published to one
     /// broker is not found by those who consume from another. Until there is one, the line is of more use where it is.
-    async fn connected_at_home(&self, index: usize) -> (usize, Up) {
+    async fn connected_at_home(&self, index: usize) -> Up {
         if self.role == Role::Home {
             return std::future::pending().await;
         }
@@ -252,7 +259,7 @@ impl Driver {
             while let Some((home, endpoint)) = self.core.endpoints.home_elsewhere(index) {
                 sleep(self.core.options.backoff.pause(attempt)).await;
                 if let Ok(connection) = endpoint.connect(&self.name).await {
-                    return (home, Up { connection, endpoint: endpoint.to_string().into() });
+                    return Up::new(connection, home, endpoint);
                 }
                 attempt += 1;
             }
@@ -268,7 +275,7 @@ impl Driver {
         again: bool,
         short_lived: u32,
         silent: Option<usize>,
-    ) -> Result<(usize, Up), Error> {
+    ) -> Result<Up, Error> {
         let options = &self.core.options;
         let limits = &options.connect;
         let began = Instant::now();
@@ -297,16 +304,13 @@ impl Driver {
     }
 
     /// The first endpoint that answers; or why none does, and whether there is no use in trying again.
-    async fn try_endpoints(&self, silent: Option<usize>) -> Result<(usize, Up), (Error, bool)> {
+    async fn try_endpoints(&self, silent: Option<usize>) -> Result<Up, (Error, bool)> {
         let mut errors = Vec::new();
         let mut endpoints = self.core.endpoints.in_order();
         endpoints.sort_by_key(|(index, _)| silent == Some(*index));
         for (index, endpoint) in endpoints {
             match endpoint.connect(&self.name).await {
-                Ok(connection) => {
-                    let endpoint = endpoint.to_string().into();
-                    return Ok((index, Up { connection, endpoint }));
-                }
+                Ok(connection) => return Ok(Up::new(connection, index, endpoint)),
                 Err(error) => errors.push((endpoint, error)),
             }
         }
@@ -430,7 +434,7 @@ fn is_permanent(error: &amqp::Error) -> bool {
     )
 }
 
-fn unreachable_endpoints(mut errors: Vec<(&super::endpoint::Endpoint, amqp::Error)>) -> Error {
+fn unreachable_endpoints(mut errors: Vec<(&Endpoint, amqp::Error)>) -> Error {
     match errors.len() {
         1 => {
             let (endpoint, error) = errors.remove(0);

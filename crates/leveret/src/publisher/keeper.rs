@@ -13,6 +13,7 @@ use crate::amqp::{
     self, Channel, Confirm, Connection, ErrorKind as Amqp, Publish, ReplyCode, lock,
 };
 use crate::client::core::Core;
+use crate::client::line::Up;
 use crate::error::Error;
 
 /// A watch is looked at this often in the time that a publish may take.
@@ -39,6 +40,9 @@ pub(crate) enum Why {
     /// The broker has closed it because of one of the messages, and does not say which: each is confirmed before the next
     /// is sent, so that the one it closes the channel for again is found, and the others get through.
     Message,
+    /// The broker has closed the connection because of something on it, which may be a message of this channel or what
+    /// somebody else has sent: each is confirmed before the next as well, but on a connection that nobody else uses.
+    Connection,
     /// The exchange does not exist: all is sent at once, and awaited, to know whether it does now.
     NoExchange,
 }
@@ -48,7 +52,7 @@ impl Why {
         match error.kind() {
             Amqp::ChannelClosed(ReplyCode::NOT_FOUND) => Why::NoExchange,
             Amqp::ChannelClosed(_) => Why::Message,
-            Amqp::ConnectionClosed(code) if code != ReplyCode::CONNECTION_FORCED => Why::Message,
+            Amqp::ConnectionClosed(code) if code != ReplyCode::CONNECTION_FORCED => Why::Connection,
             _ => Why::Lost,
         }
     }
@@ -158,6 +162,14 @@ impl Keeper {
                 self.core.remembered.restore_exchange(&up.connection, exchange).await;
                 was_restored = true;
             }
+            if why == Why::Connection {
+                tokio::select! {
+                    () = self.replay_apart(&up) => {}
+                    () = self.shared.line.ended() => {}
+                }
+                // What is left, if the broker lets nobody else in, is sent with care.
+                why = Why::Message;
+            }
             let error = match self.open_and_replay(&up.connection, why).await {
                 Ok(opened) => return Ok(opened),
                 Err(error) => error,
@@ -171,6 +183,27 @@ impl Keeper {
                 sleep(PAUSE).await;
             }
         }
+    }
+
+    /// Sends again what was lost, on connections of its own to the same broker: one for which such a connection is closed
+    /// fails, and the rest has the next.
+    async fn replay_apart(&self, up: &Up) {
+        let name = format!("{}, apart", self.shared.line.name);
+        while self.has_to_replay() {
+            let connected = self.core.endpoints.get(up.index).connect(&name).await;
+            let Ok(connection) = connected else { return };
+            let Ok(channel) = open(&connection, &self.shared.settings).await else { return };
+            match self.replay(&channel, Why::Connection).await {
+                Ok(()) => {}
+                Err(error) if Why::of(&error) == Why::Lost => return,
+                Err(_) => sleep(PAUSE).await,
+            }
+        }
+    }
+
+    fn has_to_replay(&self) -> bool {
+        self.shared.settings.on_loss == OnLoss::Replay
+            && lock(&self.shared.book).lost_from(0).is_some()
     }
 
     async fn open_and_replay(
@@ -205,11 +238,17 @@ impl Keeper {
         while let Some(again) = { lock(&self.shared.book).lost_from(next) } {
             next = again.number + 1;
             self.send_again(channel, &again).await?;
-            if why != Why::Message {
+            if matches!(why, Why::Lost | Why::NoExchange) {
                 continue;
             }
             if let Err(error) = channel.confirmed(self.shared.settings.timeout).await {
-                if Why::of(&error) != Why::Lost {
+                let is_to_blame = match Why::of(&error) {
+                    Why::Lost => false,
+                    // Where others send, too, it may be one of theirs.
+                    Why::Connection => why == Why::Connection,
+                    Why::Message | Why::NoExchange => true,
+                };
+                if is_to_blame {
                     let failure = lost(again.routing_key(), error.clone());
                     lock(&self.shared.book).fail(again.number, failure);
                 }

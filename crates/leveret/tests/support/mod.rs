@@ -76,8 +76,17 @@ pub async fn consuming<M>(
     options: leveret::amqp::ConsumeOptions,
     broker: &mut Broker,
 ) -> leveret::amqp::Consumer {
-    let id = channel.id();
     let options = leveret::amqp::ConsumeOptions { tag: "c".to_owned(), ..options };
+    consuming_by_name(channel, options, broker).await
+}
+
+/// A consumer of the queue `q`.
+pub async fn consuming_by_name<M>(
+    channel: &leveret::amqp::Channel<M>,
+    options: leveret::amqp::ConsumeOptions,
+    broker: &mut Broker,
+) -> leveret::amqp::Consumer {
+    let id = channel.id();
     let auto_ack = options.auto_ack;
     let (consumer, ()) = tokio::join!(channel.consume("q", options), async {
         if !auto_ack {

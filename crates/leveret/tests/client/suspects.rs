@@ -1,0 +1,174 @@
+//! Who pays when a broker closes the whole connection because of one message.
+//!
+//! The broker is played: it confirms what it gets, a moment later, and closes the connection at once on a certain body. No
+//! broker can be told to close a connection while somebody else's message is under way on it.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use leveret::{Client, ErrorKind, OnLoss};
+use leveret_testkit::peer::{Peer, PeerListener, Received};
+use leveret_wire::method::{basic, channel, confirm, connection};
+use leveret_wire::{Method, ReplyCode, ShortStr};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use crate::soon;
+
+const POISON: &str = "poison";
+
+/// How long the broker takes to confirm: what comes meanwhile is under way together.
+const MOMENT: Duration = Duration::from_millis(50);
+
+/// What the broker has seen.
+#[derive(Default)]
+struct Seen {
+    connections: usize,
+    confirmed: Vec<String>,
+}
+
+/// A broker, and where it is. It ends with the test.
+struct Played {
+    url: String,
+    seen: Arc<Mutex<Seen>>,
+    _serving: JoinSet<()>,
+}
+
+impl Played {
+    async fn start() -> Played {
+        let listener = PeerListener::bind().await;
+        let (url, seen) = (listener.url(), Arc::<Mutex<Seen>>::default());
+        let mut serving = JoinSet::new();
+        serving.spawn({
+            let seen = Arc::clone(&seen);
+            async move {
+                let mut connections = JoinSet::new();
+                loop {
+                    let peer = listener.accept().await;
+                    seen.lock().unwrap().connections += 1;
+                    connections.spawn(serve(peer, Arc::clone(&seen)));
+                }
+            }
+        });
+        Played { url, seen, _serving: serving }
+    }
+
+    async fn client(&self) -> Client {
+        soon("a client", Client::connect(&self.url)).await.unwrap()
+    }
+
+    fn connections(&self) -> usize {
+        self.seen.lock().unwrap().connections
+    }
+
+    fn confirmed(&self) -> Vec<String> {
+        self.seen.lock().unwrap().confirmed.clone()
+    }
+}
+
+async fn serve(mut peer: Peer, seen: Arc<Mutex<Seen>>) {
+    peer.accept_connection().await;
+    // By channel, as they came, and how many of each were answered.
+    let mut waiting: Vec<(u16, String)> = Vec::new();
+    let mut tags = [0; 64];
+    loop {
+        let received = tokio::select! {
+            received = peer.receive() => received,
+            () = sleep(MOMENT), if !waiting.is_empty() => {
+                for (on, body) in waiting.drain(..) {
+                    seen.lock().unwrap().confirmed.push(body);
+                    tags[usize::from(on)] += 1;
+                    let delivery_tag = tags[usize::from(on)];
+                    peer.send(on, &basic::Ack { delivery_tag, multiple: false }).await;
+                }
+                continue;
+            }
+        };
+        match received {
+            Received::Content(on, content) => {
+                let body = String::from_utf8_lossy(&content.body).into_owned();
+                if body == POISON {
+                    return close(&mut peer).await;
+                }
+                waiting.push((on, body));
+            }
+            Received::Method(on, Method::ChannelOpen(_)) => {
+                peer.send(on, &channel::OpenOk {}).await
+            }
+            Received::Method(on, Method::ConfirmSelect(_)) => {
+                tags[usize::from(on)] = 0;
+                peer.send(on, &confirm::SelectOk {}).await;
+            }
+            Received::Method(on, Method::ChannelClose(_)) => {
+                peer.send(on, &channel::CloseOk {}).await
+            }
+            Received::Method(_, Method::ConnectionClose(_)) => {
+                return peer.send(0, &connection::CloseOk {}).await;
+            }
+            Received::Heartbeat => {}
+            Received::Method(..) | Received::End => return,
+        }
+    }
+}
+
+async fn close(peer: &mut Peer) {
+    let close = connection::Close {
+        reply_code: ReplyCode::INTERNAL_ERROR,
+        reply_text: ShortStr::from_static("INTERNAL_ERROR"),
+        class_id: 0,
+        method_id: 0,
+    };
+    peer.send(0, &close).await;
+    // What was sent before it comes first.
+    while !matches!(
+        peer.receive().await,
+        Received::Method(_, Method::ConnectionCloseOk(_)) | Received::End
+    ) {}
+}
+
+#[tokio::test]
+async fn nobody_is_blamed_for_the_message_of_another() {
+    let broker = Played::start().await;
+    let client = broker.client().await;
+    let innocent = client.publisher("").build().await.unwrap();
+    let guilty = client.publisher("").build().await.unwrap();
+    for round in 0..3 {
+        let ticket = soon("room", innocent.send("q", format!("{round}"))).await.unwrap();
+        let error = soon("an outcome", guilty.publish("q", POISON)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Broker, "{error}");
+        soon("an outcome", ticket).await.unwrap();
+    }
+    assert_eq!(broker.confirmed(), ["0", "1", "2"]);
+}
+
+#[tokio::test]
+async fn a_message_that_costs_the_connection_fails_alone_and_the_others_keep_their_order() {
+    let broker = Played::start().await;
+    let client = broker.client().await;
+    let publisher = client.publisher("").build().await.unwrap();
+    let poisonous = [2, 3, 6];
+    let mut tickets = Vec::new();
+    for number in 0..8 {
+        let body = if poisonous.contains(&number) { POISON.into() } else { number.to_string() };
+        tickets.push(soon("room", publisher.send("q", body)).await.unwrap());
+    }
+    for (number, ticket) in tickets.into_iter().enumerate() {
+        let outcome = soon("an outcome", ticket).await;
+        assert_eq!(outcome.is_err(), poisonous.contains(&number), "{number}: {outcome:?}");
+    }
+    assert_eq!(broker.confirmed(), ["0", "1", "4", "5", "7"]);
+    soon("an outcome", publisher.publish("q", "8")).await.unwrap();
+    // Home, the first one for publishing and the one after it, and those that the messages were tried on.
+    assert!(broker.connections() <= 3 + poisonous.len() + 1, "{}", broker.connections());
+}
+
+#[tokio::test]
+async fn who_is_to_fail_on_a_loss_does() {
+    let broker = Played::start().await;
+    let client = broker.client().await;
+    let publisher = client.publisher("").on_loss(OnLoss::Fail).build().await.unwrap();
+    let error = soon("an outcome", publisher.publish("q", POISON)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Broker, "{error}");
+    soon("an outcome", publisher.publish("q", "1")).await.unwrap();
+    assert_eq!(broker.connections(), 3, "home, and two for publishing");
+}
