@@ -218,15 +218,20 @@ impl Loop {
     /// One after the other, in order. What failed is settled meanwhile.
     async fn serially(mut self, mut deliveries: Deliveries) -> (Summary, Result<(), Error>) {
         let mut done = Done::default();
+        let is_stopped = self.stopped.clone();
         let mut stopped = std::pin::pin!(async move {
             let _ = self.stopped.wait_for(|stopped| *stopped).await;
         });
         let end = loop {
+            // Asked for here, and not by waiting for it first: that would cost each message a lock.
+            if is_stopped.has_changed().unwrap_or(true) {
+                break Ok(());
+            }
             let next = tokio::select! {
                 biased;
-                () = &mut stopped => break Ok(()),
                 () = done.settled() => continue,
                 next = deliveries.next() => next,
+                () = &mut stopped => break Ok(()),
             };
             let delivery = match next {
                 Some(Ok(delivery)) => delivery,
