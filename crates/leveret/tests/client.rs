@@ -34,7 +34,7 @@ mod services;
 use std::time::Duration;
 
 use leveret::{Client, ClientBuilder, Queue, Topology};
-use leveret_broker::Broker;
+use leveret_broker::{Broker, Permissions};
 
 /// Long enough for anything that is going to happen; most tests have paused time.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -49,6 +49,24 @@ async fn client_of(broker: &Broker) -> Client {
 
 fn builder_of(broker: &Broker) -> ClientBuilder {
     Client::builder().broker(broker).name("test")
+}
+
+/// A broker with clients of two users: one who may do anything, and one who may do no more than this. They come over TCP,
+/// where users are told apart, so that the clock has to be the real one.
+async fn broker_with_users(permissions: Permissions) -> (Broker, Client, Client) {
+    let broker = Broker::builder()
+        .user("all", "all")
+        .user("limited", "limited")
+        .permissions("limited", "/", permissions)
+        .start()
+        .expect("patterns that are in order");
+    let address = broker.listen("127.0.0.1:0").await.expect("a free port");
+    let connect = async |user: &str| {
+        let url = format!("amqp://{user}:{user}@{address}");
+        Client::connect(url.as_str()).await.expect("a client over TCP")
+    };
+    let (all, limited) = (connect("all").await, connect("limited").await);
+    (broker, all, limited)
 }
 
 /// A client with one queue.

@@ -333,15 +333,18 @@ async fn all_at_once<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Outp
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_million_messages_are_confirmed_and_delivered_once_each() {
-    const COUNT: u64 = 1_000_000;
+async fn of_very_many_messages_each_is_confirmed_and_delivered_once() {
+    let count = match std::env::var("LEVERET_MANY_MESSAGES") {
+        Ok(text) => text.parse().expect("LEVERET_MANY_MESSAGES is a number"),
+        Err(_) => 250_000_u64,
+    };
     let vhost = rabbitmq::vhost().await;
     let (connection, channel) = confirming(&vhost).await;
     let reader = connection.open_channel().await.unwrap();
     let options = ConsumeOptions { prefetch: 2000, ..Default::default() };
     let mut consumer = reader.consume("q", options).await.unwrap();
     let consuming = tokio::spawn(async move {
-        for expected in 0..COUNT {
+        for expected in 0..count {
             let delivery = next(&mut consumer).await;
             let number = u64::from_be_bytes(delivery.body().as_ref().try_into().unwrap());
             assert_eq!(number, expected);
@@ -351,7 +354,7 @@ async fn a_million_messages_are_confirmed_and_delivered_once_each() {
         assert!(consumer.next().await.is_none(), "one delivery too many");
     });
     let mut window = std::collections::VecDeque::new();
-    for number in 0..COUNT {
+    for number in 0..count {
         let publish = to_q(bytes::Bytes::copy_from_slice(&number.to_be_bytes()));
         window.push_back(channel.publish(&publish).await.unwrap());
         if window.len() == 1000 {
@@ -360,7 +363,7 @@ async fn a_million_messages_are_confirmed_and_delivered_once_each() {
         }
     }
     let tally = channel.confirmed(SOON).await.unwrap();
-    assert_eq!(tally, Tally { acked: COUNT, ..Tally::default() });
+    assert_eq!(tally, Tally { acked: count, ..Tally::default() });
     timeout(Duration::from_secs(60), consuming).await.unwrap().unwrap();
     assert_eq!(channel.inspect_queue("q").await.unwrap().messages, 0);
 }

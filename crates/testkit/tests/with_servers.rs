@@ -32,6 +32,17 @@ fn a_server_that_is_named_already_is_not_started() {
     );
 }
 
+/// A cargo among the commands would build much of the workspace anew.
+#[test]
+fn the_command_is_not_told_of_the_package_of_with_servers() {
+    let output = run(&["--", "env"], |program| {
+        program.env("CARGO_PKG_NAME", "leveret-testkit").env("CARGO_TERM_COLOR", "never");
+    });
+    let environment = String::from_utf8(output.stdout).unwrap();
+    assert!(!environment.contains("CARGO_PKG_"), "{environment}");
+    assert!(environment.contains("CARGO_TERM_COLOR=never"), "{environment}");
+}
+
 #[test]
 fn what_it_does_not_understand_is_refused() {
     for arguments in [

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use leveret::amqp::GetOptions;
 use leveret::{
-    Attempt, BatchOptions, Chandra, Client, ErrorKind, Exchange, Failure, Incoming, Message, Orb,
-    Queue, Retry, RetryPolicy, Summary, Topology,
+    Attempt, BatchOptions, Chandra, ErrorKind, Exchange, Failure, Incoming, Message, Orb, Queue,
+    Retry, RetryPolicy, Summary, Topology,
 };
 use leveret_broker::{Broker, Permissions};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
-use crate::{broker, client_of, client_with, depth, soon};
+use crate::{broker, broker_with_users, client_of, client_with, depth, soon};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -202,22 +202,10 @@ async fn a_redelivery_service_whose_broker_fails_loses_nothing() {
     }
 }
 
-/// The clock is the real one: the user comes over TCP.
 #[tokio::test]
 async fn where_nothing_may_be_declared_a_failed_message_stays_in_its_queue() {
-    let configure = "^q$".to_owned();
-    let broker = Broker::builder()
-        .user("all", "all")
-        .user("worker", "worker")
-        .permissions("worker", "/", Permissions { configure, ..Permissions::all() })
-        .start()
-        .unwrap();
-    let address = broker.listen("127.0.0.1:0").await.unwrap();
-    let connect = async |user: &str| {
-        let url = format!("amqp://{user}:{user}@{address}");
-        Client::connect(url.as_str()).await.unwrap()
-    };
-    let (all, worker) = (connect("all").await, connect("worker").await);
+    let permissions = Permissions { configure: "^q$".to_owned(), ..Permissions::all() };
+    let (broker, all, worker) = broker_with_users(permissions).await;
     for queue in [Queue::classic("q"), Queue::quorum("q")] {
         all.apply(&Topology::new().queue(queue)).await.unwrap();
         let publisher = all.publisher("").build().await.unwrap();

@@ -7,7 +7,7 @@ use leveret::{Client, ClientEvent, Exchange, Message, ParkReason, Queue, QueueTy
 use leveret_broker::{Broker, Permissions, Profile};
 use tokio::time::{Instant, sleep};
 
-use crate::{PATIENCE, broker, client_of, depth, soon};
+use crate::{PATIENCE, broker, broker_with_users, client_of, depth, soon};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -177,22 +177,10 @@ async fn a_relay_does_not_keep_its_client_open() {
     soon("the end of the connections", gone).await;
 }
 
-/// The clock is the real one: the users come over TCP.
 #[tokio::test]
 async fn what_a_relay_may_not_publish_is_left_to_the_broker() {
     let write = "^(own|leveret.*)$".to_owned();
-    let broker = Broker::builder()
-        .user("all", "all")
-        .user("own", "own")
-        .permissions("own", "/", Permissions { write, ..Permissions::all() })
-        .start()
-        .unwrap();
-    let address = broker.listen("127.0.0.1:0").await.unwrap();
-    let connect = async |user: &str| {
-        let url = format!("amqp://{user}:{user}@{address}");
-        Client::connect(url.as_str()).await.unwrap()
-    };
-    let (all, own) = (connect("all").await, connect("own").await);
+    let (broker, all, own) = broker_with_users(Permissions { write, ..Permissions::all() }).await;
     all.apply(&orders().exchange(Exchange::fanout("own"))).await.unwrap();
     let relaying = own.publisher("own").build().await.unwrap();
     relaying.publish_in("k", "to have a relay", HOUR).await.unwrap();

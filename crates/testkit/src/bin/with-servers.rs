@@ -121,11 +121,12 @@ async fn run(
     let mut terminate = signal(SignalKind::terminate())?;
     // A terminal sends Ctrl-C to the command as well, so there is nothing to pass on.
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut child = Command::new(&command[0])
-        .args(&command[1..])
-        .envs(environment)
-        .kill_on_drop(true)
-        .spawn()?;
+    let mut program = Command::new(&command[0]);
+    program.args(&command[1..]).envs(environment).kill_on_drop(true);
+    for name in variables_of_our_package() {
+        program.env_remove(name);
+    }
+    let mut child = program.spawn()?;
     loop {
         tokio::select! {
             status = child.wait() => return status,
@@ -137,6 +138,16 @@ async fn run(
             }
         }
     }
+}
+
+/// What `cargo run` says of this program. Were it passed on to a cargo that is the command, that would build `ring`, whose
+/// build script asks for these, and all that stands on it, anew; and the next one, which does not see them, once more.
+fn variables_of_our_package() -> impl Iterator<Item = OsString> {
+    let of_a_package = |name: &OsString| {
+        let name = name.to_string_lossy();
+        name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")
+    };
+    std::env::vars_os().map(|(name, _)| name).filter(of_a_package)
 }
 
 /// As a shell has it: 128 and the number of the signal that ended the command.
