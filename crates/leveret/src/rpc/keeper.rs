@@ -35,7 +35,7 @@ impl Keeper {
     }
 
     async fn keep_open(&self) -> Result<Infallible, Error> {
-        let (mut refusals, mut no_exchange) = (0, false);
+        let (mut refusals, mut no_exchange, mut suspects) = (0, false, Vec::new());
         loop {
             let up = self.shared.line.up().await?;
             if std::mem::take(&mut no_exchange) {
@@ -47,7 +47,7 @@ impl Keeper {
                 Ok((open, consumer)) => {
                     let error = self.serve(Arc::new(open), consumer).await;
                     no_exchange = Why::of(&error) == Why::NoExchange;
-                    self.lost(error);
+                    self.lost(error, &mut suspects);
                 }
                 Err(error) if error.is_connection_error() => {}
                 Err(error) => {
@@ -129,16 +129,33 @@ impl Keeper {
         }
     }
 
-    /// The channel is gone, and with it every reply that was to come over it.
-    fn lost(&self, error: amqp::Error) {
-        // One of the requests may be why the broker has closed it, and would be again.
+    /// The channel is gone, and with it every reply that was to come over it. `suspects` were under way when the broker
+    /// closed the connection before.
+    fn lost(&self, error: amqp::Error, suspects: &mut Vec<CorrelationId>) {
         let is_replayed = self.shared.settings.on_loss == OnLoss::Replay;
-        if is_replayed && Why::of(&error) == Why::Lost {
-            self.shared.phase.send_replace(Phase::Closed);
-            return;
+        match Why::of(&error) {
+            Why::Lost if is_replayed => {
+                self.shared.phase.send_replace(Phase::Closed);
+            }
+            // One of the requests may be why, or what somebody else has sent: each may be there once when it happens.
+            Why::Connection if is_replayed => {
+                let error = Error::from_amqp("the reply can no longer come", error);
+                let mut desk = lock(&self.shared.desk);
+                self.shared.phase.send_replace(Phase::Closed);
+                let again = desk.to_send_again();
+                let before = std::mem::replace(suspects, again);
+                let twice = before.iter().filter(|id| suspects.contains(id));
+                let wakers: Vec<Waker> =
+                    twice.filter_map(|id| desk.fail(*id, error.clone())).collect();
+                drop(desk);
+                wakers.into_iter().for_each(Waker::wake);
+            }
+            // One of them is why, and would be again.
+            _ => {
+                let error = Error::from_amqp("the reply can no longer come", error);
+                self.end(Phase::Closed, &error);
+            }
         }
-        let error = Error::from_amqp("the reply can no longer come", error);
-        self.end(Phase::Closed, &error);
     }
 
     fn end(&self, phase: Phase, error: &Error) {
