@@ -26,12 +26,15 @@ pub(crate) mod event;
 pub(crate) mod health;
 pub(crate) mod line;
 pub(crate) mod registry;
+mod version;
 
 pub use backoff::Backoff;
 pub use core::ConnectLimits;
 pub use endpoint::IntoEndpoints;
 pub use event::{ClientEvent, ClientEvents};
 pub use health::{ConnectionHealth, ConsumerHealth, Health, PoolHealth, PublisherHealth};
+
+pub(crate) use version::version;
 
 use self::core::Core;
 use endpoint::{Endpoint, Endpoints};

@@ -21,6 +21,7 @@ use crate::topology::QueueType;
 pub(crate) mod ladder;
 pub(crate) mod ready;
 mod relay;
+mod room;
 mod steps;
 
 use ladder::{Target, header};
@@ -66,6 +67,9 @@ impl Publisher {
     /// messages wait in quorum queues, the same goes for a priority (`x-leveret-priority`): it would let one message hold
     /// up others.
     ///
+    /// The broker notes in the headers where a message has waited. If there is no room for that in a frame, the message is
+    /// refused ([`ErrorKind::Invalid`]).
+    ///
     /// A delay is no retry, and is not counted as one.
     ///
     /// # When its time has come
@@ -74,12 +78,18 @@ impl Publisher {
     /// message is published: otherwise the error is [`ErrorKind::Missing`]. If it is deleted before the message is
     /// due, the message is parked in the queue `leveret.delay.unroutable`, see [`Delays::unroutable`].
     ///
-    /// If the target exchange is there, but has no queue for the message, it is parked in the same place by the client: each
-    /// that has published with a delay to an exchange takes the last step for the messages of all, until it is closed. The
-    /// message may then come twice if something breaks, as with any confirmed publish. **If no such client is there, or if the
-    /// message has `BCC` or a `user-id`, the broker takes that step, and drops what the exchange has no queue for**, as it
-    /// does with everything that is dead-lettered; the message is two seconds late then. Where that can happen, give the
-    /// exchange an [alternate](crate::Exchange::alternate): `leveret.delay.unroutable` will do.
+    /// If the target exchange is there, but has no queue for the message, it is parked in the same place. The broker would drop
+    /// it; so the last step to an exchange is taken by a client, which hears of it: each that has published with a delay to
+    /// an exchange, or was told to [`relay`](Delays::relay), does so for the messages of all, until it is closed. **If no
+    /// such client is there, what is due to exchanges waits in the queue `leveret.delay.relay` until one is**, and
+    /// comes late, but is not lost. The message may come twice if something breaks, as with any confirmed publish. What the
+    /// client cannot publish for another reason, because its user may not or a queue is full, waits longer and longer, a
+    /// quarter of an hour in all, and is then parked. A `user-id` is kept in the header `x-leveret-user-id` if the client
+    /// that takes the step is another user's.
+    ///
+    /// No client is needed for an exchange that this one has declared with an [alternate](crate::Exchange::alternate) that
+    /// drops nothing: `leveret.delay.unroutable`, or a fanout that this client has declared and bound a queue to. There the
+    /// broker takes the step.
     ///
     /// `CC` and `BCC` are honoured by the target exchange. With the default exchange they are refused: publish a message for
     /// each queue.
@@ -118,11 +128,13 @@ impl Publisher {
     ) -> Result<Ticket, Error> {
         let Some(steps) = Steps::of(delay)? else { return self.send(routing_key, message).await };
         let message = message.into_message()?;
-        let target = Target::of(self.exchange(), routing_key, can_be_relayed(&message));
+        let core = self.client().core();
+        let target = core.remembered.look(|known| Target::of(known, self.exchange(), routing_key));
         let (body, mut properties) = addressed(message, &target, steps)?;
-        let ready = &self.client().core().delays;
+        room::check(self.client(), &properties, routing_key, steps).await?;
+        let ready = &core.delays;
         let is_relayed = matches!(target, Target::Relayed(_));
-        ready.ensure(self.client(), steps.top(), target).await?;
+        ready.ensure(self.client(), steps.top(), Some(target)).await?;
         if is_relayed {
             ready.relay(self.client());
         }
@@ -149,15 +161,6 @@ fn until(time: SystemTime) -> Duration {
     time.duration_since(SystemTime::now()).unwrap_or_default()
 }
 
-/// Whether a client can send it on as it is: the broker takes `BCC` away before anybody sees it, and a `user-id` from
-/// nobody but that user.
-fn can_be_relayed(message: &Message) -> bool {
-    let Some(extra) = &message.extra else { return true };
-    let headers = extra.properties.headers.as_ref();
-    let is_copied_blind = headers.is_some_and(|headers| headers.get("BCC").is_some());
-    !is_copied_blind && extra.properties.user_id.is_none()
-}
-
 /// A message's body and properties, with what leads it through the ladder.
 fn addressed(
     message: Message,
@@ -180,6 +183,12 @@ fn addressed(
     }
     let (name, value) = target.header();
     put(&mut headers, name, value)?;
+    if matches!(target, Target::Relayed(_))
+        && let Some(copies) = headers.remove("BCC")
+    {
+        // The client that sends it on has to know of them.
+        put(&mut headers, kept::BLIND_COPIES, copies)?;
+    }
     if let Some(expiration) = properties.expiration.take() {
         // It may not expire while it waits.
         put(&mut headers, kept::EXPIRATION, expiration.to_str_lossy().as_ref())?;
@@ -266,6 +275,16 @@ impl Delays {
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         self.client.core().delays.declare(&self.client, queue_type).await
+    }
+
+    /// Takes the last step of delayed messages to exchanges, of all clients, until this one is closed. Whoever publishes
+    /// with a delay to an exchange does so without being told; this is for programs that stay where those that publish come
+    /// and go. See [`Publisher::publish_in`].
+    pub async fn relay(&self) -> Result<(), Error> {
+        let ready = &self.client.core().delays;
+        ready.ensure(&self.client, 0, None).await?;
+        ready.relay(&self.client);
+        Ok(())
     }
 
     /// How many messages wait. The queues are asked one after the other: what moves meanwhile may be counted twice, or not,

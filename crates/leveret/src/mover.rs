@@ -25,6 +25,8 @@ pub(crate) mod kept {
     pub(crate) const PRIORITY: &str = "x-leveret-priority";
     /// The header `CC` it had: routing keys by which others got copies when it was published.
     pub(crate) const COPIES: &str = "x-leveret-cc";
+    /// The header `BCC` it had, which the broker takes away from whoever gets the message.
+    pub(crate) const BLIND_COPIES: &str = "x-leveret-bcc";
     /// Its properties as they came, if they are malformed and therefore cannot be sent.
     pub(crate) const PROPERTIES: &str = "x-leveret-properties";
 }

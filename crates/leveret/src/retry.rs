@@ -13,7 +13,7 @@ mod chandra;
 mod cover_art;
 mod deaths;
 mod failure;
-mod one_wait;
+pub(crate) mod one_wait;
 mod orb;
 mod plain;
 mod policy;
@@ -80,6 +80,19 @@ pub(crate) use profile::Profile;
 /// | `x-leveret-rejected` | of [`Acapi`] and [`Chandra`], in messages that were put into their queue anew: how often they had been rejected before |
 /// | `x-leveret-expiration`, `x-leveret-user-id`, `x-leveret-cc` | properties, and the header `CC`, that it could not keep while it waits |
 ///
+/// # Delivery limits
+///
+/// A quorum queue counts how often a message comes back, and drops it, or dead-letters it, beyond a limit: that of its
+/// arguments, of a policy, or 20 by default from RabbitMQ 4.0 on. A client is not told. So no decision is carried out by
+/// giving a message back where that may count: it is published to the end of its queue, confirmed, and the original is acked
+/// then; and what cannot be moved yet is held and tried again. A message goes back to its place only in queues that this client
+/// has declared as classic or exclusive ones, in streams, and on RabbitMQ from 4.3 on, where giving back by
+/// `basic.nack` is not counted.
+///
+/// What counts on every version, and is not in a client's hands, is the end of a consumer that holds messages: a lost
+/// connection, and before 4.3 also what a consumer that is [stopped](crate::Runner::run_until) gives back. So a **limit of 0**
+/// loses messages with any client: give queues a limit of some more deliveries, and a dead-letter exchange.
+///
 /// # Other designs
 ///
 /// [`Acapi`], [`Chandra`], [`CoverArt`] and [`Orb`] have other queues, and count in other ways: for systems that have
@@ -105,9 +118,9 @@ impl Retry {
     /// Back to the same queue after a pause, for ever, in which the message stays with its consumer. Nothing is counted and
     /// nothing is parked; what will never go well is [discarded](Self::discard).
     ///
-    /// Where the broker counts how often a message comes back, to drop it in the end (quorum queues, RabbitMQ 4.0 to 4.2
-    /// after 20 times), it is published to the end of its queue as a new one, confirmed, before the old one is acked. A queue
-    /// that is known to have a delivery limit is refused.
+    /// Where the broker counts how often a message comes back, to drop it in the end, it is published to the end of its queue
+    /// as a new one, and loses its place: see [above](Retry#delivery-limits). A queue that is declared with a delivery
+    /// limit by this client is refused.
     pub fn in_place(pause: Duration) -> Self {
         Retry::with(plain::InPlace::new(pause))
     }

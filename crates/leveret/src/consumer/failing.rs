@@ -10,7 +10,8 @@ use super::ConsumerBuilder;
 use super::handler::BoxFuture;
 use super::runner::{Summary, report};
 use crate::amqp::RawProperties;
-use crate::client::{Client, ClientEvent};
+use crate::client::line::State;
+use crate::client::{Client, ClientEvent, version};
 use crate::clock;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
@@ -31,8 +32,8 @@ pub(super) struct Failing {
     client: Client,
     queue: String,
     profile: Arc<dyn Profile>,
-    /// How often the broker delivers a message of the queue, if that is known.
-    limit: Option<i64>,
+    /// Whether the broker may count how often a message comes back to the queue.
+    may_count: bool,
     /// Whether it was said that a handler asks for waits that there are not.
     has_warned: AtomicBool,
     mover: Mover,
@@ -74,7 +75,7 @@ impl Failing {
             client: client.clone(),
             queue: queue.clone(),
             profile,
-            limit: work_queue(client, queue).delivery_limit(),
+            may_count: work_queue(client, queue).may_count_deliveries(),
             has_warned: AtomicBool::new(false),
             mover: Mover::new(client, "moving a failed message"),
             counts,
@@ -264,9 +265,9 @@ impl Failing {
         Summary { failed: 1, ..Summary::default() }
     }
 
-    /// Back to its queue, to be delivered again; as a new message, if the old one has come back too often for the broker.
+    /// Back to its queue, to be delivered again; as a new message, where the broker would count how often.
     async fn requeue(&self, delivery: Delivery, origin: &Origin) {
-        if !self.is_worn(&delivery) || !delivery.is_held() {
+        if !self.is_counted(&delivery) || !delivery.is_held() {
             return report(delivery.requeue());
         }
         let queue = self.client.queue_name(delivery.queue());
@@ -287,13 +288,11 @@ impl Failing {
         report(delivery.ack());
     }
 
-    /// Whether the broker may drop a message that goes back to its queue once more, or once more and a few times while
-    /// consumers die. Of a queue that is not known to have a limit, the first time is never the last one.
-    fn is_worn(&self, delivery: &Delivery) -> bool {
-        match self.limit {
-            Some(limit) => times_returned(delivery) >= limit.max(0) / 2,
-            None => times_returned(delivery) > 0,
-        }
+    /// Whether the broker counts it if a message goes back to its queue. It then drops it beyond a limit, and the first time
+    /// may be the last one: limits are set by whoever declares the queue, by policies and by default, and nobody is told.
+    fn is_counted(&self, delivery: &Delivery) -> bool {
+        let is_of_stream = || delivery.header("x-stream-offset").is_some();
+        self.may_count && !is_of_stream() && !nack_is_free(&self.client)
     }
 
     async fn tell_of_park(&self, delivery: &Delivery, settle: &Settle, failed: &Failed<'_>) {
@@ -305,8 +304,8 @@ impl Failing {
         }
     }
 
-    /// Does all of a step but settling the original: that has to be the last thing. What cannot be given back, because it
-    /// wears out, is held until it can be moved.
+    /// Does all of a step but settling the original: that has to be the last thing. What cannot be given back, because that
+    /// is counted, is held until it can be moved.
     async fn carry_out(
         &self,
         delivery: &Delivery,
@@ -314,7 +313,9 @@ impl Failing {
     ) -> Result<Settle, Error> {
         loop {
             match self.carry_out_with(Detail::Full, &step).await {
-                Err(error) if self.is_worn(delivery) && may_pass(&error) && delivery.is_held() => {
+                Err(error)
+                    if self.is_counted(delivery) && may_pass(&error) && delivery.is_held() =>
+                {
                     let queue = delivery.queue();
                     tracing::error!(queue, "a failed message cannot be moved yet: {error}");
                     sleep(PAUSE).await;
@@ -402,11 +403,12 @@ enum Settle {
     Requeue(Duration),
 }
 
-/// How often a message has come back to its queue, where the broker counts that, to drop it in the end: quorum queues do,
-/// RabbitMQ from 4.0 to 4.2 after 20 times unless they say otherwise.
-fn times_returned(delivery: &Delivery) -> i64 {
-    let count = delivery.header("x-delivery-count").and_then(|count| count.as_i64());
-    count.unwrap_or_default()
+/// Whether the broker counts no nack: RabbitMQ from 4.3 on.
+fn nack_is_free(client: &Client) -> bool {
+    match client.core().home().state() {
+        State::Up(up) => version(up.connection.server_properties()) >= (4, 3),
+        State::Down(_) | State::Ended(_) => false,
+    }
 }
 
 /// Whether it may go well later: nothing that the message or the end of the client is the cause of.

@@ -100,7 +100,8 @@ impl Runner {
     }
 
     /// Handles messages until `stop` is done: then takes no more, lets the handlers that are at work finish within the
-    /// time for draining, and returns what was done. What was not begun, or does not finish, goes back to the queue.
+    /// time for draining, and returns what was done. What was not begun, or does not finish, goes back to the queue: a quorum
+    /// queue counts that before RabbitMQ 4.3, so its [delivery limit](crate::Retry#delivery-limits) should allow for it.
     ///
     /// It fails if the consumer cannot begin, or ends because its queue stays away. If `stop` is done before it has begun, it
     /// does not begin.

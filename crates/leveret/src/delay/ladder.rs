@@ -16,18 +16,20 @@
 //! A bit that is clear is said and not left out: if a queue is missing, because somebody deleted it or its node is down,
 //! what should have waited there is parked. Were it to fall through to the next level instead, it would come early.
 //!
-//! Exchange targets have queues of their own before them. A target that routes a message nowhere keeps a quorum queue with
-//! at-least-once dead-lettering from getting rid of it, and some thirty of those block the queue for all others. (An
-//! alternate exchange does not help: it is for what an exchange has no binding for, and here there is one.) So the broker
-//! takes that last step at most once, and all before it at least once. In the queue `leveret.delay.relay` messages wait a
-//! moment for a client that takes it, and hears of it if there is no queue for them ([`relay`](super::relay)); the broker
-//! does if none comes. Straight through `leveret.delay.exit` goes what a client could not send on as it is.
+//! Exchange targets have queues of their own before them, because the broker drops a dead letter that its target has no queue
+//! for, and nobody hears of it. (An alternate exchange of ours does not help: it is for what an exchange has no binding for,
+//! and here there is one. A quorum queue with at-least-once dead-lettering keeps such messages, and some thirty of them
+//! block it for all others.) So messages wait in the queue `leveret.delay.relay` until a client takes the last step, which
+//! hears of it ([`relay`](super::relay)). The broker takes it, through `leveret.delay.exit`, only to exchanges that are known
+//! to have an alternate exchange themselves: they drop nothing.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use crate::amqp::Value;
-use crate::topology::{Binding, Exchange, Queue, QueueType, Topology};
+use crate::retry::one_wait::at_least_once;
+use crate::retry::tiers::lasting;
+use crate::topology::{Binding, Destination, Exchange, ExchangeKind, Queue, QueueType, Topology};
 
 use super::steps;
 
@@ -37,11 +39,8 @@ pub(crate) const ENTRY: &str = "leveret.delay";
 pub(crate) const OUT: &str = "leveret.delay.out";
 /// The exchange from which they go to exchanges, and the queue before it.
 pub(crate) const EXIT: &str = "leveret.delay.exit";
-/// The queue from which a client takes them, to send them to exchanges.
+/// The queue from which a client takes them, to send them to exchanges. They stay until one does.
 pub(crate) const RELAY: &str = "leveret.delay.relay";
-/// How long they wait for one: that late they are if there is none. And so long a client may be away, for its broker to
-/// start again, without the broker dropping what is unroutable.
-const RELAYED_WITHIN: Duration = Duration::from_secs(2);
 /// Where they are parked whose target is gone: exchange and queue.
 pub(crate) const UNROUTABLE: &str = "leveret.delay.unroutable";
 
@@ -55,8 +54,10 @@ pub(crate) mod header {
     pub(crate) const QUEUE: &str = "leveret-delay-queue";
     /// The exchange that it is for, if the broker takes it there.
     pub(crate) const EXCHANGE: &str = "leveret-delay-exchange";
-    /// The exchange that it is for, if a client may take it there.
+    /// The exchange that it is for, if a client takes it there.
     pub(crate) const RELAY: &str = "leveret-delay-relay";
+    /// How often clients could not take it there.
+    pub(crate) const TRIES: &str = "leveret-delay-tries";
 
     /// Whether it waits at a level.
     pub(crate) fn bit(level: u8) -> String {
@@ -73,19 +74,19 @@ pub(crate) fn name(level: u8) -> String {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Target {
     Queue(String),
-    /// By the broker alone.
+    /// By the broker: it has an alternate exchange.
     Exchange(String),
-    /// By a client, if there is one.
+    /// By a client.
     Relayed(String),
 }
 
 impl Target {
     /// What is published to the default exchange is for a queue.
-    pub(crate) fn of(exchange: &str, routing_key: &str, can_be_relayed: bool) -> Self {
+    pub(crate) fn of(known: &Topology, exchange: &str, routing_key: &str) -> Self {
         match exchange {
             "" => Target::Queue(routing_key.to_owned()),
-            exchange if can_be_relayed => Target::Relayed(exchange.to_owned()),
-            exchange => Target::Exchange(exchange.to_owned()),
+            exchange if drops_nothing(known, exchange) => Target::Exchange(exchange.to_owned()),
+            exchange => Target::Relayed(exchange.to_owned()),
         }
     }
 
@@ -98,7 +99,8 @@ impl Target {
         }
     }
 
-    /// What lets messages out to it.
+    /// What lets messages out to it. A relay has no need for it, but whoever binds an exchange hears at once if it is not
+    /// there, or not for this user.
     pub(crate) fn binding(&self) -> Binding {
         let (header, name) = self.header();
         let binding = match self {
@@ -109,6 +111,22 @@ impl Target {
     }
 }
 
+/// Whether an exchange is known to have an alternate exchange that leads to a queue.
+fn drops_nothing(known: &Topology, exchange: &str) -> bool {
+    let named = |name: &str| known.exchanges().iter().find(|exchange| exchange.name() == name);
+    let alternate = named(exchange).and_then(|exchange| {
+        exchange.arguments().find(|(name, _)| *name == "alternate-exchange")?.1.as_str()
+    });
+    let has_queue = |name: &str| {
+        let is_for_queue = |to: &Destination| matches!(to, Destination::Queue(_));
+        known.bindings().iter().any(|one| one.source() == name && is_for_queue(one.destination()))
+    };
+    alternate.is_some_and(|name| {
+        let is_fanout = named(name).is_some_and(|found| *found.kind() == ExchangeKind::Fanout);
+        name == UNROUTABLE || is_fanout && has_queue(name)
+    })
+}
+
 /// Some levels, from the lowest, with the way in and the way out if that is among them.
 pub(crate) fn topology(levels: Range<u8>, queue_type: Option<QueueType>) -> Topology {
     let ends = if levels.start == 0 { ends(queue_type) } else { Topology::new() };
@@ -117,16 +135,15 @@ pub(crate) fn topology(levels: Range<u8>, queue_type: Option<QueueType>) -> Topo
 
 fn ends(queue_type: Option<QueueType>) -> Topology {
     let exit = queue(EXIT, queue_type).message_ttl(Duration::ZERO).dead_letter_to(EXIT);
-    let relay = queue(RELAY, queue_type).message_ttl(RELAYED_WITHIN).dead_letter_to(EXIT);
     let with = |name, header| Binding::to_queue(name, OUT, "").argument(header, Value::Void);
     Topology::new()
         .exchange(Exchange::headers(ENTRY))
         .exchange(Exchange::headers(OUT).alternate(UNROUTABLE))
         .exchange(Exchange::headers(EXIT).alternate(UNROUTABLE))
         .exchange(Exchange::fanout(UNROUTABLE))
-        .queue(queue(UNROUTABLE, queue_type).bind(UNROUTABLE, ""))
-        .queue(exit)
-        .queue(relay)
+        .queue(lasting(queue(UNROUTABLE, queue_type)).bind(UNROUTABLE, ""))
+        .queue(at_least_once(exit))
+        .queue(lasting(queue(RELAY, queue_type)))
         .binding(with(EXIT, header::EXCHANGE))
         .binding(with(RELAY, header::RELAY))
 }
@@ -134,14 +151,11 @@ fn ends(queue_type: Option<QueueType>) -> Topology {
 fn rung(level: u8, queue_type: Option<QueueType>) -> Topology {
     let below = level.checked_sub(1).map_or(OUT.to_owned(), name);
     let (name, bit) = (name(level), header::bit(level));
-    let mut queue = queue(&name, queue_type).message_ttl(steps::wait(level)).dead_letter_to(&below);
-    if queue_type == Some(QueueType::Quorum) {
-        queue = queue.dead_letter_at_least_once();
-    }
+    let queue = queue(&name, queue_type).message_ttl(steps::wait(level)).dead_letter_to(&below);
     let enters = Binding::to_queue(&name, ENTRY, "").argument(header::LEVEL, i64::from(level));
     Topology::new()
         .exchange(Exchange::headers(&name).alternate(UNROUTABLE))
-        .queue(queue)
+        .queue(at_least_once(queue))
         .binding(enters)
         .binding(Binding::to_queue(&name, &name, "").argument(&bit, true))
         .binding(Binding::to_exchange(below, &name, "").argument(&bit, false))
@@ -151,5 +165,32 @@ fn queue(name: &str, queue_type: Option<QueueType>) -> Queue {
     match queue_type {
         Some(queue_type) => Queue::new(name).of_type(queue_type),
         None => Queue::new(name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_broker_takes_the_last_step_only_where_nothing_is_dropped() {
+        let own = |alternate| Topology::new().exchange(Exchange::topic("own").alternate(alternate));
+        let other = || Exchange::fanout("other");
+        let bound = || Binding::to_queue("rest", "other", "");
+        let onward = Binding::to_exchange("rest", "other", "");
+        let cases = [
+            (Topology::new(), false),
+            (Topology::new().exchange(Exchange::topic("own")), false),
+            (own(UNROUTABLE), true),
+            (own("other"), false),
+            (own("other").exchange(other()), false),
+            (own("other").exchange(other()).binding(onward), false),
+            (own("other").exchange(other()).binding(bound()), true),
+            // It may have no queue for the key.
+            (own("other").exchange(Exchange::topic("other")).binding(bound()), false),
+        ];
+        for (known, expected) in cases {
+            assert_eq!(drops_nothing(&known, "own"), expected, "{known:?}");
+        }
     }
 }

@@ -44,19 +44,25 @@ struct Known {
 }
 
 impl Known {
-    fn has(&self, top: u8, target: &Target) -> bool {
-        let is_bound = self.targets.get(target).is_some_and(|at| at.elapsed() < REBIND_AFTER);
-        top < self.levels && is_bound
+    fn has(&self, top: u8, target: Option<&Target>) -> bool {
+        let since = |target| self.targets.get(target).map(Instant::elapsed);
+        let is_bound = |target| since(target).is_some_and(|since| since < REBIND_AFTER);
+        top < self.levels && target.is_none_or(is_bound)
     }
 
     /// What has to be declared.
-    fn missing(&self, top: u8, target: &Target) -> Topology {
+    fn missing(&self, top: u8, target: Option<&Target>) -> Topology {
         let levels = self.levels..self.levels.max(top + 1);
-        ladder::topology(levels, self.queue_type).binding(target.binding())
+        let levels = ladder::topology(levels, self.queue_type);
+        match target {
+            Some(target) => levels.binding(target.binding()),
+            None => levels,
+        }
     }
 
-    fn learn(&mut self, top: u8, target: Target) {
+    fn learn(&mut self, top: u8, target: Option<Target>) {
         self.levels = self.levels.max(top + 1);
+        let Some(target) = target else { return };
         if self.targets.len() >= MAX_TARGETS {
             self.targets.clear();
         }
@@ -70,14 +76,14 @@ impl Ready {
         lock(&self.known).has_quorum
     }
 
-    /// Sees to it that a message can enter at this level, and leave to this target.
+    /// Sees to it that a message can enter at this level, and leave to this target if it is a new one.
     pub(crate) async fn ensure(
         &self,
         client: &Client,
         top: u8,
-        target: Target,
+        target: Option<Target>,
     ) -> Result<(), Error> {
-        if lock(&self.known).has(top, &target) {
+        if lock(&self.known).has(top, target.as_ref()) {
             return Ok(());
         }
         // Each declaring has its deadline, but many may be before this one.
@@ -86,10 +92,10 @@ impl Ready {
         let _alone = timeout(patience, self.declaring.lock()).await.map_err(late)?;
         let missing = {
             let known = lock(&self.known);
-            if known.has(top, &target) {
+            if known.has(top, target.as_ref()) {
                 return Ok(());
             }
-            known.missing(top, &target)
+            known.missing(top, target.as_ref())
         };
         let (_, failed) = client.apply_each(&missing).await?;
         if let Some((_, error)) = failed.iter().find(|(_, error)| !error.is_of_other_type()) {

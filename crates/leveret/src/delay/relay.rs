@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!  queue leveret.delay.relay --> Relay: confirmed, mandatory publish --> the target exchange
-//!           |                      +--> returned: published to leveret.delay.unroutable
-//!           |                      +--> anything else goes wrong: rejected, and the broker takes the step
-//!           +--> no relay there for a while: the broker takes the step
+//!           ^                      +--> returned, or no such exchange: published to leveret.delay.unroutable
+//!           |                      +--> anything else goes wrong: to wait once more
+//!           +-------- the ladder <-----------------------------------------+
 //! ```
 //!
 //! Whoever has delayed a message for an exchange relays those of everybody until its client is closed. What a relay has
@@ -18,7 +18,7 @@ use crate::client::{Client, ClientEvent};
 use crate::consumer::Deliveries;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
-use crate::mover::{Mover, Moving, Parcel};
+use crate::mover::{Mover, Moving, Parcel, kept};
 use crate::retry::ParkReason;
 use crate::retry::stamp;
 
@@ -27,8 +27,15 @@ use super::ladder::{self, header};
 /// How many messages are under way at a time.
 const WINDOW: u16 = 200;
 
-/// How long a message that cannot be parked stays with its relay before that is tried again.
+/// How long a message that can be put nowhere stays with its relay before that is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// The level at which a message waits that could not be sent on, a second at first. Each time it waits twice as long: another
+/// relay may be allowed to publish it, or the target may have room again.
+const FIRST_WAIT: u8 = 3;
+
+/// How often it does, a quarter of an hour in all, before it is parked.
+const MAX_TRIES: u8 = 10;
 
 /// Relays until the client is closed. It does not keep the client open.
 pub(super) async fn run(client: Client) {
@@ -56,7 +63,7 @@ impl Relay {
             if ended.kind() == ErrorKind::Closed {
                 return;
             }
-            tracing::warn!("delayed messages for exchanges are left to the broker: {ended}");
+            tracing::warn!("delayed messages for exchanges wait for another client: {ended}");
             sleep(self.client.core().options.backoff.pause(attempt)).await;
         }
     }
@@ -101,37 +108,87 @@ impl Relay {
         if outcome.as_ref().is_err_and(may_be_anothers) {
             outcome = self.mover.deliver(addressed(&delivery)).await;
         }
-        let settled = match outcome {
-            Ok(()) => delivery.ack(),
-            Err(error) if error.kind() == ErrorKind::Unroutable => {
-                return self.park(delivery, &error).await;
-            }
-            Err(error) if error.kind() == ErrorKind::Closed => return,
-            Err(error) => {
-                tracing::warn!("a delayed message is left to the broker: {error}");
-                delivery.discard()
-            }
-        };
-        if let Err(error) = settled {
-            tracing::debug!("{error}");
+        match outcome {
+            Ok(()) => report(delivery.ack()),
+            Err(error) => match error.kind() {
+                // It goes back to its queue.
+                ErrorKind::Closed => {}
+                ErrorKind::Unroutable | ErrorKind::Missing | ErrorKind::Invalid => {
+                    self.park(delivery, &error).await;
+                }
+                _ if tries(&delivery) >= MAX_TRIES => self.park(delivery, &error).await,
+                _ => self.put_off(delivery, &error).await,
+            },
         }
     }
 
-    /// Parks a message, however often that has to be tried: the broker would drop it.
+    /// Has a message wait once more.
+    async fn put_off(&self, delivery: Delivery, error: &Error) {
+        tracing::warn!("a delayed message waits once more: {error}");
+        let level = FIRST_WAIT + tries(&delivery);
+        if self.put(&delivery, Place::Level(level)).await {
+            report(delivery.ack());
+        }
+    }
+
     async fn park(&self, delivery: Delivery, error: &Error) {
-        let text = error.to_string();
-        while let Err(error) = self.mover.deliver(parked(&delivery, &text)).await {
+        let error = error.to_string();
+        if self.put(&delivery, Place::Parked(&error)).await {
+            report(delivery.ack());
+            let (queue, reason) = (ladder::RELAY.to_owned(), ParkReason::Unroutable);
+            self.client.core().announce(ClientEvent::Parked { queue, reason, error });
+        }
+    }
+
+    /// Tries to put a message there until it is done, or the message is no longer here: it then comes again, to whoever
+    /// relays.
+    async fn put(&self, delivery: &Delivery, place: Place<'_>) -> bool {
+        while let Err(error) = self.try_to_put(delivery, place).await {
             if error.kind() == ErrorKind::Closed || !delivery.is_held() {
-                return;
+                return false;
             }
-            tracing::error!("a delayed message cannot be parked yet: {error}");
+            tracing::error!("a delayed message can neither be sent on nor put aside yet: {error}");
+            if matches!(error.kind(), ErrorKind::Unroutable | ErrorKind::Missing) {
+                // Somebody has deleted what it should be put into.
+                self.client.core().delays.was_deleted(ladder::ENTRY);
+            }
             sleep(PAUSE).await;
         }
-        if let Err(error) = delivery.ack() {
-            tracing::debug!("{error}");
+        true
+    }
+
+    async fn try_to_put(&self, delivery: &Delivery, place: Place<'_>) -> Result<(), Error> {
+        let level = match place {
+            Place::Level(level) => level,
+            Place::Parked(_) => 0,
+        };
+        self.client.core().delays.ensure(&self.client, level, None).await?;
+        match place {
+            Place::Level(level) => self.mover.deliver(once_more(delivery, level)).await,
+            Place::Parked(reason) => match self.mover.deliver(parked(delivery, reason)).await {
+                // There is no room for a word about it: it is parked as it came.
+                Err(error) if error.kind() == ErrorKind::Invalid => {
+                    self.mover.deliver(Parcel::of(delivery, ladder::UNROUTABLE)).await
+                }
+                other => other,
+            },
         }
-        let (queue, reason) = (ladder::RELAY.to_owned(), ParkReason::Unroutable);
-        self.client.core().announce(ClientEvent::Parked { queue, reason, error: text });
+    }
+}
+
+/// Where a message is put that could not be sent on.
+#[derive(Clone, Copy)]
+enum Place<'a> {
+    /// Into the ladder.
+    Level(u8),
+    /// For good, and why.
+    Parked(&'a str),
+}
+
+/// What can no longer be settled comes again.
+fn report(settled: Result<(), Error>) {
+    if let Err(error) = settled {
+        tracing::debug!("{error}");
     }
 }
 
@@ -162,14 +219,36 @@ fn may_be_anothers(error: &Error) -> bool {
     matches!(error.kind(), Broker | Lost | Missing | Refused)
 }
 
-/// To its target, as it came.
+/// To its target, as it was published: nobody but the broker is told of blind copies.
 fn addressed(delivery: &Delivery) -> Parcel {
-    Parcel::of(delivery, target(delivery))
+    let mut parcel = Parcel::of(delivery, target(delivery));
+    parcel.remove(header::TRIES);
+    if let Some(copies) = parcel.remove(kept::BLIND_COPIES) {
+        parcel.set("BCC", copies);
+    }
+    parcel
 }
 
 fn target(delivery: &Delivery) -> String {
     let target = delivery.header(header::RELAY);
     target.and_then(|target| target.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+fn tries(delivery: &Delivery) -> u8 {
+    let tries = delivery.header(header::TRIES).and_then(|tries| tries.as_i64());
+    tries.map_or(0, |tries| u8::try_from(tries).unwrap_or(MAX_TRIES))
+}
+
+/// To the ladder, to wait at this level and no other.
+fn once_more(delivery: &Delivery, level: u8) -> Parcel {
+    let mut parcel = Parcel::of(delivery, ladder::ENTRY);
+    parcel.forget_deaths();
+    parcel.set(header::TRIES, i64::from(tries(delivery)) + 1);
+    parcel.set(header::LEVEL, i64::from(level));
+    for below in 0..level {
+        parcel.set(&header::bit(below), false);
+    }
+    parcel
 }
 
 /// To where it is parked, with the reason.

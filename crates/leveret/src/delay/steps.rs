@@ -48,6 +48,11 @@ impl Steps {
         u8::try_from(self.0.ilog2()).unwrap_or(LEVELS)
     }
 
+    /// How many levels it waits at.
+    pub(crate) fn waits(self) -> usize {
+        self.0.count_ones() as usize
+    }
+
     /// The levels below that one, from the lowest, and whether it waits there.
     pub(crate) fn below_top(self) -> impl Iterator<Item = (u8, bool)> {
         (0..self.top()).map(move |level| (level, self.0 >> level & 1 == 1))

@@ -12,7 +12,7 @@ use crate::mover::{Parcel, kept};
 use crate::retry::stamp::header;
 
 /// Headers that tell to which further queues a message is copied. It was, when it was published first.
-const COPIES: [(&str, &str); 2] = [("CC", "x-leveret-cc"), ("BCC", "x-leveret-bcc")];
+const COPIES: [(&str, &str); 2] = [("CC", kept::COPIES), ("BCC", kept::BLIND_COPIES)];
 
 /// What is remembered of places that exist or not. Beyond this they are asked for again.
 const MAX_KNOWN: usize = 1000;

@@ -36,7 +36,7 @@ use super::message::ParkedMessage;
 use crate::amqp::{
     Channel, Connection, ConsumeOptions, Consumer, Delivery, QueueOptions, Table, Value,
 };
-use crate::client::Client;
+use crate::client::{Client, version};
 use crate::error::{Error, ErrorKind};
 use crate::retry::tiers::PARKED_DELIVERY_LIMIT;
 
@@ -396,28 +396,4 @@ impl Drop for Walk {
 fn is_of_quorum_queue(delivery: &Delivery) -> bool {
     let has = |name| delivery.raw_properties().header(name).is_some();
     has("x-delivery-count") || has("x-acquired-count")
-}
-
-/// Major and minor version of the broker, or zeros.
-fn version(properties: &Table<'_>) -> (u32, u32) {
-    let version = properties.get("version");
-    let text = version.as_ref().and_then(Value::as_str).unwrap_or_default();
-    let mut parts = text.split('.').map(|part| part.parse().unwrap_or(0));
-    (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_version_of_the_broker_is_read() {
-        for (text, expected) in
-            [("4.3.6", (4, 3)), ("3.10.8", (3, 10)), ("4", (4, 0)), ("", (0, 0)), ("x.y", (0, 0))]
-        {
-            let properties = Table::from_pairs([("version", text.into())]).unwrap();
-            assert_eq!(version(&properties), expected, "{text}");
-        }
-        assert_eq!(version(&Table::new()), (0, 0));
-    }
 }

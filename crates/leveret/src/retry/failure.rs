@@ -78,8 +78,8 @@ impl Failure {
         Failure::new(Verdict::RetryAfter(delay), error)
     }
 
-    /// Back to its queue at once, without counting: another consumer may be luckier. Where the broker counts, and would drop
-    /// the message in the end, it goes to the end of its queue as a new one.
+    /// Back to its queue at once, without counting: another consumer may be luckier. Where the broker may count, to drop the
+    /// message in the end, it goes to the end of its queue as a new one: see [`Retry`](super::Retry#delivery-limits).
     pub fn requeue(error: impl Into<BoxError>) -> Self {
         Failure::new(Verdict::Requeue, error)
     }

@@ -7,7 +7,7 @@ use crate::amqp::RawProperties;
 use crate::delivery::Delivery;
 use crate::error::Error;
 use crate::mover::Parcel;
-use crate::topology::{Queue, Topology};
+use crate::topology::{Queue, QueueType, Topology};
 
 use super::policy::{Decision, Facts, RetryPolicy};
 use super::stamp::{self, Detail, Failed, Origin};
@@ -119,6 +119,14 @@ impl WorkQueue {
     pub(crate) fn delivery_limit(&self) -> Option<i64> {
         let WorkQueue::Known(queue) = self else { return None };
         queue.arguments.get("x-delivery-limit")?.as_i64()
+    }
+
+    /// Whether it may be one in which the broker counts deliveries, to drop a message in the end: a quorum queue, as
+    /// one of which nothing else is known may be by default.
+    pub(crate) fn may_count_deliveries(&self) -> bool {
+        let WorkQueue::Known(queue) = self else { return true };
+        let may_be = matches!(queue.queue_type(), None | Some(QueueType::Quorum));
+        may_be && !queue.is_exclusive() && !queue.is_named_by_broker()
     }
 
     /// A queue of the same type for messages that wait or are parked.

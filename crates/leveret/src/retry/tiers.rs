@@ -200,7 +200,7 @@ impl Profile for Tiers {
 pub(crate) const PARKED_DELIVERY_LIMIT: i64 = 1_000_000_000;
 
 /// However often its messages are looked at, they stay.
-fn lasting(queue: Queue) -> Queue {
+pub(crate) fn lasting(queue: Queue) -> Queue {
     match queue.queue_type() {
         Some(QueueType::Quorum) => queue.argument("x-delivery-limit", PARKED_DELIVERY_LIMIT),
         _ => queue,

@@ -46,6 +46,11 @@ impl Remembered {
         lock(&self.state).topology.clone()
     }
 
+    /// What something makes of all that is remembered, without a copy.
+    pub(crate) fn look<T>(&self, at: impl FnOnce(&Topology) -> T) -> T {
+        at(&lock(&self.state).topology)
+    }
+
     /// Whether a queue was declared by this client.
     pub(crate) fn has_queue(&self, name: &str) -> bool {
         lock(&self.state).topology.queues().iter().any(|queue| queue.name() == name)

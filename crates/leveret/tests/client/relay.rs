@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leveret::amqp::{Array, GetOptions};
+use leveret::amqp::{Array, GetOptions, Properties};
 use leveret::{Client, ClientEvent, Exchange, Message, ParkReason, Queue, QueueType, Topology};
 use leveret_broker::{Broker, Permissions, Profile};
 use tokio::time::{Instant, sleep};
@@ -85,18 +85,53 @@ async fn a_parked_one_can_be_replayed_once_there_is_a_queue_for_it() {
     assert_eq!(names, ["tenant"]);
 }
 
+/// What a client could not send on as it is delivered: the broker takes `BCC` away, and a `user-id` from nobody but that user.
+fn peculiar() -> [Message; 3] {
+    let copies = Array::from_values(["unheard.of.too".into()]).unwrap();
+    let user_id = Some("guest".try_into().unwrap());
+    let properties = Properties { user_id, ..Properties::default() };
+    [
+        Message::new("plain"),
+        Message::new("blind").header("BCC", copies),
+        Message::with_properties("signed", properties),
+    ]
+}
+
 #[tokio::test(start_paused = true)]
-async fn with_nobody_there_the_broker_takes_the_last_step() {
-    for queue_type in [QueueType::Classic, QueueType::Quorum] {
-        let broker = broker();
-        let client = client_with_orders(&broker).await;
-        client.delays().declare(queue_type).await.unwrap();
-        let publisher = client.publisher("orders").build().await.unwrap();
-        publisher.publish_in("order.paid", "later", HOUR).await.unwrap();
-        client.close().await;
-        sleep(HOUR + 3 * SECOND).await;
-        assert_eq!(depth(&broker, "paid"), Some(1));
+async fn with_nobody_there_messages_wait_for_somebody_and_none_is_dropped() {
+    for profile in [Profile::RabbitMq3_10, Profile::RabbitMq4_3] {
+        for queue_type in [QueueType::Classic, QueueType::Quorum] {
+            let broker = Broker::builder().profile(profile).start().unwrap();
+            let client = client_with_orders(&broker).await;
+            client.delays().declare(queue_type).await.unwrap();
+            let publisher = client.publisher("orders").build().await.unwrap();
+            for message in peculiar() {
+                publisher.publish_in("unheard.of", message.clone(), HOUR).await.unwrap();
+                publisher.publish_in("order.paid", message, HOUR).await.unwrap();
+            }
+            client.close().await;
+            sleep(2 * HOUR).await;
+
+            let client = client_of(&broker).await;
+            assert_eq!(client.delays().pending().await.unwrap(), 6);
+            client.delays().relay().await.unwrap();
+            sleep(SECOND).await;
+            assert_eq!((depth(&broker, "paid"), depth(&broker, PARKED)), (Some(3), Some(3)));
+            assert_eq!(client.delays().pending().await.unwrap(), 0);
+        }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn whatever_the_target_exchange_has_no_queue_for_is_parked() {
+    let broker = broker();
+    let client = client_with_orders(&broker).await;
+    let publisher = client.publisher("orders").build().await.unwrap();
+    for message in peculiar() {
+        publisher.publish_in("unheard.of", message, HOUR).await.unwrap();
+    }
+    sleep(HOUR + 5 * SECOND).await;
+    assert_eq!(depth(&broker, PARKED), Some(3));
 }
 
 #[tokio::test(start_paused = true)]
@@ -160,6 +195,85 @@ async fn blind_copies_are_made_and_stay_blind() {
     publisher.publish_in("order.paid", message, HOUR).await.unwrap();
     sleep(HOUR + SECOND).await;
     assert_eq!((depth(&broker, "paid"), depth(&broker, "lost")), (Some(2), Some(1)));
+    for queue in ["paid", "paid", "lost"] {
+        let delivery = client.get(queue, GetOptions::default()).await.unwrap().unwrap();
+        let told = ["BCC", "x-leveret-bcc"].map(|name| delivery.header(name).is_some());
+        assert_eq!(told, [false, false]);
+        delivery.ack().unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_parked_one_still_tells_who_was_to_get_blind_copies() {
+    let broker = broker();
+    let client = client_with_orders(&broker).await;
+    let publisher = client.publisher("orders").build().await.unwrap();
+    let copies = Array::from_values(["order.late".into()]).unwrap();
+    let message = Message::new("twice").header("BCC", copies.clone());
+    publisher.publish_in("order.new", message, HOUR).await.unwrap();
+    sleep(HOUR + SECOND).await;
+    let parked = client.get(PARKED, GetOptions::default()).await.unwrap().unwrap();
+    assert_eq!(parked.header("x-leveret-bcc"), Some(copies.into()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_somebody_has_deleted_is_made_anew_to_park_a_message() {
+    let broker = broker();
+    let client = client_with_orders(&broker).await;
+    let publisher = client.publisher("orders").build().await.unwrap();
+    publisher.publish_in("unheard.of", "nobody's", HOUR).await.unwrap();
+    let other = client_of(&broker).await;
+    other.delete_queue(PARKED, Default::default()).await.unwrap();
+    sleep(HOUR + 5 * SECOND).await;
+    assert_eq!(depth(&broker, PARKED), Some(1));
+}
+
+/// Nobody relays here.
+#[tokio::test(start_paused = true)]
+async fn to_an_exchange_with_an_alternate_the_broker_takes_the_last_step() {
+    for profile in [Profile::RabbitMq3_10, Profile::RabbitMq4_3] {
+        for queue_type in [QueueType::Classic, QueueType::Quorum] {
+            let broker = Broker::builder().profile(profile).start().unwrap();
+            let client = client_of(&broker).await;
+            client.delays().declare(queue_type).await.unwrap();
+            let orders = Exchange::topic("orders").alternate(PARKED);
+            let paid = Queue::classic("paid").bind("orders", "order.paid");
+            client.apply(&Topology::new().exchange(orders).queue(paid)).await.unwrap();
+            let publisher = client.publisher("orders").build().await.unwrap();
+            for message in peculiar() {
+                publisher.publish_in("unheard.of", message.clone(), HOUR).await.unwrap();
+                publisher.publish_in("order.paid", message, HOUR).await.unwrap();
+            }
+            client.close().await;
+            sleep(HOUR + SECOND).await;
+            assert_eq!((depth(&broker, "paid"), depth(&broker, PARKED)), (Some(3), Some(3)));
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_sent_on_waits_holds_up_nobody_and_is_parked_in_the_end() {
+    let broker = broker();
+    let client = client_with_orders(&broker).await;
+    let full = Queue::classic("full").max_length(1).argument("x-overflow", "reject-publish");
+    client.apply(&Topology::new().queue(full.bind("orders", "order.full"))).await.unwrap();
+    let publisher = client.publisher("orders").build().await.unwrap();
+    publisher.publish("order.full", "in their way").await.unwrap();
+    for _ in 0..2 {
+        publisher.publish_in("order.full", "no room", HOUR).await.unwrap();
+    }
+    publisher.publish_in("order.paid", "in time", HOUR).await.unwrap();
+    sleep(HOUR + SECOND).await;
+    assert_eq!((depth(&broker, "paid"), client.delays().pending().await.unwrap()), (Some(1), 2));
+    sleep(30 * SECOND).await;
+    client.purge_queue("full").await.unwrap();
+    sleep(HOUR).await;
+    // For one there is room now.
+    assert_eq!((depth(&broker, "full"), depth(&broker, PARKED)), (Some(1), Some(1)));
+    let parked = client.get(PARKED, GetOptions::default()).await.unwrap().unwrap();
+    assert_eq!(parked.routing_key(), "order.full");
+    let sent_on = client.get("full", GetOptions::default()).await.unwrap().unwrap();
+    assert!(sent_on.header("leveret-delay-tries").is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -178,22 +292,39 @@ async fn a_relay_does_not_keep_its_client_open() {
 }
 
 #[tokio::test]
-async fn what_a_relay_may_not_publish_is_left_to_the_broker() {
+async fn what_a_relay_may_not_publish_waits_for_one_that_may() {
     let write = "^(own|leveret.*)$".to_owned();
     let (broker, all, own) = broker_with_users(Permissions { write, ..Permissions::all() }).await;
     all.apply(&orders().exchange(Exchange::fanout("own"))).await.unwrap();
-    let relaying = own.publisher("own").build().await.unwrap();
-    relaying.publish_in("k", "to have a relay", HOUR).await.unwrap();
+    own.delays().relay().await.unwrap();
     let publisher = all.publisher("orders").build().await.unwrap();
-    publisher.publish_in("order.paid", "one", SECOND).await.unwrap();
+    let signed = Properties { user_id: Some("all".try_into().unwrap()), ..Properties::default() };
+    let signed = Message::with_properties("one", signed);
+    publisher.publish_in("order.paid", signed, SECOND / 8).await.unwrap();
     // Now the only relay is the one that may not publish it.
     all.close().await;
-    let arrived = async {
-        while depth(&broker, "paid") != Some(1) {
+    let put_off = async {
+        while depth(&broker, "leveret.delay.03") != Some(1) {
             sleep(Duration::from_millis(20)).await;
         }
     };
-    soon("the message", arrived).await;
+    soon("another wait", put_off).await;
+    own.close().await;
+    let all = connect("all").await;
+    all.delays().relay().await.unwrap();
+    let arrived = async {
+        loop {
+            if let Some(delivery) = all.get("paid", GetOptions::default()).await.unwrap() {
+                return delivery;
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let arrived = soon("the message", arrived).await;
+    // The broker does not take the name of this user from the other.
+    let said = |name| arrived.header(name).and_then(|name| name.as_str().map(str::to_owned));
+    assert_eq!(arrived.properties().user_id, None);
+    assert_eq!(said("x-leveret-user-id").as_deref(), Some("all"));
     assert_eq!(depth(&broker, PARKED), Some(0));
 }
 

@@ -82,10 +82,6 @@ async fn what_is_requeued_often_is_not_lost_to_a_delivery_limit() {
             let broker = counting();
             let other = client_of(&broker).await;
             let queue = Queue::quorum("q").delivery_limit(limit).dead_letter_to("");
-            if !is_known && limit == 0 {
-                // Nobody can know that the first time is the last one.
-                continue;
-            }
             other.apply(&topology(queue)).await.unwrap();
             let client = if is_known { other.clone() } else { client_of(&broker).await };
             let publisher = client.publisher("jobs").build().await.unwrap();
@@ -102,13 +98,49 @@ async fn what_is_requeued_often_is_not_lost_to_a_delivery_limit() {
 async fn in_place_it_is_tried_for_ever_in_spite_of_a_limit_that_nobody_knows_of() {
     let broker = counting();
     let other = client_of(&broker).await;
-    other.apply(&topology(Queue::quorum("q").delivery_limit(2))).await.unwrap();
+    other.apply(&topology(Queue::quorum("q").delivery_limit(0))).await.unwrap();
     let client = client_of(&broker).await;
     let publisher = client.publisher("jobs").build().await.unwrap();
     publisher.publish("new", message()).await.unwrap();
     let (keys, summary) = fails(&client, Some(Retry::in_place(SECOND)), 12, retry).await;
     assert_eq!(keys, ["new"; 13]);
     assert_eq!((summary.handled, summary.failed), (1, 12));
+}
+
+/// What is put into its queue anew goes to the end. Where nobody counts, it need not.
+#[tokio::test(start_paused = true)]
+async fn what_nobody_counts_keeps_its_place() {
+    let ordered = [
+        (Profile::RabbitMq3_10, Queue::classic("q")),
+        (Profile::RabbitMq4_3, Queue::quorum("q").delivery_limit(1).dead_letter_to("")),
+    ];
+    for (profile, queue) in ordered {
+        let broker = Broker::builder().profile(profile).start().unwrap();
+        let client = client_with(&broker, queue).await;
+        let publisher = client.publisher("").build().await.unwrap();
+        for body in ["one", "two"] {
+            publisher.publish("q", body).await.unwrap();
+        }
+        let (sender, mut seen) = mpsc::channel(100);
+        let handler = move |body: String, incoming: Incoming| {
+            let sender = sender.clone();
+            async move {
+                sender.send(body).await.unwrap();
+                if incoming.redelivered() { Ok(()) } else { Err(Failure::requeue("no")) }
+            }
+        };
+        let mut bodies = Vec::new();
+        let stop = async {
+            while bodies.len() < 4 {
+                bodies.push(soon("a delivery", seen.recv()).await.unwrap());
+            }
+            tokio::time::sleep(SECOND).await;
+        };
+        let consumer = client.consumer("q").prefetch(1);
+        let summary = consumer.handle(handler).run_until(stop).await.unwrap();
+        assert_eq!(bodies, ["one", "one", "two", "two"]);
+        assert_eq!(summary.handled, 2);
+    }
 }
 
 #[tokio::test(start_paused = true)]

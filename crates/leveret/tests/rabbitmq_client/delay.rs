@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use leveret::amqp::{GetOptions, Table};
+use leveret::amqp::{GetOptions, Properties, Table};
 use leveret::{
     Client, Delivery, ErrorKind, Exchange, Message, Publisher, Queue, QueueType, Topology,
 };
@@ -210,15 +210,48 @@ async fn what_the_target_exchange_has_no_queue_for_is_parked() {
 }
 
 #[tokio::test]
-async fn with_nobody_there_to_take_it_the_broker_takes_the_last_step() {
+async fn with_nobody_there_messages_wait_for_somebody_and_none_is_dropped() {
+    let copies = leveret::amqp::Array::from_values(["order.unheard.of.too".into()]).unwrap();
+    let user_id = Some("guest".try_into().unwrap());
+    let signed = Properties { user_id, ..Properties::default() };
+    let messages = [
+        Message::new("plain"),
+        Message::new("blind").header("BCC", copies),
+        Message::with_properties("signed", signed),
+    ];
     for queue_type in TYPES {
         let vhost = rabbitmq::vhost().await;
         let (gone, publisher) = scene(&vhost, queue_type).await;
-        publish_in(&publisher, "order.paid", "later").await;
+        for message in &messages {
+            publish_in(&publisher, "order.unheard.of", message.clone()).await;
+            publish_in(&publisher, "order.paid", message.clone()).await;
+        }
         soon("the end", gone.close()).await;
         let client = client(&vhost).await;
-        assert_eq!(only(&client, "paid").await.body(), "later");
+        until_depth(&client, "leveret.delay.relay", 6).await;
+        soon("a relay", client.delays().relay()).await.unwrap();
+        until_depth(&client, "paid", 3).await;
+        until_depth(&client, PARKED, 3).await;
     }
+}
+
+/// The broker adds where it has waited to its headers, and does not ask whether that fits into a frame: nobody could take it.
+#[tokio::test]
+async fn headers_that_would_outgrow_a_frame_are_refused_and_others_arrive() {
+    let vhost = rabbitmq::vhost().await;
+    let (client, publisher) = scene(&vhost, QueueType::Classic).await;
+    let to_queue = client.publisher("").build().await.unwrap();
+    let message = |size: usize| Message::new("large").header("blob", "x".repeat(size));
+    for size in [131_072 - 600, 131_072 - 900] {
+        let refused = soon("an answer", publisher.publish_in("order.paid", message(size), SHORT));
+        assert_eq!(refused.await.unwrap_err().kind(), ErrorKind::Invalid);
+        let refused = soon("an answer", to_queue.publish_in("paid", message(size), SHORT));
+        assert_eq!(refused.await.unwrap_err().kind(), ErrorKind::Invalid);
+    }
+    publish_in(&publisher, "order.paid", message(131_072 - 8000)).await;
+    publish_in(&to_queue, "lost", message(131_072 - 8000)).await;
+    only(&client, "paid").await.ack().unwrap();
+    only(&client, "lost").await.ack().unwrap();
 }
 
 #[tokio::test]
@@ -258,15 +291,27 @@ async fn a_connection_that_is_lost_while_messages_are_due_loses_none() {
 }
 
 #[tokio::test]
-async fn an_alternate_exchange_parks_what_the_target_has_no_queue_for() {
+async fn to_an_exchange_with_an_alternate_the_broker_takes_the_last_step() {
     for queue_type in TYPES {
         let vhost = rabbitmq::vhost().await;
-        let (client, _) = scene(&vhost, queue_type).await;
-        let events = Topology::new().exchange(Exchange::topic("events").alternate(PARKED));
-        client.apply(&events).await.unwrap();
-        let publisher = client.publisher("events").build().await.unwrap();
-        publish_in(&publisher, "unheard.of", "nobody's").await;
-        assert_eq!(only(&client, PARKED).await.routing_key(), "unheard.of");
+        let (gone, _) = scene(&vhost, queue_type).await;
+        let events = Topology::new()
+            .exchange(Exchange::topic("events").alternate(PARKED))
+            .queue(Queue::classic("heard").bind("events", "heard.of"))
+            .queue(Queue::classic("copy").bind("events", "copy"));
+        gone.apply(&events).await.unwrap();
+        let publisher = gone.publisher("events").build().await.unwrap();
+        let copies = leveret::amqp::Array::from_values(["copy".into()]).unwrap();
+        // At-least-once dead-lettering stops at 32 messages that it can route nowhere.
+        for _ in 0..50 {
+            publish_in(&publisher, "unheard.of", "nobody's").await;
+        }
+        publish_in(&publisher, "heard.of", Message::new("twice").header("BCC", copies)).await;
+        soon("the end", gone.close()).await;
+        let client = client(&vhost).await;
+        only(&client, "heard").await.ack().unwrap();
+        only(&client, "copy").await.ack().unwrap();
+        until_depth(&client, PARKED, 50).await;
     }
 }
 

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use leveret::amqp::{Array, GetOptions, Properties, Table, Value};
@@ -354,6 +356,94 @@ async fn what_goes_back_to_its_queue_often_is_not_lost() {
         let summary = soon("the end", consumer.handle(handler).run_until(stop)).await.unwrap();
         assert_eq!((summary.handled, summary.failed), (1, 29));
         until_depth(&client, "q", 0).await;
+    }
+}
+
+/// A limit of which the consumer knows nothing: somebody else has declared the queue, or a policy says so.
+#[tokio::test]
+async fn what_is_requeued_is_not_lost_to_a_delivery_limit_of_zero_that_nobody_knows_of() {
+    for is_policy in [false, true] {
+        let vhost = rabbitmq::vhost().await;
+        let queue = match is_policy {
+            true => Queue::quorum("q"),
+            false => Queue::quorum("q").delivery_limit(0),
+        };
+        if is_policy {
+            if vhost.broker().is_embedded() {
+                continue;
+            }
+            let definition = serde_json::json!({ "delivery-limit": 0 });
+            let policy = serde_json::json!({ "pattern": "^q$", "definition": definition });
+            let path = ["policies", vhost.name(), "limit"];
+            vhost.broker().management().put(&path, policy).await.unwrap();
+        }
+        let other = client_with(&vhost, queue.clone()).await;
+        type Way = (Option<Retry>, fn() -> Failure);
+        let ways: [Way; 2] = [
+            (None, || Failure::requeue("no")),
+            (Some(Retry::in_place(Duration::from_millis(1))), || Failure::retry("no")),
+        ];
+        for (way, failure) in ways {
+            // It knows the queue, but not its policy.
+            let client = match is_policy {
+                true => client_with(&vhost, queue.clone()).await,
+                false => client(&vhost).await,
+            };
+            soon("an outcome", publisher(&other).await.publish("q", "job")).await.unwrap();
+            let (sender, mut succeeded) = mpsc::channel(10);
+            let failed = Arc::new(AtomicU32::new(0));
+            let handler = move || {
+                let (sender, fails) = (sender.clone(), failed.fetch_add(1, Ordering::Relaxed) < 5);
+                async move {
+                    if fails {
+                        return Err(failure());
+                    }
+                    sender.send(()).await.unwrap();
+                    Ok(())
+                }
+            };
+            let mut consumer = client.consumer("q");
+            if let Some(way) = way {
+                consumer = consumer.retry(way);
+            }
+            let stop = soon("the message", succeeded.recv());
+            let summary = consumer.handle(handler).run_until(stop).await.unwrap();
+            assert_eq!((summary.handled, summary.failed), (1, 5), "{is_policy}");
+            until_depth(&client, "q", 0).await;
+        }
+    }
+}
+
+/// Before 4.3 the broker counts it, and drops them.
+#[tokio::test]
+async fn from_4_3_on_a_consumer_that_is_stopped_loses_nothing_to_a_delivery_limit_of_zero() {
+    if Version::under_test() != Version::V4_3 {
+        return;
+    }
+    let vhost = rabbitmq::vhost().await;
+    let client = client_with(&vhost, Queue::quorum("q").delivery_limit(0)).await;
+    let publisher = publisher(&client).await;
+    for n in 0..50 {
+        soon("an outcome", publisher.publish("q", n.to_string())).await.unwrap();
+    }
+    for _ in 0..3 {
+        let (sender, mut begun) = mpsc::channel(100);
+        let handler = move || {
+            let sender = sender.clone();
+            async move {
+                sender.send(()).await.unwrap();
+                std::future::pending::<()>().await;
+            }
+        };
+        let consumer = client.consumer("q").prefetch(20).workers(4).drain(Duration::ZERO);
+        let stop = async {
+            for _ in 0..4 {
+                soon("a delivery", begun.recv()).await.unwrap();
+            }
+        };
+        let summary = consumer.handle(handler).run_until(stop).await.unwrap();
+        assert_eq!(summary.abandoned, 4);
+        until_depth(&client, "q", 50).await;
     }
 }
 
