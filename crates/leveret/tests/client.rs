@@ -31,6 +31,7 @@ mod drops;
 #[path = "support/services.rs"]
 mod services;
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use leveret::{Client, ClientBuilder, Queue, Topology};
@@ -51,9 +52,9 @@ fn builder_of(broker: &Broker) -> ClientBuilder {
     Client::builder().broker(broker).name("test")
 }
 
-/// A broker with clients of two users: one who may do anything, and one who may do no more than this. They come over TCP,
-/// where users are told apart, so that the clock has to be the real one.
-async fn broker_with_users(permissions: Permissions) -> (Broker, Client, Client) {
+/// A broker with two users, one who may do anything and one who may do no more than this, and where it listens: over TCP users
+/// are told apart, so that the clock has to be the real one.
+async fn broker_with_users(permissions: Permissions) -> (Broker, SocketAddr) {
     let broker = Broker::builder()
         .user("all", "all")
         .user("limited", "limited")
@@ -61,12 +62,12 @@ async fn broker_with_users(permissions: Permissions) -> (Broker, Client, Client)
         .start()
         .expect("patterns that are in order");
     let address = broker.listen("127.0.0.1:0").await.expect("a free port");
-    let connect = async |user: &str| {
-        let url = format!("amqp://{user}:{user}@{address}");
-        Client::connect(url.as_str()).await.expect("a client over TCP")
-    };
-    let (all, limited) = (connect("all").await, connect("limited").await);
-    (broker, all, limited)
+    (broker, address)
+}
+
+async fn client_of_user(address: SocketAddr, user: &str) -> Client {
+    let url = format!("amqp://{user}:{user}@{address}");
+    Client::connect(url.as_str()).await.expect("a client over TCP")
 }
 
 /// A client with one queue.

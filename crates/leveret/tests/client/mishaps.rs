@@ -14,7 +14,7 @@ use leveret_broker::{Broker, Permissions};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
-use crate::{broker, broker_with_users, client_of, client_with, depth, soon};
+use crate::{broker, broker_with_users, client_of, client_of_user, client_with, depth, soon};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -205,7 +205,9 @@ async fn a_redelivery_service_whose_broker_fails_loses_nothing() {
 #[tokio::test]
 async fn where_nothing_may_be_declared_a_failed_message_stays_in_its_queue() {
     let permissions = Permissions { configure: "^q$".to_owned(), ..Permissions::all() };
-    let (broker, all, worker) = broker_with_users(permissions).await;
+    let (broker, address) = broker_with_users(permissions).await;
+    let all = client_of_user(address, "all").await;
+    let worker = client_of_user(address, "limited").await;
     for queue in [Queue::classic("q"), Queue::quorum("q")] {
         all.apply(&Topology::new().queue(queue)).await.unwrap();
         let publisher = all.publisher("").build().await.unwrap();

@@ -7,7 +7,7 @@ use leveret::{Client, ClientEvent, Exchange, Message, ParkReason, Queue, QueueTy
 use leveret_broker::{Broker, Permissions, Profile};
 use tokio::time::{Instant, sleep};
 
-use crate::{PATIENCE, broker, broker_with_users, client_of, depth, soon};
+use crate::{PATIENCE, broker, broker_with_users, client_of, client_of_user, depth, soon};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -294,7 +294,9 @@ async fn a_relay_does_not_keep_its_client_open() {
 #[tokio::test]
 async fn what_a_relay_may_not_publish_waits_for_one_that_may() {
     let write = "^(own|leveret.*)$".to_owned();
-    let (broker, all, own) = broker_with_users(Permissions { write, ..Permissions::all() }).await;
+    let (broker, address) = broker_with_users(Permissions { write, ..Permissions::all() }).await;
+    let all = client_of_user(address, "all").await;
+    let own = client_of_user(address, "limited").await;
     all.apply(&orders().exchange(Exchange::fanout("own"))).await.unwrap();
     own.delays().relay().await.unwrap();
     let publisher = all.publisher("orders").build().await.unwrap();
@@ -310,7 +312,7 @@ async fn what_a_relay_may_not_publish_waits_for_one_that_may() {
     };
     soon("another wait", put_off).await;
     own.close().await;
-    let all = connect("all").await;
+    let all = client_of_user(address, "all").await;
     all.delays().relay().await.unwrap();
     let arrived = async {
         loop {
