@@ -87,9 +87,8 @@ impl Publisher {
     /// quarter of an hour in all, and is then parked. A `user-id` is kept in the header `x-leveret-user-id` if the client
     /// that takes the step is another user's.
     ///
-    /// No client is needed for an exchange that this one has declared with an [alternate](crate::Exchange::alternate) that
-    /// drops nothing: `leveret.delay.unroutable`, or a fanout that this client has declared and bound a queue to. There the
-    /// broker takes the step.
+    /// No client is needed for an exchange that this one has declared with `leveret.delay.unroutable` as its
+    /// [alternate](crate::Exchange::alternate): there the broker takes the step.
     ///
     /// `CC` and `BCC` are honoured by the target exchange. With the default exchange they are refused: publish a message for
     /// each queue.
@@ -297,8 +296,8 @@ impl Delays {
         Ok(pending)
     }
 
-    /// How many messages are parked in the queue `leveret.delay.unroutable`: their target was gone when they were due, or had
-    /// no queue for them.
+    /// How many messages are parked in the queue `leveret.delay.unroutable`: their target was gone when they were due, had no
+    /// queue for them, or would not take them for a quarter of an hour.
     pub async fn unroutable(&self) -> Result<u64, Error> {
         self.ready_in(ladder::UNROUTABLE).await
     }

@@ -76,7 +76,7 @@ impl BatchRunner {
             let handling = handler(batch);
             Box::pin(async move { handling.await.into_batch_outcome() })
         };
-        BatchRunner { builder, options, call: Box::new(call) }
+        BatchRunner { builder, options, call: Arc::new(call) }
     }
 
     /// Handles batches until `stop` is done: then takes no more, lets the batch that is at work finish within the time for
@@ -161,7 +161,7 @@ async fn collect(
     (batch, None)
 }
 
-type CallBatch = Box<dyn Fn(Vec<Incoming>) -> BoxFuture<BatchOutcome> + Send + Sync>;
+type CallBatch = Arc<dyn Fn(Vec<Incoming>) -> BoxFuture<BatchOutcome> + Send + Sync>;
 
 struct Handling {
     states: Arc<States>,
@@ -199,10 +199,8 @@ impl Handling {
         let incoming = batch.iter().map(|delivery| Incoming::new(delivery, &self.states, profile));
         let incoming: Vec<_> = incoming.collect();
         let span = span_of(&incoming);
-        let call = contained(|| {
-            let handling = (self.call)(incoming);
-            Box::pin(async move { Ok(handling.await) })
-        });
+        let call = Arc::clone(&self.call);
+        let call = contained(|| Box::pin(async move { Ok(call(incoming).await) }));
         let outcome = if span.is_disabled() {
             call.await
         } else {

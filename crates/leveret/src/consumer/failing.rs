@@ -276,6 +276,10 @@ impl Failing {
             if error.kind() == ErrorKind::Closed || !delivery.is_held() {
                 return report(delivery.requeue());
             }
+            if is_for_good(&error, &delivery) {
+                tracing::warn!(queue, "a message is requeued, which may be counted: {error}");
+                return report(delivery.requeue());
+            }
             if error.kind() == ErrorKind::Invalid {
                 // There is no room for where it had come from.
                 let expiration = parcel.properties.expiration.take();
@@ -314,7 +318,10 @@ impl Failing {
         loop {
             match self.carry_out_with(Detail::Full, &step).await {
                 Err(error)
-                    if self.is_counted(delivery) && may_pass(&error) && delivery.is_held() =>
+                    if self.is_counted(delivery)
+                        && may_pass(&error)
+                        && !is_for_good(&error, delivery)
+                        && delivery.is_held() =>
                 {
                     let queue = delivery.queue();
                     tracing::error!(queue, "a failed message cannot be moved yet: {error}");
@@ -409,6 +416,13 @@ fn nack_is_free(client: &Client) -> bool {
         State::Up(up) => version(up.connection.server_properties()) >= (4, 3),
         State::Down(_) | State::Ended(_) => false,
     }
+}
+
+/// Whether this user may not publish what is to be moved, and the message can be given back all the same: the broker has not
+/// begun to count, and a queue may have no limit. Holding it for ever would keep it from those who may.
+fn is_for_good(error: &Error, delivery: &Delivery) -> bool {
+    let count = delivery.header("x-delivery-count").and_then(|count| count.as_i64());
+    error.kind() == ErrorKind::Refused && count.unwrap_or_default() == 0
 }
 
 /// Whether it may go well later: nothing that the message or the end of the client is the cause of.

@@ -105,7 +105,7 @@ impl Relay {
     }
 
     async fn settle(&self, delivery: Delivery, mut outcome: Result<(), Error>) {
-        if outcome.as_ref().is_err_and(may_be_anothers) {
+        if outcome.as_ref().is_err_and(may_be_anothers) && delivery.is_held() {
             outcome = self.mover.deliver(addressed(&delivery)).await;
         }
         match outcome {

@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind};
 use crate::mover::{Parcel, kept};
 use crate::retry::stamp::header;
 
-/// Headers that tell to which further queues a message is copied. It was, when it was published first.
+/// Headers that tell to which further queues a message is copied, and where they are kept meanwhile.
 const COPIES: [(&str, &str); 2] = [("CC", kept::COPIES), ("BCC", kept::BLIND_COPIES)];
 
 /// What is remembered of places that exist or not. Beyond this they are asked for again.
@@ -198,16 +198,17 @@ fn missing(text: String) -> Error {
 /// To one queue and no other. Its own routing key is noted, since the default exchange needs another.
 pub(super) fn straight_to(parcel: &mut Parcel, queue: &str) {
     stow_copies(parcel);
+    // Whoever gets it is not to know.
+    parcel.remove("BCC");
     parcel.exchange.clear();
     parcel.routing_key = queue.to_owned();
 }
 
-/// What makes exchanges send copies to others goes into headers that do not.
+/// What makes exchanges send copies to others goes into a header that does not: they were made when it was published first. Blind
+/// ones were not: only messages that were delayed, and came to no queue, still tell of them.
 fn stow_copies(parcel: &mut Parcel) {
-    for (name, stowed) in COPIES {
-        if let Some(copies) = parcel.remove(name) {
-            parcel.set(stowed, copies);
-        }
+    if let Some(copies) = parcel.remove("CC") {
+        parcel.set(kept::COPIES, copies);
     }
 }
 

@@ -163,12 +163,12 @@ impl Keeper {
                 was_restored = true;
             }
             if why == Why::Connection {
-                tokio::select! {
-                    () = self.replay_apart(&up) => {}
-                    () = self.shared.line.ended() => {}
-                }
-                // What is left, if the broker lets nobody else in, is sent with care.
-                why = Why::Message;
+                let is_done = tokio::select! {
+                    is_done = self.replay_apart(&up) => is_done,
+                    () = self.shared.line.ended() => true,
+                };
+                // If the broker lets nobody else in, what costs the connection again is to blame: it would do so for ever.
+                why = if is_done { Why::Message } else { Why::Connection };
             }
             let error = match self.open_and_replay(&up.connection, why).await {
                 Ok(opened) => return Ok(opened),
@@ -186,19 +186,20 @@ impl Keeper {
     }
 
     /// Sends again what was lost, on connections of its own to the same broker: one for which such a connection is closed
-    /// fails, and the rest has the next.
-    async fn replay_apart(&self, up: &Up) {
+    /// fails, and the rest has the next. Says whether there were such connections.
+    async fn replay_apart(&self, up: &Up) -> bool {
         let name = format!("{}, apart", self.shared.line.name);
         while self.has_to_replay() {
             let connected = self.core.endpoints.get(up.index).connect(&name).await;
-            let Ok(connection) = connected else { return };
-            let Ok(channel) = open(&connection, &self.shared.settings).await else { return };
+            let Ok(connection) = connected else { return false };
+            let Ok(channel) = open(&connection, &self.shared.settings).await else { return false };
             match self.replay(&channel, Why::Connection).await {
                 Ok(()) => {}
-                Err(error) if Why::of(&error) == Why::Lost => return,
+                Err(error) if Why::of(&error) == Why::Lost => return true,
                 Err(_) => sleep(PAUSE).await,
             }
         }
+        true
     }
 
     fn has_to_replay(&self) -> bool {

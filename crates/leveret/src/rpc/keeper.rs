@@ -1,6 +1,7 @@
 //! The keeper of an asker: opens its channel when it is needed, takes the replies to the desk, and when the channel is lost
 //! decides what becomes of the questions that were under way.
 
+use std::collections::HashSet;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::Waker;
@@ -35,7 +36,7 @@ impl Keeper {
     }
 
     async fn keep_open(&self) -> Result<Infallible, Error> {
-        let (mut refusals, mut no_exchange, mut suspects) = (0, false, Vec::new());
+        let (mut refusals, mut no_exchange, mut suspects) = (0, false, HashSet::new());
         loop {
             let up = self.shared.line.up().await?;
             if std::mem::take(&mut no_exchange) {
@@ -131,7 +132,7 @@ impl Keeper {
 
     /// The channel is gone, and with it every reply that was to come over it. `suspects` were under way when the broker
     /// closed the connection before.
-    fn lost(&self, error: amqp::Error, suspects: &mut Vec<CorrelationId>) {
+    fn lost(&self, error: amqp::Error, suspects: &mut HashSet<CorrelationId>) {
         let is_replayed = self.shared.settings.on_loss == OnLoss::Replay;
         match Why::of(&error) {
             Why::Lost if is_replayed => {
@@ -142,9 +143,9 @@ impl Keeper {
                 let error = Error::from_amqp("the reply can no longer come", error);
                 let mut desk = lock(&self.shared.desk);
                 self.shared.phase.send_replace(Phase::Closed);
-                let again = desk.to_send_again();
+                let again = desk.to_send_again().into_iter().collect();
                 let before = std::mem::replace(suspects, again);
-                let twice = before.iter().filter(|id| suspects.contains(id));
+                let twice = before.intersection(suspects);
                 let wakers: Vec<Waker> =
                     twice.filter_map(|id| desk.fail(*id, error.clone())).collect();
                 drop(desk);

@@ -137,6 +137,7 @@ impl Transactions {
     async fn handle(&self, delivery: Delivery, channel: Channel<Tx>) -> Summary {
         let mut incoming = Incoming::new(&delivery, &self.states, &self.retry);
         let (id, refused) = (id_of(incoming.raw_properties()), self.refused(&delivery));
+        let is_redelivered = delivery.redelivered();
         let (client, counts) = (self.client.clone(), self.counts.clone());
         let transaction = Arc::new(Transaction { channel, client, counts });
         let outlet = Outlet::Transaction(Arc::clone(&transaction));
@@ -176,7 +177,13 @@ impl Transactions {
             tracing::error!(
                 "a request is handled again: its transaction was not committed: {error}"
             );
-            if way.is_wanted() && Why::of(&error) != Why::Lost {
+            let is_to_blame = match Why::of(&error) {
+                Why::Lost => false,
+                // It may have been somebody else's doing, the first time.
+                Why::Connection => is_redelivered,
+                Why::Message | Why::NoExchange => true,
+            };
+            if way.is_wanted() && is_to_blame {
                 self.refuse(id, refused.is_some(), &error);
             }
             Summary { failed: 1, ..Summary::default() }

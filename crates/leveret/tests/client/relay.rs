@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use leveret::amqp::{Array, GetOptions, Properties};
-use leveret::{Client, ClientEvent, Exchange, Message, ParkReason, Queue, QueueType, Topology};
+use leveret::{
+    Client, ClientEvent, Exchange, Message, ParkReason, Queue, QueueType, Target, Topology,
+};
 use leveret_broker::{Broker, Permissions, Profile};
 use tokio::time::{Instant, sleep};
 
@@ -342,4 +344,43 @@ async fn a_message_is_not_late_while_somebody_relays() {
     delivery.unwrap().unwrap().ack().unwrap();
     let late = began.elapsed() - HOUR;
     assert!(late < Duration::from_millis(500), "{late:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_alternate_that_may_be_gone_is_not_relied_on() {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    let topology = Topology::new()
+        .exchange(Exchange::topic("orders").alternate("rest"))
+        .exchange(Exchange::fanout("rest"))
+        .queue(Queue::classic("temporary").exclusive().bind("rest", ""));
+    client.apply(&topology).await.unwrap();
+    let publisher = client.publisher("orders").build().await.unwrap();
+    publisher.publish_in("unheard.of", "nobody's", HOUR).await.unwrap();
+    client.close().await;
+    sleep(2 * HOUR).await;
+    assert_eq!(depth(&broker, "leveret.delay.relay"), Some(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn blind_copies_are_made_when_a_parked_one_is_replayed_to_its_exchange_and_nobody_is_told() {
+    for (target, copies) in [(Target::exchange("orders"), 1), (Target::queue("new"), 0)] {
+        let broker = broker();
+        let client = client_of(&broker).await;
+        client.apply(&Topology::new().exchange(Exchange::topic("orders"))).await.unwrap();
+        let publisher = client.publisher("orders").build().await.unwrap();
+        let secret = Array::from_values(["order.secret".into()]).unwrap();
+        let message = Message::new("1").header("BCC", secret);
+        publisher.publish_in("order.new", message, HOUR).await.unwrap();
+        sleep(HOUR + SECOND).await;
+        let queues = Topology::new()
+            .queue(Queue::classic("new").bind("orders", "order.new"))
+            .queue(Queue::classic("secret").bind("orders", "order.secret"));
+        client.apply(&queues).await.unwrap();
+        client.parking_lot(PARKED).replay_to(target).run().await.unwrap();
+        let replayed = client.get("new", GetOptions::default()).await.unwrap().unwrap();
+        let told = ["BCC", "x-leveret-bcc"].map(|name| replayed.header(name).is_some());
+        assert_eq!(told, [false, false]);
+        assert_eq!(depth(&broker, "secret"), Some(copies));
+    }
 }

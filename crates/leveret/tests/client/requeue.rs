@@ -9,10 +9,10 @@ use leveret::{
     Client, Exchange, Failure, Incoming, Message, Queue, QueueType, Retry, RetryPolicy, Summary,
     Topology,
 };
-use leveret_broker::{Broker, Profile};
+use leveret_broker::{Broker, Permissions, Profile};
 use tokio::sync::mpsc;
 
-use crate::{client_of, client_with, depth, soon};
+use crate::{client_of, client_of_user, client_with, depth, soon};
 
 const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(86_400);
@@ -208,4 +208,33 @@ async fn queues_that_somebody_has_made_of_another_type_serve_as_well() {
     let runner = second.consumer("q").retry(classic).handle(async || ());
     let error = soon("a refusal", runner.run()).await.unwrap_err();
     assert_eq!(error.kind(), leveret::ErrorKind::Conflict, "{error}");
+}
+
+/// Where returns may be counted, what is requeued is published anew. This user may not.
+#[tokio::test]
+async fn who_may_not_publish_can_requeue_all_the_same() {
+    let permissions = Permissions { write: "^none$".to_owned(), ..Permissions::all() };
+    let broker = Broker::builder()
+        .profile(Profile::RabbitMq3_10)
+        .user("all", "all")
+        .user("limited", "limited")
+        .permissions("limited", "/", permissions)
+        .start()
+        .unwrap();
+    let address = broker.listen("127.0.0.1:0").await.unwrap();
+    let all = client_of_user(address, "all").await;
+    all.apply(&Topology::new().queue(Queue::classic("q"))).await.unwrap();
+    all.publisher("").build().await.unwrap().publish("q", "1").await.unwrap();
+    let limited = client_of_user(address, "limited").await;
+    let (sender, mut attempts) = mpsc::channel(2);
+    let handler = move || {
+        let _ = sender.try_send(());
+        async { Err::<(), _>(Failure::requeue("another may be luckier")) }
+    };
+    let twice = async {
+        attempts.recv().await;
+        attempts.recv().await;
+    };
+    let runner = limited.consumer("q").handle(handler);
+    soon("to be requeued", runner.run_until(twice)).await.unwrap();
 }

@@ -3,7 +3,7 @@ use std::fmt::Debug;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
-use leveret::{BatchOptions, Incoming, Json, Message, Publisher, Queue, State};
+use leveret::{BatchOptions, Incoming, Json, Message, Publisher, Queue, State, TraceContext};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::DefaultGuard;
@@ -161,4 +161,36 @@ async fn a_batch_is_one_span_with_links_to_its_messages() {
     let links: Vec<&str> = process.get("links").split(' ').collect();
     assert_eq!(links, [link(batch), link(batch), link(single)]);
     assert_ne!(process.get("trace_id"), batch.get("trace_id"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_is_called_in_its_span_and_not_only_awaited_there() {
+    let (_spans, _collecting) = Collected::here();
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    for is_batch in [false, true] {
+        publisher.publish("q", "1").await.unwrap();
+        let (sender, mut traced) = tokio::sync::mpsc::channel(1);
+        let tell = move || {
+            let _ = sender.try_send(TraceContext::current().is_some());
+        };
+        let stop = tokio::time::sleep(Duration::from_secs(5));
+        let consumer = client.consumer("q");
+        if is_batch {
+            let handler = move |_: Vec<Incoming>| {
+                tell();
+                async {}
+            };
+            let options = BatchOptions { size: 1, within: Duration::from_secs(1) };
+            consumer.handle_batches(options, handler).run_until(stop).await.unwrap();
+        } else {
+            let handler = move |_: Incoming| {
+                tell();
+                async {}
+            };
+            consumer.handle(handler).run_until(stop).await.unwrap();
+        }
+        assert_eq!(traced.recv().await, Some(true), "batch: {is_batch}");
+    }
 }
