@@ -87,7 +87,8 @@ pub(crate) use profile::Profile;
 /// giving a message back where that may count: it is published to the end of its queue, confirmed, and the original is acked
 /// then; and what cannot be moved yet is held and tried again. A message goes back to its place only in queues that this client
 /// has declared as classic or exclusive ones, in streams, and on RabbitMQ from 4.3 on, where giving back by
-/// `basic.nack` is not counted.
+/// `basic.nack` is not counted. As a new message it is not marked as redelivered, its time to live begins anew, and the user
+/// needs the permission to write to the default exchange: one who may not gives it back all the same, the first time.
 ///
 /// What counts on every version, and is not in a client's hands, is the end of a consumer that holds messages: a lost
 /// connection, and before 4.3 also what a consumer that is [stopped](crate::Runner::run_until) gives back. So a **limit of 0**
