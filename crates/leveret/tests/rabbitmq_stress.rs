@@ -119,26 +119,28 @@ impl Books {
         self.entries.lock().unwrap().get_mut(&id).unwrap().settled += 1;
     }
 
-    /// Takes what is left in the queues, and finds every message that is safe consumed.
+    /// Takes what is left in the queues until every message that is safe is consumed. A quorum queue may take its time to
+    /// give back what gone consumers held.
     async fn audit(&self, vhost: &Vhost) {
         let connection = connect(vhost).await;
         let channel = connection.open_channel().await.unwrap();
+        let mut consumers = Vec::new();
         for queue in QUEUES {
-            // Nobody else is there, but some goodbyes may still be under way.
-            eventually(SOON, format!("no consumers of {queue}"), async || {
-                channel.inspect_queue(queue).await.unwrap().consumers == 0
-            })
-            .await;
-            let mut consumer = channel.consume(queue, ConsumeOptions::default()).await.unwrap();
-            let idle = Duration::from_millis(300);
-            while let Ok(delivery) = timeout(idle, consumer.next()).await {
-                let delivery = delivery.unwrap().unwrap();
-                let id = self.delivered(&delivery);
-                delivery.ack().unwrap();
-                self.settled(id);
+            consumers.push(channel.consume(queue, ConsumeOptions::default()).await.unwrap());
+        }
+        let until = Instant::now() + SOON * 2;
+        while !(self.is_balanced() && are_empty(&channel).await) && Instant::now() < until {
+            for consumer in &mut consumers {
+                while let Ok(delivery) = timeout(Duration::from_millis(300), consumer.next()).await {
+                    let delivery = delivery.unwrap().unwrap();
+                    let id = self.delivered(&delivery);
+                    delivery.ack().unwrap();
+                    self.settled(id);
+                }
             }
-            consumer.cancel().await.unwrap();
-            assert!(consumer.next().await.is_none());
+        }
+        drop(consumers);
+        for queue in QUEUES {
             until_queue_has(&channel, queue, 0, 0).await;
         }
         connection.close().await.unwrap();
@@ -154,6 +156,20 @@ impl Books {
         println!("{} messages, {safe} safe, {redelivered} redelivered", entries.len());
         assert!(safe > 100, "too little was done: {safe} messages");
     }
+
+    fn is_balanced(&self) -> bool {
+        let entries = self.entries.lock().unwrap();
+        entries.values().all(|entry| entry.publish != Fate::Safe || entry.settled > 0)
+    }
+}
+
+async fn are_empty(channel: &Channel) -> bool {
+    for queue in QUEUES {
+        if channel.inspect_queue(queue).await.unwrap().messages > 0 {
+            return false;
+        }
+    }
+    true
 }
 
 /// Connections that several workers share, each replaced when it is gone.
@@ -230,18 +246,20 @@ impl Worker {
 
     async fn work(mut self, until: Instant) {
         while Instant::now() < until {
-            self.step().await;
+            let roll = self.dice.below(100);
+            let step = timeout(SOON, self.step(roll)).await;
+            step.unwrap_or_else(|_| panic!("step {roll} hangs"));
         }
         self.resolve(usize::MAX).await;
         // Everything else is just dropped.
     }
 
-    async fn step(&mut self) {
+    async fn step(&mut self, roll: usize) {
         if self.channel.as_ref().is_none_or(|channel| channel.check_open().is_err()) {
             self.reopen().await;
             return;
         }
-        match self.dice.below(100) {
+        match roll {
             0..30 => self.publish().await,
             30..60 => self.take().await,
             60..75 => self.settle(),

@@ -123,9 +123,12 @@ impl NullBroker {
         }
     }
 
-    /// RabbitMQ closes the channel on a tag that it does not know.
+    /// RabbitMQ closes the channel on a tag that it does not know, and takes 0 for all.
     fn settle(&mut self, id: u16, tag: u64, multiple: bool) -> u64 {
         let lane = self.lane(id);
+        if tag == 0 && multiple {
+            return std::mem::take(&mut lane.unsettled).len() as u64;
+        }
         assert!(lane.unsettled.remove(&tag).is_some(), "unknown delivery tag {tag} on {id}");
         if !multiple {
             return 1;

@@ -434,6 +434,7 @@ impl<M> Channel<M> {
         let _alone = self.link.channel.consuming.lock().await;
         self.link.channel.add_consumer(&waiting)?;
         if !options.auto_ack {
+            self.link.channel.takes.store(true, Ordering::Relaxed);
             let qos = basic::Qos { prefetch_size: 0, prefetch_count: prefetch, global: false };
             self.link.call::<basic::QosOk>(&qos).await?;
             // RabbitMQ takes that for the end of the limit for all, as long as it has one.
@@ -450,6 +451,7 @@ impl<M> Channel<M> {
     /// Takes one message from a queue, if it has one.
     pub async fn get(&self, queue: &str, options: GetOptions) -> Result<Option<Delivery>, Error> {
         let get = basic::Get { queue: queue.try_into()?, no_ack: options.auto_ack };
+        self.link.channel.takes.fetch_or(!options.auto_ack, Ordering::Relaxed);
         let subject = Subject::Get { auto_ack: options.auto_ack };
         let Reply::Got(got) = self.link.request(&get, subject).await? else { return Ok(None) };
         let Some(content) = got.take() else { return Ok(None) };

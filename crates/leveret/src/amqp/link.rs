@@ -52,6 +52,8 @@ pub(super) struct ChannelState {
     pub(super) prefetch_for_all: AtomicU16,
     /// Transactions are on: an ack may yet be rolled back, so none may cover another.
     pub(super) tx: AtomicBool,
+    /// Something was asked for that has to be settled.
+    pub(super) takes: AtomicBool,
     /// The consumers of this channel, for the end and for their names.
     consumers: Mutex<Vec<Weak<ConsumerQueue>>>,
     /// Held while a consumer is begun: its prefetch is set by a call before.
@@ -77,6 +79,7 @@ impl ChannelState {
             committed: Notify::new(),
             prefetch_for_all: AtomicU16::new(0),
             tx: AtomicBool::new(false),
+            takes: AtomicBool::new(false),
             consumers: Mutex::default(),
             consuming: tokio::sync::Mutex::default(),
             closed: OnceLock::new(),
@@ -406,6 +409,15 @@ impl Link {
         self.connection.core.give_back(&self.channel, tag);
     }
 
+    /// For what is still under way to those who are gone. Left to the close of the channel, it would count against the
+    /// delivery limit of RabbitMQ 4.3.
+    fn give_all_back(&self) {
+        if self.channel.takes.load(Ordering::Relaxed) && !self.channel.tx.load(Ordering::Relaxed) {
+            let all = basic::Nack { delivery_tag: 0, multiple: true, requeue: true };
+            self.connection.core.answer(&self.channel, &all);
+        }
+    }
+
     fn send_method(&self, method: &impl Encode) -> Result<(), Error> {
         self.send(|outbound, max| Ok(outbound.method(self.channel.id, method, max)?))
     }
@@ -451,6 +463,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
+        self.give_all_back();
         self.close_with(&closed_here());
     }
 }

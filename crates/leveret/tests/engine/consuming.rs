@@ -288,3 +288,21 @@ async fn a_get_that_is_abandoned_gives_its_message_back() {
     let nack = broker.expect::<basic::Nack>(1).await;
     assert!(nack.requeue);
 }
+
+/// RabbitMQ 4.3 counts what goes back with its channel against the delivery limit, and what is refused it does not.
+#[tokio::test]
+async fn what_is_under_way_when_everything_is_dropped_is_given_back_before_the_channel_closes() {
+    let (connection, mut broker) = connected().await;
+    let channel = open_channel(&connection, &mut broker).await;
+    let mut consumer = consuming(&channel, ConsumeOptions::default(), &mut broker).await;
+    send_deliveries(&mut broker, 1, 1..=1).await;
+    let delivery = consumer.next().await.unwrap().unwrap();
+    drop((channel, consumer));
+    broker.expect::<basic::Cancel<'_>>(1).await;
+    // It is held, so the channel is.
+    drop(delivery);
+    assert_eq!(broker.expect::<basic::Nack>(1).await.delivery_tag, 1);
+    let all = basic::Nack { delivery_tag: 0, multiple: true, requeue: true };
+    assert_eq!(broker.expect::<basic::Nack>(1).await, all);
+    broker.expect::<channel::Close<'_>>(1).await;
+}
