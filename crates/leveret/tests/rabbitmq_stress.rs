@@ -131,7 +131,8 @@ impl Books {
         let until = Instant::now() + SOON * 2;
         while !(self.is_balanced() && are_empty(&channel).await) && Instant::now() < until {
             for consumer in &mut consumers {
-                while let Ok(delivery) = timeout(Duration::from_millis(300), consumer.next()).await {
+                while let Ok(delivery) = timeout(Duration::from_millis(300), consumer.next()).await
+                {
                     let delivery = delivery.unwrap().unwrap();
                     let id = self.delivered(&delivery);
                     delivery.ack().unwrap();

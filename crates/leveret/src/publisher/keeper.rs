@@ -25,6 +25,9 @@ const TICK_RANGE: (Duration, Duration) = (Duration::from_millis(5), Duration::fr
 /// The pause before a channel that was refused is opened again.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Messages of which one costs the channel are sent again in so many groups, and those of its group in so many again.
+const GROUPS: usize = 32;
+
 pub(super) struct Keeper {
     shared: Arc<Shared>,
     core: Arc<Core>,
@@ -37,11 +40,11 @@ pub(super) struct Keeper {
 pub(crate) enum Why {
     /// The connection went, or confirms did not come: all is sent at once.
     Lost,
-    /// The broker has closed it because of one of the messages, and does not say which: each is confirmed before the next
-    /// is sent, so that the one it closes the channel for again is found, and the others get through.
+    /// The broker has closed it because of one of the messages, and does not say which: they are sent in groups, each
+    /// confirmed before the next, so that the one it closes the channel for again is found, and the others get through.
     Message,
     /// The broker has closed the connection because of something on it, which may be a message of this channel or what
-    /// somebody else has sent: each is confirmed before the next as well, but on a connection that nobody else uses.
+    /// somebody else has sent: as before, but on a connection that nobody else uses.
     Connection,
     /// The exchange does not exist: all is sent at once, and awaited, to know whether it does now.
     NoExchange,
@@ -56,6 +59,13 @@ impl Why {
             _ => Why::Lost,
         }
     }
+}
+
+/// What was sent again together.
+#[derive(Default)]
+struct Sent {
+    count: usize,
+    last: Option<Again>,
 }
 
 /// What the keeper wakes for.
@@ -99,7 +109,8 @@ impl Keeper {
     async fn serve(&self, channel: &Channel<Confirm>) -> Why {
         loop {
             // Something may have gone over the channel before, after all that was on it had been sent again.
-            let mut replay = pin!(self.replay(channel, Why::Lost));
+            let mut all = usize::MAX;
+            let mut replay = pin!(self.replay(channel, Why::Lost, &mut all));
             let (mut is_replaying, mut is_kicked) = (true, false);
             while is_replaying || !is_kicked {
                 tokio::select! {
@@ -154,6 +165,7 @@ impl Keeper {
     /// Opens a channel and sends again what was lost, as often as it takes.
     async fn reopen(&self, mut why: Why) -> Result<(Arc<Channel<Confirm>>, u64), Error> {
         let mut was_restored = false;
+        let mut group = usize::MAX;
         loop {
             let up = self.shared.line.up().await?;
             if why == Why::NoExchange && !was_restored {
@@ -170,7 +182,7 @@ impl Keeper {
                 // If the broker lets nobody else in, what costs the connection again is to blame: it would do so for ever.
                 why = if is_done { Why::Message } else { Why::Connection };
             }
-            let error = match self.open_and_replay(&up.connection, why).await {
+            let error = match self.open_and_replay(&up.connection, why, &mut group).await {
                 Ok(opened) => return Ok(opened),
                 Err(error) => error,
             };
@@ -189,11 +201,12 @@ impl Keeper {
     /// fails, and the rest has the next. Says whether there were such connections.
     async fn replay_apart(&self, up: &Up) -> bool {
         let name = format!("{}, apart", self.shared.line.name);
+        let mut group = usize::MAX;
         while self.has_to_replay() {
             let connected = self.core.endpoints.get(up.index).connect(&name).await;
             let Ok(connection) = connected else { return false };
             let Ok(channel) = open(&connection, &self.shared.settings).await else { return false };
-            match self.replay(&channel, Why::Connection).await {
+            match self.replay(&channel, Why::Connection, &mut group).await {
                 Ok(()) => {}
                 Err(error) if Why::of(&error) == Why::Lost => return true,
                 Err(_) => sleep(PAUSE).await,
@@ -211,10 +224,11 @@ impl Keeper {
         &self,
         connection: &Connection,
         why: Why,
+        group: &mut usize,
     ) -> Result<(Arc<Channel<Confirm>>, u64), amqp::Error> {
         let channel = Arc::new(open(connection, &self.shared.settings).await?);
         let epoch = lock(&self.shared.book).begin_epoch();
-        self.replay(&channel, why).await?;
+        self.replay(&channel, why, group).await?;
         if why == Why::NoExchange {
             channel.confirmed(self.shared.settings.timeout).await?;
         }
@@ -223,40 +237,78 @@ impl Keeper {
 
     /// Sends again what was lost, in order. Fails if the channel does; one that is still open, but does not take it,
     /// is closed.
-    async fn replay(&self, channel: &Channel<Confirm>, why: Why) -> Result<(), amqp::Error> {
-        let replayed = self.send_lost(channel, why).await;
+    async fn replay(
+        &self,
+        channel: &Channel<Confirm>,
+        why: Why,
+        group: &mut usize,
+    ) -> Result<(), amqp::Error> {
+        let replayed = self.send_lost(channel, why, group).await;
         if replayed.is_err() {
             channel.close_now();
         }
         replayed
     }
 
-    async fn send_lost(&self, channel: &Channel<Confirm>, why: Why) -> Result<(), amqp::Error> {
+    /// So many at a time, unless nobody is to be found. If one of a group costs the channel, the next group is smaller; who
+    /// does so alone is to blame.
+    async fn send_lost(
+        &self,
+        channel: &Channel<Confirm>,
+        why: Why,
+        group: &mut usize,
+    ) -> Result<(), amqp::Error> {
         if self.shared.settings.on_loss == OnLoss::Fail {
             return Ok(());
         }
+        let is_awaited = matches!(why, Why::Message | Why::Connection);
         let mut next = 0;
-        while let Some(again) = { lock(&self.shared.book).lost_from(next) } {
-            next = again.number + 1;
-            self.send_again(channel, &again).await?;
-            if matches!(why, Why::Lost | Why::NoExchange) {
-                continue;
-            }
-            if let Err(error) = channel.confirmed(self.shared.settings.timeout).await {
-                let is_to_blame = match Why::of(&error) {
-                    Why::Lost => false,
-                    // Where others send, too, it may be one of theirs.
-                    Why::Connection => why == Why::Connection,
-                    Why::Message | Why::NoExchange => true,
-                };
-                if is_to_blame {
-                    let failure = lost(again.routing_key(), error.clone());
-                    lock(&self.shared.book).fail(again.number, failure);
+        loop {
+            let mut sent = Sent::default();
+            let result = async {
+                while sent.count < *group
+                    && let Some(again) = { lock(&self.shared.book).lost_from(next) }
+                {
+                    self.send_again(channel, &again).await?;
+                    next = again.number + 1;
+                    sent.count += 1;
+                    sent.last = Some(again);
+                }
+                match is_awaited && sent.count > 0 {
+                    true => channel.confirmed(self.shared.settings.timeout).await.map(drop),
+                    false => Ok(()),
+                }
+            };
+            if let Err(error) = result.await {
+                if is_awaited {
+                    *group = self.narrow_down(*group, sent, why, &error);
                 }
                 return Err(error);
             }
+            if sent.count == 0 {
+                return Ok(());
+            }
         }
-        Ok(())
+    }
+
+    /// A channel was closed after these were sent on it. One that was alone fails if it is why. Says how many are to be sent
+    /// at a time from now on.
+    fn narrow_down(&self, group: usize, sent: Sent, why: Why, error: &amqp::Error) -> usize {
+        let is_one_of_them = match Why::of(error) {
+            Why::Lost => false,
+            // Where others send, too, it may be one of theirs.
+            Why::Connection => why == Why::Connection,
+            Why::Message | Why::NoExchange => true,
+        };
+        match sent.last {
+            Some(last) if is_one_of_them && sent.count == 1 => {
+                let failure = lost(last.routing_key(), error.clone());
+                lock(&self.shared.book).fail(last.number, failure);
+                usize::MAX
+            }
+            Some(_) if is_one_of_them => (sent.count / GROUPS).max(1),
+            _ => group,
+        }
     }
 
     async fn send_again(

@@ -20,6 +20,9 @@ const POISON: &str = "poison";
 /// How long the broker takes to confirm: what comes meanwhile is under way together.
 const MOMENT: Duration = Duration::from_millis(50);
 
+/// Long enough for some hundred messages one by one, and not for two thousand.
+const MANY_MOMENTS: Duration = Duration::from_secs(20);
+
 /// What the broker has seen.
 #[derive(Default)]
 struct Seen {
@@ -36,6 +39,11 @@ struct Played {
 
 impl Played {
     async fn start() -> Played {
+        Played::with_room_for(usize::MAX).await
+    }
+
+    /// One that has so many connections at a time, and hangs up on more.
+    async fn with_room_for(most: usize) -> Played {
         let listener = PeerListener::bind().await;
         let (url, seen) = (listener.url(), Arc::<Mutex<Seen>>::default());
         let mut serving = JoinSet::new();
@@ -45,8 +53,11 @@ impl Played {
                 let mut connections = JoinSet::new();
                 loop {
                     let peer = listener.accept().await;
-                    seen.lock().unwrap().connections += 1;
-                    connections.spawn(serve(peer, Arc::clone(&seen)));
+                    while connections.try_join_next().is_some() {}
+                    if connections.len() < most {
+                        seen.lock().unwrap().connections += 1;
+                        connections.spawn(serve(peer, Arc::clone(&seen)));
+                    }
                 }
             }
         });
@@ -158,8 +169,64 @@ async fn a_message_that_costs_the_connection_fails_alone_and_the_others_keep_the
     }
     assert_eq!(broker.confirmed(), ["0", "1", "4", "5", "7"]);
     soon("an outcome", publisher.publish("q", "8")).await.unwrap();
-    // Home, the first one for publishing and the one after it, and those that the messages were tried on.
-    assert!(broker.connections() <= 3 + poisonous.len() + 1, "{}", broker.connections());
+    // Home, the first one for publishing and the one after it, and those that the messages were tried on: together, and
+    // one by one.
+    assert!(broker.connections() <= 3 + 2 * poisonous.len() + 1, "{}", broker.connections());
+}
+
+#[tokio::test]
+async fn where_the_broker_has_no_room_for_another_connection_it_is_found_on_the_one_there_is() {
+    let broker = Played::with_room_for(2).await;
+    let client = broker.client().await;
+    let publisher = client.publisher("").build().await.unwrap();
+    let mut tickets = Vec::new();
+    for number in 0..8 {
+        let body = if number == 3 { POISON.into() } else { number.to_string() };
+        tickets.push(soon("room", publisher.send("q", body)).await.unwrap());
+    }
+    for (number, ticket) in tickets.into_iter().enumerate() {
+        let outcome = soon("an outcome", ticket).await;
+        assert_eq!(outcome.is_err(), number == 3, "{number}: {outcome:?}");
+    }
+    assert_eq!(broker.confirmed(), ["0", "1", "2", "4", "5", "6", "7"]);
+    soon("an outcome", publisher.publish("q", "8")).await.unwrap();
+}
+
+/// One by one, they would take longer than a message may.
+#[tokio::test]
+async fn the_message_of_another_makes_thousands_no_later_than_they_may_be() {
+    let broker = Played::start().await;
+    let client = broker.client().await;
+    let innocent = client.publisher("").timeout(MANY_MOMENTS).build().await.unwrap();
+    let guilty = client.publisher("").build().await.unwrap();
+    let mut tickets = Vec::new();
+    for number in 0..2000 {
+        tickets.push(soon("room", innocent.send("q", number.to_string())).await.unwrap());
+    }
+    let error = soon("an outcome", guilty.publish("q", POISON)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Broker, "{error}");
+    for ticket in tickets {
+        soon("an outcome", ticket).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn one_message_among_thousands_fails_alone_and_in_time() {
+    let broker = Played::start().await;
+    let client = broker.client().await;
+    let publisher = client.publisher("").timeout(MANY_MOMENTS).build().await.unwrap();
+    let mut tickets = Vec::new();
+    for number in 0..2000 {
+        let body = if number == 1234 { POISON.into() } else { number.to_string() };
+        tickets.push(soon("room", publisher.send("q", body)).await.unwrap());
+    }
+    for (number, ticket) in tickets.into_iter().enumerate() {
+        let outcome = soon("an outcome", ticket).await;
+        assert_eq!(outcome.is_err(), number == 1234, "{number}: {outcome:?}");
+    }
+    let confirmed = broker.confirmed();
+    let numbers = confirmed.iter().map(|body| body.parse::<u32>().unwrap());
+    assert!(numbers.is_sorted(), "{confirmed:?}");
 }
 
 #[tokio::test]
