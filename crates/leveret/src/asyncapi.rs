@@ -64,10 +64,10 @@ pub struct AsyncApi {
     info: Map<String, Value>,
     servers: Map<String, Value>,
     channels: BTreeMap<String, Channel>,
-    /// By what they are, the names of channels.
-    channel_ids: BTreeMap<String, String>,
+    channel_ids: Names,
     operations: BTreeMap<String, Operation>,
     messages: BTreeMap<String, Message>,
+    message_ids: Names,
     /// By the full name of a type, what it is called here.
     type_names: BTreeMap<&'static str, String>,
     schemas: BTreeMap<String, Value>,
@@ -75,9 +75,9 @@ pub struct AsyncApi {
 
 #[derive(Clone, Debug)]
 struct Channel {
-    /// None if the broker makes it.
+    /// None if it differs from message to message, or the broker makes it.
     address: Option<String>,
-    bindings: Value,
+    bindings: Option<Value>,
     /// Where a queue gets its messages from.
     sources: Vec<Value>,
     messages: Vec<String>,
@@ -89,8 +89,15 @@ struct Operation {
     channel: String,
     bindings: Value,
     messages: Vec<String>,
-    /// To the address that a message has in `reply-to`.
-    replies: bool,
+    reply: Option<Reply>,
+}
+
+/// What goes to the address that a message has in `reply-to`.
+#[derive(Clone, Debug)]
+struct Reply {
+    channel: String,
+    /// None if nothing is known of its body.
+    message: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -117,9 +124,10 @@ impl AsyncApi {
             info,
             servers: Map::new(),
             channels: BTreeMap::new(),
-            channel_ids: BTreeMap::new(),
+            channel_ids: Names::default(),
             operations: BTreeMap::new(),
             messages: BTreeMap::new(),
+            message_ids: Names::default(),
             type_names: BTreeMap::new(),
             schemas: BTreeMap::new(),
         }
@@ -170,11 +178,11 @@ impl AsyncApi {
     ) -> Self {
         let channel = Channel {
             address: Some(key.to_owned()),
-            bindings: json!({
+            bindings: Some(json!({
                 "is": "routingKey",
                 "exchange": of_exchange(exchange),
                 "bindingVersion": BINDING_VERSION,
-            }),
+            })),
             sources: Vec::new(),
             messages: Vec::new(),
         };
@@ -185,7 +193,8 @@ impl AsyncApi {
         });
         let identity = format!("{}{APART}{key}", exchange.name());
         let message = self.message(shape, &identity);
-        self.add(identity, channel, Operation::new("send", bindings), &[message]);
+        let id = self.channel(&identity, channel, Some(&message));
+        self.operation(&id, Operation::new("send", &id, bindings), Some(&message));
         self
     }
 
@@ -203,24 +212,39 @@ impl AsyncApi {
         let channel = Channel::of_queue(&queue, sources);
         let bindings = json!({ "ack": !consumer.is_auto_ack(), "bindingVersion": BINDING_VERSION });
         let message = self.message(consumer.shape(), &identity);
-        self.add(identity, channel, Operation::new("receive", bindings), &[message]);
+        let id = self.channel(&identity, channel, Some(&message));
+        self.operation(&id, Operation::new("receive", &id, bindings), Some(&message));
         self
     }
 
-    /// The program offers this service: its queue, a message for each of its methods, and that it replies.
+    /// The program offers this service: its queue, and for each of its methods what it gets and what it replies.
     pub fn serves(mut self, service: &ServiceBuilder) -> Self {
         let topology = service.topology();
         let Some(queue) = topology.queues().first() else { return self };
-        let mut messages = Vec::new();
-        for method in service.method_names() {
-            let id = plain(&format!("{}.{method}", queue.name()));
-            self.describe(id.clone(), method.clone(), service.shape(&method));
-            messages.push(id);
+        let name = queue.name();
+        let channel = Channel::of_queue(queue, sources(&topology, name));
+        let id = self.channel(name, channel, None);
+        let replies = self.channel(&format!("{name}{APART}replies"), Channel::of_replies(), None);
+        let replying = |message| {
+            let bindings = json!({ "ack": true, "bindingVersion": BINDING_VERSION });
+            let reply = Some(Reply { channel: replies.clone(), message });
+            Operation { reply, ..Operation::new("receive", &id, bindings) }
+        };
+        if service.shapes().is_empty() {
+            // What it gets is anything.
+            self.operation(&id, replying(None), None);
         }
-        let channel = Channel::of_queue(queue, sources(&topology, queue.name()));
-        let bindings = json!({ "ack": true, "bindingVersion": BINDING_VERSION });
-        let operation = Operation { replies: true, ..Operation::new("receive", bindings) };
-        self.add(queue.name().to_owned(), channel, operation, &messages);
+        for (method, shapes) in service.shapes() {
+            let method_name = format!("{name}.{method}");
+            let request = self.message_ids.one(&format!("{name}{APART}{method}"), &method_name);
+            self.describe(request.clone(), method.clone(), shapes.request);
+            self.channel_has(&id, &request);
+            let reply = shapes.reply.map(|shape| self.message(Some(shape), &method_name));
+            if let Some(reply) = &reply {
+                self.channel_has(&replies, reply);
+            }
+            self.operation(&request, replying(reply), Some(&request));
+        }
         self
     }
 
@@ -231,40 +255,29 @@ impl AsyncApi {
         self
     }
 
-    /// Adds messages of a channel and of an operation on it, both of which may be there already.
-    fn add(
-        &mut self,
-        identity: String,
-        channel: Channel,
-        mut operation: Operation,
-        messages: &[String],
-    ) {
-        let id = self.channel_id(identity);
-        let operation_id = format!("{}-{id}", operation.action);
-        operation.channel = id.clone();
-        let channel = self.channels.entry(id).or_insert(channel);
-        let operation = self.operations.entry(operation_id).or_insert(operation);
-        for message in messages {
+    /// Adds a channel, which may be there already, with a message, and says what it is called.
+    fn channel(&mut self, identity: &str, channel: Channel, message: Option<&str>) -> String {
+        let id = self.channel_ids.one(identity, identity);
+        self.channels.entry(id.clone()).or_insert(channel);
+        if let Some(message) = message {
+            self.channel_has(&id, message);
+        }
+        id
+    }
+
+    fn channel_has(&mut self, id: &str, message: &str) {
+        if let Some(channel) = self.channels.get_mut(id) {
             add_once(&mut channel.messages, message);
-            add_once(&mut operation.messages, message);
         }
     }
 
-    /// The name of a channel, which no other has.
-    fn channel_id(&mut self, identity: String) -> String {
-        if let Some(id) = self.channel_ids.get(&identity) {
-            return id.clone();
+    /// Adds an operation, which may be there already, with a message.
+    fn operation(&mut self, name: &str, operation: Operation, message: Option<&str>) {
+        let id = format!("{}-{name}", operation.action);
+        let operation = self.operations.entry(id).or_insert(operation);
+        if let Some(message) = message {
+            add_once(&mut operation.messages, message);
         }
-        let plain = plain(&identity);
-        let mut id = plain.clone();
-        for number in 2.. {
-            if !self.channels.contains_key(&id) {
-                break;
-            }
-            id = format!("{plain}-{number}");
-        }
-        self.channel_ids.insert(identity, id.clone());
-        id
     }
 
     /// What a type is called: its own name, or its path if another type has that.
@@ -281,16 +294,17 @@ impl AsyncApi {
 
     /// Writes down a message that is named after its type, or else after its channel, and says what it is called.
     fn message(&mut self, shape: Option<Shape>, identity: &str) -> String {
-        let (id, name) = match shape {
-            None => (plain(&format!("{identity}.message")), plain(identity)),
+        let (wanted, name) = match shape {
+            None => (format!("{identity}.message"), plain(identity)),
             Some(Shape { content_type, type_name }) => {
                 let name = self.name_of(type_name);
                 match content_type {
                     Some(payload::JSON) | None => (name.clone(), name),
-                    Some(other) => (plain(&format!("{name} {other}")), name),
+                    Some(other) => (format!("{name} {other}"), name),
                 }
             }
         };
+        let id = self.message_ids.one(&wanted, &wanted);
         self.describe(id.clone(), name, shape);
         id
     }
@@ -343,7 +357,35 @@ impl fmt::Display for AsyncApi {
     }
 }
 
+/// What things are called in the document, by what they are.
+#[derive(Clone, Debug, Default)]
+struct Names(BTreeMap<String, String>);
+
+impl Names {
+    /// The name of this one, which no other has.
+    fn one(&mut self, identity: &str, wanted: &str) -> String {
+        if let Some(name) = self.0.get(identity) {
+            return name.clone();
+        }
+        let wanted = plain(wanted);
+        let mut name = wanted.clone();
+        for number in 2.. {
+            if !self.0.values().any(|taken| *taken == name) {
+                break;
+            }
+            name = format!("{wanted}-{number}");
+        }
+        self.0.insert(identity.to_owned(), name.clone());
+        name
+    }
+}
+
 impl Channel {
+    /// The addresses of those who ask.
+    fn of_replies() -> Self {
+        Channel { address: None, bindings: None, sources: Vec::new(), messages: Vec::new() }
+    }
+
     fn of_queue(queue: &Queue, sources: Vec<Value>) -> Self {
         let bindings = json!({
             "is": "queue",
@@ -351,7 +393,7 @@ impl Channel {
             "bindingVersion": BINDING_VERSION,
         });
         let address = (!queue.is_named_by_broker()).then(|| queue.name().to_owned());
-        Channel { address, bindings, sources, messages: Vec::new() }
+        Channel { address, bindings: Some(bindings), sources, messages: Vec::new() }
     }
 
     fn to_json(&self) -> Value {
@@ -363,8 +405,10 @@ impl Channel {
         let mut channel = json!({
             "address": self.address,
             "messages": messages,
-            "bindings": { "amqp": self.bindings },
         });
+        if let Some(bindings) = &self.bindings {
+            channel["bindings"] = json!({ "amqp": bindings });
+        }
         let parameters = parameters(self.address.as_deref().unwrap_or_default());
         if !parameters.is_empty() {
             channel["parameters"] = parameters.into();
@@ -377,29 +421,50 @@ impl Channel {
 }
 
 impl Operation {
-    fn new(action: &'static str, bindings: Value) -> Self {
-        let (channel, messages) = (String::new(), Vec::new());
-        Operation { action, channel, bindings, messages, replies: false }
+    fn new(action: &'static str, channel: &str, bindings: Value) -> Self {
+        Operation {
+            action,
+            channel: channel.to_owned(),
+            bindings,
+            messages: Vec::new(),
+            reply: None,
+        }
     }
 
     fn to_json(&self) -> Value {
-        let Operation { action, channel, bindings, messages, replies } = self;
-        let messages = messages.iter().map(|name| format!("#/channels/{channel}/messages/{name}"));
-        let messages: Vec<Value> = messages.map(|path| reference(&path)).collect();
+        let messages = self.messages.iter().map(|name| message_of(&self.channel, name));
         let mut operation = json!({
-            "action": action,
-            "channel": reference(&format!("#/channels/{channel}")),
-            "messages": messages,
-            "bindings": { "amqp": bindings },
+            "action": self.action,
+            "channel": reference(&format!("#/channels/{}", self.channel)),
+            "messages": messages.collect::<Vec<_>>(),
+            "bindings": { "amqp": self.bindings },
         });
-        if *replies {
-            let description = "The property reply-to of the request; one without it gets no reply.";
-            let location = "$message.header#/replyTo";
-            operation["reply"] =
-                json!({ "address": { "location": location, "description": description } });
+        if let Some(reply) = &self.reply {
+            operation["reply"] = reply.to_json();
         }
         operation
     }
+}
+
+impl Reply {
+    fn to_json(&self) -> Value {
+        let mut reply = json!({
+            "address": {
+                "location": "$message.header#/replyTo",
+                "description": "The property reply-to of the request; one without it gets no reply.",
+            },
+            "channel": reference(&format!("#/channels/{}", self.channel)),
+        });
+        if let Some(message) = &self.message {
+            reply["messages"] = json!([message_of(&self.channel, message)]);
+        }
+        reply
+    }
+}
+
+/// Where a message of a channel is described.
+fn message_of(channel: &str, message: &str) -> Value {
+    reference(&format!("#/channels/{channel}/messages/{message}"))
 }
 
 fn reference(path: &str) -> Value {

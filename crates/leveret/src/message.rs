@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 
 use crate::amqp::{Properties, ShortStr, Table, Value};
+use crate::asyncapi::Shape;
 use crate::error::{Error, ErrorKind};
 
 /// The longest expiration that RabbitMQ takes.
@@ -183,6 +184,14 @@ impl Message {
 pub trait IntoMessage {
     /// The message.
     fn into_message(self) -> Result<Message, Error>;
+
+    /// What its body is, as far as this type tells.
+    fn shape() -> Option<Shape>
+    where
+        Self: Sized,
+    {
+        None
+    }
 }
 
 impl IntoMessage for Message {
@@ -192,7 +201,7 @@ impl IntoMessage for Message {
 }
 
 macro_rules! bodies {
-    ($($body:ty),*) => {$(
+    ($($body:ty: $shape:expr),*) => {$(
         impl From<$body> for Message {
             fn from(body: $body) -> Self {
                 Message::new(body)
@@ -203,11 +212,21 @@ macro_rules! bodies {
             fn into_message(self) -> Result<Message, Error> {
                 Ok(Message::new(self))
             }
+
+            fn shape() -> Option<Shape> {
+                Some($shape)
+            }
         }
     )*};
 }
 
-bodies!(&'static str, String, &'static [u8], Vec<u8>, Bytes);
+bodies!(
+    &'static str: Shape::text(),
+    String: Shape::text(),
+    &'static [u8]: Shape::bytes(),
+    Vec<u8>: Shape::bytes(),
+    Bytes: Shape::bytes()
+);
 
 #[cfg(test)]
 mod tests {

@@ -1,5 +1,7 @@
 //! What is known of a body from its type.
 
+use bytes::Bytes;
+
 use crate::consumer::FromIncoming;
 
 /// What the body of a message is, as far as a type tells.
@@ -18,6 +20,16 @@ impl Shape {
     /// A value of this type, written in this way; none, if that differs from message to message.
     pub fn new<T: ?Sized>(content_type: Option<&'static str>) -> Self {
         Shape { content_type, type_name: std::any::type_name::<T>() }
+    }
+
+    /// A body that is taken as it is.
+    pub(crate) fn bytes() -> Self {
+        Shape::new::<Bytes>(Some("application/octet-stream"))
+    }
+
+    /// A body that is text.
+    pub(crate) fn text() -> Self {
+        Shape::new::<String>(Some("text/plain"))
     }
 }
 

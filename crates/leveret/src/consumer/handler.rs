@@ -74,7 +74,7 @@ impl FromIncoming for Bytes {
     }
 
     fn shape() -> Option<Shape> {
-        Some(Shape::new::<Bytes>(Some("application/octet-stream")))
+        Some(Shape::bytes())
     }
 }
 
@@ -87,7 +87,7 @@ impl FromIncoming for String {
     }
 
     fn shape() -> Option<Shape> {
-        Some(Shape::new::<String>(Some("text/plain")))
+        Some(Shape::text())
     }
 }
 
@@ -212,6 +212,10 @@ macro_rules! handlers {
 
             fn shape(&self) -> Option<Shape> {
                 [None, $($argument::shape()),*].into_iter().flatten().next()
+            }
+
+            fn reply_shape(&self) -> Option<Shape> {
+                Out::shape()
             }
         }
     )*};

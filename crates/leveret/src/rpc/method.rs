@@ -19,6 +19,11 @@ pub trait Method<Arguments>: Send + Sync + 'static {
     fn shape(&self) -> Option<Shape> {
         None
     }
+
+    /// What the body of a reply is, as far as the result tells.
+    fn reply_shape(&self) -> Option<Shape> {
+        None
+    }
 }
 
 /// What a method may return: `()`, which is an empty reply; anything that [can be published](IntoMessage); [`End`]; or a
@@ -26,6 +31,14 @@ pub trait Method<Arguments>: Send + Sync + 'static {
 pub trait IntoReply {
     /// The reply; `None` to end without a value.
     fn into_reply(self) -> Result<Option<Message>, BoxError>;
+
+    /// What its body is, as far as this type tells.
+    fn shape() -> Option<Shape>
+    where
+        Self: Sized,
+    {
+        None
+    }
 }
 
 /// Ends the replies to a call without another value: for methods that have sent all they had with a
@@ -50,11 +63,19 @@ impl<T: IntoMessage> IntoReply for T {
         let message = self.into_message().and_then(|message| message.check().map(|()| message));
         message.map(Some).map_err(|error| Failure::permanent(error).kind("unencodable").into())
     }
+
+    fn shape() -> Option<Shape> {
+        <T as IntoMessage>::shape()
+    }
 }
 
 impl<T: IntoReply, E: Into<BoxError>> IntoReply for Result<T, E> {
     fn into_reply(self) -> Result<Option<Message>, BoxError> {
         self.map_err(named)?.into_reply()
+    }
+
+    fn shape() -> Option<Shape> {
+        T::shape()
     }
 }
 
@@ -62,13 +83,20 @@ impl<T: IntoReply, E: Into<BoxError>> IntoReply for Result<T, E> {
 type BoxMethod =
     Arc<dyn Fn(Incoming) -> BoxFuture<Result<Option<Message>, BoxError>> + Send + Sync>;
 
+/// What a method gets and gives, as far as its types tell.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shapes {
+    pub(crate) request: Option<Shape>,
+    pub(crate) reply: Option<Shape>,
+}
+
 /// The methods of a service by their names.
 #[derive(Clone)]
 pub(super) struct Methods {
     pub(super) address: ServiceAddress,
     by_name: HashMap<Box<[u8]>, BoxMethod>,
-    /// What their requests are, by name, as far as that is known.
-    shapes: BTreeMap<String, Shape>,
+    /// What is asked and replied, by name.
+    shapes: BTreeMap<String, Shapes>,
     fallback: Option<BoxMethod>,
 }
 
@@ -78,9 +106,8 @@ impl Methods {
     }
 
     pub(super) fn add<A: 'static>(&mut self, name: &str, method: impl Method<A>) {
-        if let Some(shape) = method.shape() {
-            self.shapes.insert(name.to_owned(), shape);
-        }
+        let shapes = Shapes { request: method.shape(), reply: method.reply_shape() };
+        self.shapes.insert(name.to_owned(), shapes);
         let method: BoxMethod = Arc::new(move |incoming| method.call(incoming));
         self.by_name.insert(name.as_bytes().into(), method);
     }
@@ -93,8 +120,8 @@ impl Methods {
         self.fallback.is_some()
     }
 
-    pub(super) fn shape(&self, name: &str) -> Option<Shape> {
-        self.shapes.get(name).copied()
+    pub(super) fn shapes(&self) -> &BTreeMap<String, Shapes> {
+        &self.shapes
     }
 
     /// Their names, sorted.

@@ -1,5 +1,6 @@
 //! A service: a consumer whose handler replies.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,10 +8,9 @@ use std::time::Duration;
 use tower::{Layer, Service};
 
 use super::address::{ServiceAddress, Style};
-use super::method::{Dispatch, Method, Methods};
+use super::method::{Dispatch, Method, Methods, Shapes};
 use super::replier::{Outlet, Replying, WayBack};
 use super::transaction::Transactions;
-use crate::asyncapi::Shape;
 use crate::client::Client;
 use crate::consumer::{
     BoxError, Call, ConsumerBuilder, HandlerService, Incoming, Observed, OnPark, Runner, Summary,
@@ -204,9 +204,9 @@ impl ServiceBuilder {
         self.methods.names()
     }
 
-    /// What the requests of a method are, as far as its arguments tell.
-    pub(crate) fn shape(&self, method: &str) -> Option<Shape> {
-        self.methods.shape(method)
+    /// What its methods get and give, by their names.
+    pub(crate) fn shapes(&self) -> &BTreeMap<String, Shapes> {
+        self.methods.shapes()
     }
 
     /// What the service needs: its queue, and where it has an exchange that one, with a binding for each method. With a

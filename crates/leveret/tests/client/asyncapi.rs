@@ -2,7 +2,7 @@
 
 use boon::{Compiler, Schemas};
 use bytes::Bytes;
-use leveret::{AsyncApi, Client, Exchange, Incoming, Json, MsgPack, Payload, Queue, Topology};
+use leveret::{AsyncApi, BoxError, Client, Exchange, Incoming, Json, MsgPack, Payload, Queue, Topology};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -203,12 +203,22 @@ async fn services_reply() {
         .service("prices")
         .shared_exchange("services")
         .method("quote", async |Json(_): Json<Tick>| "1")
-        .method("list", async || "2");
+        .method("list", async || Ok::<_, BoxError>(Json(Vec::<Tick>::new())))
+        .method("forget", async || ());
     let document = AsyncApi::new("prices", "1").serves(&prices).schema::<Tick>(json!({}));
     let document = valid(&document);
-    let operation = &document["operations"]["receive-prices"];
-    assert_eq!(operation["reply"]["address"]["location"], "$message.header#/replyTo");
-    assert_eq!(operation["messages"].as_array().unwrap().len(), 2);
+    let operation = |method: &str| &document["operations"][format!("receive-prices.{method}")];
+    let request = json!([{ "$ref": "#/channels/prices/messages/prices.quote" }]);
+    assert_eq!(operation("quote")["messages"], request);
+    let replies =
+        [("quote", Some("String_text_plain")), ("list", Some("Vec_Tick")), ("forget", None)];
+    for (method, message) in replies {
+        let reply = &operation(method)["reply"];
+        assert_eq!(reply["address"]["location"], "$message.header#/replyTo");
+        assert_eq!(reply["channel"]["$ref"], "#/channels/prices_replies");
+        let path = message.map(|name| format!("#/channels/prices_replies/messages/{name}"));
+        assert_eq!(reply["messages"][0]["$ref"].as_str(), path.as_deref(), "{method}");
+    }
     let messages = &document["components"]["messages"];
     let quote = json!({
         "name": "quote",
@@ -234,14 +244,22 @@ async fn odd_names_are_told_apart_and_lead_somewhere() {
         .sends::<String>(&one, "b c")
         .sends::<String>(&other, "c")
         .sends::<String>(&one, "{id}.{no name}.{}.{a.b}")
-        .serves(&client.service("a b").method("m n", handler).method("m/~n", handler));
+        .serves(
+            &client
+                .service("a b")
+                .method("m n", handler)
+                .method("m/~n", handler)
+                .method("m_n", handler),
+        );
     for queue in queues {
         document = document.receives(&client.consumer(queue).handle(handler));
     }
     let document = valid(&document);
     let channels = document["channels"].as_object().unwrap();
-    // The service and the consumer of its queue share one.
-    assert_eq!(channels.len(), 3 + queues.len());
+    // The service and the consumer of its queue share one, and its replies have another.
+    assert_eq!(channels.len(), 3 + queues.len() + 1);
+    let requests = channels["a_b"]["messages"].as_object().unwrap();
+    assert_eq!(requests.keys().filter(|id| id.contains("m_n")).count(), 3, "{requests:?}");
     let exchange_of = |channel: &Value| channel["bindings"]["amqp"]["exchange"]["name"].clone();
     let sent = channels.values().filter(|channel| exchange_of(channel) == "a b");
     assert_eq!(sent.map(|channel| channel["address"].clone()).collect::<Vec<_>>(), ["c"]);
