@@ -32,7 +32,9 @@ pub use backoff::Backoff;
 pub use core::ConnectLimits;
 pub use endpoint::IntoEndpoints;
 pub use event::{ClientEvent, ClientEvents};
-pub use health::{ConnectionHealth, ConsumerHealth, Health, PoolHealth, PublisherHealth};
+pub use health::{
+    CallerHealth, ConnectionHealth, ConsumerHealth, Health, PoolHealth, PublisherHealth,
+};
 
 pub(crate) use version::version;
 
@@ -415,6 +417,7 @@ impl Client {
             connections: self.core().lines().iter().map(|line| health::of_line(line)).collect(),
             consumers: registry.consumers(),
             publishers: registry.publishers.all().iter().map(|one| one.health()).collect(),
+            callers: registry.callers.all().iter().map(|one| one.health()).collect(),
             pools: registry.pools.all().iter().map(|pool| pool.health()).collect(),
         }
     }

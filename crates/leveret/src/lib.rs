@@ -134,8 +134,8 @@ mod trace;
 
 pub use asyncapi::{AsyncApi, Shape};
 pub use client::{
-    Backoff, Client, ClientBuilder, ClientEvent, ClientEvents, ConnectLimits, ConnectionHealth,
-    ConsumerHealth, Health, IntoEndpoints, PoolHealth, PublisherHealth,
+    Backoff, CallerHealth, Client, ClientBuilder, ClientEvent, ClientEvents, ConnectLimits,
+    ConnectionHealth, ConsumerHealth, Health, IntoEndpoints, PoolHealth, PublisherHealth,
 };
 pub use consumer::{
     Attempt, BatchOptions, BatchOutcome, BatchRunner, BoxError, ConsumerBuilder, Deliveries,

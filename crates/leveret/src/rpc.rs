@@ -38,7 +38,7 @@ mod service;
 mod stream;
 mod transaction;
 
-pub(crate) use asker::{Asker, Question, Seat, Settings as AskerSettings};
+pub(crate) use asker::{Asker, Question, Seat, Settings as AskerSettings, Shared as Calling};
 pub use call::Call;
 pub(crate) use correlation::new_correlation_id;
 pub(crate) use desk::{Failed, Wanted};

@@ -1,4 +1,4 @@
-//! How a client is: the truth of the moment about its connections, consumers, publishers and pools.
+//! How a client is: the truth of the moment about its connections, consumers, publishers, callers and pools.
 
 use tokio::time::Instant;
 
@@ -14,18 +14,21 @@ pub struct Health {
     pub consumers: Vec<ConsumerHealth>,
     /// The publishers with confirms.
     pub publishers: Vec<PublisherHealth>,
+    /// Those who call services, or gather.
+    pub callers: Vec<CallerHealth>,
     /// The channel pools.
     pub pools: Vec<PoolHealth>,
 }
 
 impl Health {
-    /// Whether all connections are up, none is blocked, all consumers get messages, no publisher is held back, and no pool
-    /// lacks a channel that it could not open.
+    /// Whether all connections are up, none is blocked, all consumers get messages, no publisher is held back, the broker
+    /// lets all callers call, and no pool lacks a channel that it could not open.
     pub fn is_healthy(&self) -> bool {
         let up = |connection: &ConnectionHealth| connection.is_up && connection.blocked.is_none();
         self.connections.iter().all(up)
             && self.consumers.iter().all(|consumer| consumer.is_live)
             && self.publishers.iter().all(PublisherHealth::is_ready)
+            && self.callers.iter().all(|caller| caller.error.is_none())
             && self.pools.iter().all(|pool| pool.error.is_none())
     }
 }
@@ -78,6 +81,17 @@ impl PublisherHealth {
     pub fn is_ready(&self) -> bool {
         self.held_back_since.is_none() && self.error.is_none()
     }
+}
+
+/// One who calls a service, or gathers.
+#[derive(Clone, Debug)]
+pub struct CallerHealth {
+    /// What it does: `calling service "prices"`.
+    pub what: String,
+    /// How many of its calls have no reply yet.
+    pub in_flight: usize,
+    /// Why the broker did not let it call the last time, or why it will never call again.
+    pub error: Option<Error>,
 }
 
 /// One channel pool.

@@ -10,14 +10,15 @@ use super::core::Core;
 use super::health::ConsumerHealth;
 use crate::amqp::{Pulse, lock};
 use crate::error::Error;
-use crate::{pool, publisher};
+use crate::{pool, publisher, rpc};
 
-/// The consumers, publishers and pools of a client.
+/// The consumers, publishers, callers and pools of a client.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
     consumers: Mutex<BTreeMap<u64, Known>>,
     next: AtomicU64,
     pub(crate) publishers: Members<publisher::Shared>,
+    pub(crate) callers: Members<rpc::Calling>,
     pub(crate) pools: Members<pool::Pool>,
 }
 

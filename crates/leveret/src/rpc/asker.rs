@@ -24,6 +24,7 @@ use crate::amqp::{
     Table, deadline_in, lock,
 };
 use crate::client::Client;
+use crate::client::health::CallerHealth;
 use crate::client::line::Line;
 use crate::error::{Error, ErrorKind};
 use crate::message::Message;
@@ -83,7 +84,7 @@ impl Drop for Handle {
 
 /// What an asker, its questions and its keeper share.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(crate) struct Shared {
     pub(super) settings: Settings,
     pub(super) line: Arc<Line>,
     pub(super) phase: watch::Sender<Phase>,
@@ -132,6 +133,7 @@ impl Asker {
             strays,
             settings,
         });
+        client.core().health.callers.add(&shared);
         let keeper = Keeper::new(Arc::clone(&shared), Arc::clone(client.core()));
         let keeper = tokio::spawn(keeper.run());
         Asker { handle: Arc::new(Handle { shared, keeper, _client: client.clone() }) }
@@ -236,6 +238,15 @@ impl Drop for Seat {
 }
 
 impl Shared {
+    pub(crate) fn health(&self) -> CallerHealth {
+        let error = match &*self.phase.borrow() {
+            Phase::Closed | Phase::Open(_) => None,
+            Phase::Refused { error, .. } | Phase::Ended(error) => Some(error.clone()),
+        };
+        let in_flight = lock(&self.desk).len();
+        CallerHealth { what: self.settings.what.clone(), in_flight, error }
+    }
+
     /// A reply came.
     #[inline]
     pub(super) fn receive(&self, reply: Reply) {

@@ -2,7 +2,9 @@
 
 use boon::{Compiler, Schemas};
 use bytes::Bytes;
-use leveret::{AsyncApi, BoxError, Client, Exchange, Incoming, Json, MsgPack, Payload, Queue, Topology};
+use leveret::{
+    AsyncApi, BoxError, Client, Exchange, Incoming, Json, MsgPack, Payload, Queue, Topology,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 

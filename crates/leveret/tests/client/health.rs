@@ -1,7 +1,8 @@
 use std::time::Duration;
 
+use bytes::Bytes;
 use leveret::amqp::{Channel, Confirm, Publish};
-use leveret::{Client, ClientEvent, Error, ErrorKind, Health, Next, Queue};
+use leveret::{Client, ClientEvent, Error, ErrorKind, Health, Next, Queue, Replies};
 use leveret_broker::Broker;
 
 use crate::{broker, builder_of, client_with, soon};
@@ -181,4 +182,29 @@ async fn a_count_that_never_was_right_alarms_nobody() {
         assert!(soon("a check", client.check_health()).await.is_healthy());
     }
     assert!(matches!(deliveries.next_within(BRIEFLY).await, Next::TimedOut));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_the_broker_does_not_let_call_is_not_healthy() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("numbers")).await;
+    let rpc = client.rpc("numbers").replies(Replies::Queue).timeout(BRIEFLY).build().await.unwrap();
+    let caller = || client.health().callers[0].clone();
+    assert_eq!((caller().what.as_str(), caller().in_flight), ("calling service \"numbers\"", 0));
+    broker.faults().refuse_declares(usize::MAX);
+    soon("an outcome", rpc.call::<Bytes>("add", "1")).await.unwrap_err();
+    broker.faults().refuse_declares(0);
+    assert!(caller().error.is_some() && !client.health().is_healthy(), "{:?}", client.health());
+    // Nobody serves, so it waits for its reply until it is late.
+    let late = tokio::spawn({
+        let rpc = rpc.clone();
+        async move { rpc.call::<Bytes>("add", "1").await }
+    });
+    until(&client, "a call", |health| health.callers[0].in_flight == 1).await;
+    assert!(client.health().is_healthy(), "{:?}", client.health());
+    let error = soon("an outcome", late).await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert_eq!(caller().in_flight, 0);
+    drop(rpc);
+    until(&client, "its end", |health| health.callers.is_empty()).await;
 }
