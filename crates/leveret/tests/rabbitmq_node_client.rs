@@ -6,6 +6,7 @@ mod rabbitmq_node_client {
     mod accounts;
     mod channels;
     mod delay;
+    mod events;
     mod health;
     mod nodes;
     mod plans;
