@@ -13,6 +13,8 @@ mod filter;
 mod groups;
 mod json;
 mod message;
+mod quorum;
+mod staying;
 mod target;
 mod task;
 mod transfer;
@@ -68,15 +70,19 @@ use task::Action;
 ///
 /// # Quorum queues
 ///
-/// RabbitMQ 4.0 to 4.2 count every look, and drop a message that was looked at more often than the delivery limit of its
-/// queue allows: 20 times if it names none. The parking lots of leveret have a limit that nobody reaches. In a lot that
-/// somebody else has declared, messages that were looked at ten times are put to the end of the lot as new ones, on these
-/// versions. Later versions do not count looking.
+/// RabbitMQ before 4.3 counts how often a message of a quorum queue is given back, and drops it beyond the delivery limit of
+/// the queue, which may be 0 and which nobody is told. There nothing is given back: messages that stay are put to the end of
+/// the lot as new ones, each confirmed before the old one is acked, until all are in their order again. So every look goes
+/// through the whole lot, what is parked meanwhile comes to stand among the others, and who looks needs the permission to write
+/// to the default exchange. How a message had come into the lot is noted in its headers. From 4.3 on looking is not counted.
 ///
-/// A quorum queue hands out first what was given back. To keep the order, whoever stops in the middle of messages that were
-/// looked at before goes on to the last of them: the first ten of a million messages cost as much as all of them, the second
-/// time. If several look into one at the same time, or a program ends while it looks, nothing is lost, but the order may
-/// change.
+/// Every version counts what the broker itself gives back because a connection was lost, and before 4.3 also if a task is
+/// dropped: of what is out at that moment, which is all that was seen, and before 4.3 a page of at most 500 messages.
+///
+/// From 4.3 on a quorum queue hands out first what was given back. To keep the order, whoever stops in the middle of messages
+/// that were looked at before goes on to the last of them: the first ten of a million messages cost as much as all of them, the
+/// second time. If several look into a lot at the same time, or a program ends while it looks, the order may change, and before
+/// 4.3 a message may be seen twice.
 #[derive(Clone, Debug)]
 pub struct ParkingLot {
     client: Client,

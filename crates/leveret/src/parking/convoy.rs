@@ -42,6 +42,11 @@ impl<T> Convoy<T> {
         self.mover.check(parcel).await
     }
 
+    /// Sends one alone, and waits for its outcome.
+    pub(super) async fn deliver(&self, parcel: Parcel) -> Result<(), Error> {
+        self.mover.deliver(parcel).await
+    }
+
     /// Sends one more, and waits for others if too many are under way. An error is not about this one alone: it ends the
     /// convoy.
     pub(super) async fn send(&mut self, which: T, parcel: Parcel) -> Result<(), Error> {

@@ -1,30 +1,40 @@
 //! Something done with the messages of a parking lot: replay, move, purge, or nothing but to look.
 //!
 //! ```text
-//!  Walk --> is it meant? --no--> left at its place
+//!  Walk --> is it meant? --no--> stays at its place
 //!                |
 //!               yes --> parcel --> Convoy --> confirmed --> ack
-//!                                        +-> refused ---> left at its place
+//!                                        +-> refused ---> stays at its place
 //! ```
+//!
+//! What stays is left, or with its page put in anew at the end of the queue, if the walk says so. Then all that follow have to
+//! go the same way, whether they are of interest or not.
 
 use std::fmt;
 use std::ops::ControlFlow;
 use std::time::{Duration, SystemTime};
 
-use tokio::time::{Instant, sleep_until};
+use bytes::Bytes;
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::convoy::{Convoy, MAX_LOSSES, is_about_message, is_loss};
 use super::filter::Filter;
 use super::message::ParkedMessage;
-use super::target::{Draft, Router, Target, reset, straight_to};
-use super::walk::{Place, Taken, Walk};
+use super::staying::{At, Staying, anew};
+use super::target::{Draft, Router, Target, reset};
+use super::walk::{Taken, Walk};
+use crate::amqp::RawProperties;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 use crate::mover::Parcel;
+use crate::random;
 use crate::retry::stamp::header;
 
 /// How many messages that were not done are named.
 const MAX_NAMED: usize = 100;
+
+/// How long to wait for room in a full queue.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// How far a task has come; at its end, what it has done.
 #[derive(Clone, Debug, Default)]
@@ -152,7 +162,8 @@ impl<'a> Task<'a> {
         let router = Router::new(&self.client, &self.queue);
         let progress = Progress::default();
         let began = SystemTime::now();
-        let mut run = Run { task: self, convoy, router, pace, progress, began, walks: 0 };
+        let staying = Staying::default();
+        let mut run = Run { task: self, convoy, router, pace, staying, progress, began, walks: 0 };
         run.finish().await?;
         Ok(run.progress)
     }
@@ -199,6 +210,7 @@ struct Run<'a> {
     convoy: Convoy<Sent>,
     router: Router,
     pace: Pace,
+    staying: Staying,
     progress: Progress,
     began: SystemTime,
     walks: u32,
@@ -206,9 +218,7 @@ struct Run<'a> {
 
 /// A message that was sent on and whose original is still in the lot.
 struct Sent {
-    place: Place,
-    position: u64,
-    message_id: Option<String>,
+    taken: Taken,
     purpose: Purpose,
 }
 
@@ -242,66 +252,145 @@ impl Run<'_> {
         }
     }
 
-    /// Goes through the lot once. `left` is how many of the messages that were there at first may still be there.
+    /// Goes through the lot once. `left` is how many of the messages that were there at first may still be there, or at their
+    /// old place.
     async fn walk(&mut self, left: &mut Option<u64>) -> Result<(), Error> {
         let (mut walk, depth) = Walk::begin(&self.task.client, &self.task.queue).await?;
         self.walks += 1;
-        let total = *left.get_or_insert(depth);
+        let mut total = *left.get_or_insert(depth);
         if self.walks == 1 {
             self.progress.total = total;
-        } else {
-            self.progress.seen = self.progress.total.saturating_sub(total);
-            self.progress.selected = self.progress.done;
-            self.progress.failed = 0;
-            self.progress.not_done.clear();
         }
-        if let Action::Look(_) = self.task.action {
-            (self.progress.selected, self.progress.done) = (0, 0);
+        // If an earlier look was cut off, the first message is no longer at the head, and some may be there twice.
+        let mut before = 0;
+        if walk.renews() && self.is_look() && self.walks > 1 {
+            before = total % self.progress.total.max(1);
+            total = depth.max(self.progress.total);
         }
-        let mut gone = self.go(&mut walk, total).await;
+        self.set_out(&mut walk, total).await?;
+        let mut gone = self.restore_order(&mut walk, before).await;
+        if gone.is_ok() {
+            gone = self.go(&mut walk, total).await;
+        }
         if gone.is_ok() {
             gone = walk.end().await;
         }
-        let is_look = matches!(self.task.action, Action::Look(_));
         match gone {
             // What was only looked at is back at its place, whoever has closed the channel.
-            Err(error) if is_look && walk.is_over() && is_loss(&error) => Ok(()),
+            Err(error) if self.is_look() && walk.is_over() && is_loss(&error) => Ok(()),
             Err(error) => {
-                *left = Some(total.saturating_sub(walk.acked_for_sure()));
+                *left = Some((before + total).saturating_sub(walk.acked_for_sure()));
                 Err(error)
             }
             Ok(()) => Ok(()),
         }
     }
 
+    /// What is to be known before the first message is taken.
+    async fn set_out(&mut self, walk: &mut Walk, total: u64) -> Result<(), Error> {
+        self.staying.forget();
+        let gone = self.progress.total.saturating_sub(total);
+        if self.is_look() {
+            (self.progress.seen, self.progress.selected, self.progress.done) = (0, 0, 0);
+        } else if self.walks > 1 {
+            self.progress.seen = gone;
+            if walk.renews() {
+                // What could not be sent on is put in anew as well, and not met again.
+                walk.go_on_after(gone);
+            } else {
+                self.progress.failed = 0;
+                self.progress.not_done.clear();
+            }
+            self.progress.selected = self.progress.done + self.progress.failed;
+        }
+        let is_whole = self.task.filter.is_all() && !self.task.is_dry && !self.is_look();
+        match walk.renews() && !is_whole && total > 0 {
+            true => self.check_renewing().await,
+            false => Ok(()),
+        }
+    }
+
+    /// Whether messages can be put in anew: better not to take any if not.
+    async fn check_renewing(&mut self) -> Result<(), Error> {
+        let key = format!("leveret.nowhere.{:x}", random::number());
+        let nowhere = Parcel::new(String::new(), key, &RawProperties::default(), &Bytes::new());
+        match self.convoy.deliver(nowhere).await {
+            Err(error) if error.kind() == ErrorKind::Refused => {
+                let text = format!(
+                    "looking into queue {:?} may cost its messages: brokers before RabbitMQ 4.3 count what is given back to a \
+                     quorum queue. To put them in anew instead, this user needs the permission to write to the default \
+                     exchange",
+                    self.task.queue
+                );
+                Err(Error::caused(ErrorKind::Refused, text, error))
+            }
+            Err(error) if error.kind() != ErrorKind::Unroutable => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     async fn go(&mut self, walk: &mut Walk, total: u64) -> Result<(), Error> {
         let last = self.task.filter.last_position().unwrap_or(u64::MAX);
-        let mut left = total.min(last);
-        while left > 0 && !self.is_enough() {
-            let page = walk.page(left.min(self.page_limit())).await?;
+        let mut left = total;
+        let mut stop = false;
+        while left > 0 && !stop && !self.is_enough() && walk.seen() < last {
+            let most = left.min(last - walk.seen()).min(self.page_limit());
+            let page = walk.page(most).await?;
             if page.is_empty() {
                 break;
             }
             left = left.saturating_sub(page.len() as u64);
-            let mut stop = false;
             for taken in page {
                 if stop || self.is_enough() {
-                    self.leave(walk, taken.place, &taken.message).await?;
+                    self.stay(walk, taken);
                     continue;
                 }
                 stop = self.visit(walk, taken).await?.is_break();
             }
-            if stop {
-                break;
-            }
+            self.put_back(walk, At::Page).await?;
         }
         self.settle_all(walk).await?;
+        if self.staying.has_begun() {
+            self.pass_by(walk, left).await?;
+        }
         while walk.is_among_returned() {
             for taken in walk.page(u64::MAX).await? {
-                self.leave(walk, taken.place, &taken.message).await?;
+                self.stay(walk, taken);
             }
         }
-        self.settle_all(walk).await
+        self.put_back_rest(walk).await
+    }
+
+    /// Goes past so many messages that are put in anew: as often as there are, and all are in their order again.
+    async fn pass_by(&mut self, walk: &mut Walk, messages: u64) -> Result<(), Error> {
+        let seen = walk.seen();
+        let mut left = messages;
+        while left > 0 {
+            let page = walk.page(left).await?;
+            if page.is_empty() {
+                break;
+            }
+            left = left.saturating_sub(page.len() as u64);
+            for taken in page {
+                self.stay(walk, taken);
+            }
+            self.put_back(walk, At::Page).await?;
+        }
+        walk.go_on_after(seen);
+        Ok(())
+    }
+
+    /// Puts in anew what a look that was cut off did not come to.
+    async fn restore_order(&mut self, walk: &mut Walk, messages: u64) -> Result<(), Error> {
+        if messages == 0 {
+            return Ok(());
+        }
+        self.pass_by(walk, messages).await?;
+        self.put_back_rest(walk).await
+    }
+
+    fn is_look(&self) -> bool {
+        matches!(self.task.action, Action::Look(_))
     }
 
     fn is_enough(&self) -> bool {
@@ -318,29 +407,28 @@ impl Run<'_> {
     }
 
     async fn visit(&mut self, walk: &mut Walk, taken: Taken) -> Result<ControlFlow<()>, Error> {
-        let Taken { place, message } = taken;
         self.progress.seen += 1;
         let mut flow = ControlFlow::Continue(());
-        if !self.is_meant(&message) {
-            self.leave(walk, place, &message).await?;
+        if !self.is_meant(&taken.message) {
+            self.stay(walk, taken);
             return Ok(flow);
         }
         self.progress.selected += 1;
         if let Action::Look(look) = &mut self.task.action {
-            flow = look(&message);
-            self.leave(walk, place, &message).await?;
+            flow = look(&taken.message);
+            self.stay(walk, taken);
             self.progress.done += 1;
         } else if let Action::Purge = self.task.action {
             match self.task.is_dry {
-                true => self.leave(walk, place, &message).await?,
+                true => self.stay(walk, taken),
                 false => {
                     self.keep_pace(walk).await?;
-                    walk.ack(place)?;
+                    walk.ack(taken.place)?;
                 }
             }
             self.progress.done += 1;
         } else {
-            self.send_on(walk, place, &message).await?;
+            self.send_on(walk, taken).await?;
         }
         self.tell();
         Ok(flow)
@@ -352,26 +440,23 @@ impl Run<'_> {
         !is_back && self.task.filter.matches(message, SystemTime::now())
     }
 
-    async fn send_on(
-        &mut self,
-        walk: &mut Walk,
-        place: Place,
-        message: &ParkedMessage,
-    ) -> Result<(), Error> {
-        let parcel = match self.checked_parcel(message).await {
+    async fn send_on(&mut self, walk: &mut Walk, taken: Taken) -> Result<(), Error> {
+        let parcel = match self.checked_parcel(&taken.message).await {
             Ok(parcel) => parcel,
             Err(error) if is_about_message(&error) => {
-                self.not_done(message.position(), message.message_id(), error);
-                return self.leave(walk, place, message).await;
+                self.not_done(&taken.message, error);
+                self.stay(walk, taken);
+                return Ok(());
             }
             Err(error) => return Err(error),
         };
         if self.task.is_dry {
             self.progress.done += 1;
-            return self.leave(walk, place, message).await;
+            self.stay(walk, taken);
+            return Ok(());
         }
         self.keep_pace(walk).await?;
-        self.send(walk, place, message, parcel, Purpose::Leave).await
+        self.send(walk, Sent { taken, purpose: Purpose::Leave }, parcel).await
     }
 
     /// The same as [`parcel`](Self::parcel), and if nothing is to be sent, whether it could be.
@@ -404,62 +489,109 @@ impl Run<'_> {
         Ok(parcel)
     }
 
-    async fn send(
-        &mut self,
-        walk: &mut Walk,
-        place: Place,
-        message: &ParkedMessage,
-        parcel: Parcel,
-        purpose: Purpose,
-    ) -> Result<(), Error> {
-        let (position, message_id) = (message.position(), message.message_id());
-        let sent = self.convoy.send(Sent { place, position, message_id, purpose }, parcel).await;
+    async fn send(&mut self, walk: &mut Walk, sent: Sent, parcel: Parcel) -> Result<(), Error> {
+        let result = self.convoy.send(sent, parcel).await;
         // Before all else: what is confirmed need not be sent twice.
         self.settle(walk)?;
-        sent
+        result
     }
 
-    /// Stays in the lot; where looking at it wears it out, as a new message at the end.
-    async fn leave(
-        &mut self,
-        walk: &mut Walk,
-        place: Place,
-        message: &ParkedMessage,
-    ) -> Result<(), Error> {
-        if !walk.wears_out(message).await {
-            walk.leave(place);
+    /// Stays in the lot.
+    fn stay(&mut self, walk: &mut Walk, taken: Taken) {
+        match walk.renews() {
+            true => self.staying.hold(taken),
+            false => walk.leave(taken.place),
+        }
+    }
+
+    /// Puts what stays at the end of the queue, if the walk may not leave it at its place. What could not be sent on is one of
+    /// them, so that is waited for.
+    async fn put_back(&mut self, walk: &mut Walk, at: At) -> Result<(), Error> {
+        if !walk.renews() {
             return Ok(());
         }
-        let mut parcel = message.parcel();
-        note_address(&mut parcel, message);
-        parcel.remove("x-delivery-count");
-        straight_to(&mut parcel, &self.task.queue);
-        self.send(walk, place, message, parcel, Purpose::Renew).await
+        self.settle_all(walk).await?;
+        let due = self.staying.due(walk, at);
+        if !due.is_empty() {
+            // What is no longer in our hands would be there twice.
+            walk.check_held().await?;
+        }
+        for taken in due {
+            let parcel = self.parcel_anew(&taken.message).await;
+            self.send(walk, Sent { taken, purpose: Purpose::Renew }, parcel).await?;
+        }
+        self.settle_all(walk).await?;
+        // A full queue takes messages again once many are out; but not any number can be.
+        match self.staying.is_full() {
+            true => Err(self.no_room()),
+            false => Ok(()),
+        }
+    }
+
+    /// The same at the end, with a while of patience.
+    async fn put_back_rest(&mut self, walk: &mut Walk) -> Result<(), Error> {
+        let deadline = Instant::now() + self.task.client.core().options.timeout;
+        loop {
+            self.put_back(walk, At::End).await?;
+            if self.staying.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(self.no_room());
+            }
+            sleep(PAUSE).await;
+        }
+    }
+
+    fn no_room(&self) -> Error {
+        let text = format!(
+            "queue {:?} takes no messages, so that what was taken out of it to be looked at goes back by the broker, which \
+             may count that",
+            self.task.queue
+        );
+        Error::new(ErrorKind::Nacked, text)
+    }
+
+    async fn parcel_anew(&mut self, message: &ParkedMessage) -> Parcel {
+        let (noted, bare) = anew(message, &self.task.client.queue_name(&self.task.queue));
+        match bare {
+            Some(bare) if self.convoy.check(noted.clone()).await.is_err() => bare,
+            _ => noted,
+        }
     }
 
     /// Does what outcomes of messages under way ask for.
     fn settle(&mut self, walk: &mut Walk) -> Result<(), Error> {
-        while let Some((sent, outcome)) = self.convoy.settled() {
-            match outcome {
-                Ok(()) => {
-                    walk.ack(sent.place)?;
-                    if sent.purpose == Purpose::Leave {
-                        self.progress.done += 1;
-                        self.tell();
-                    }
+        while let Some((Sent { taken, purpose }, outcome)) = self.convoy.settled() {
+            match (outcome, purpose) {
+                (Ok(()), Purpose::Renew) => walk.ack(taken.place)?,
+                (Ok(()), Purpose::Leave) => {
+                    walk.ack(taken.place)?;
+                    self.progress.done += 1;
+                    self.tell();
                 }
-                Err(error) => {
-                    walk.leave(sent.place);
-                    self.not_done(sent.position, sent.message_id, error);
+                (Err(error), Purpose::Leave) => {
+                    self.not_done(&taken.message, error);
+                    self.stay(walk, taken);
+                }
+                // There may be room when more are out.
+                (Err(error), Purpose::Renew) if error.kind() == ErrorKind::Nacked => {
+                    self.staying.hold(taken);
+                }
+                (Err(error), Purpose::Renew) => {
+                    let queue = self.task.queue.as_str();
+                    tracing::warn!(queue, "a message is given back, which may be counted: {error}");
+                    walk.leave(taken.place);
                 }
             }
         }
         Ok(())
     }
 
-    fn not_done(&mut self, position: u64, message_id: Option<String>, error: Error) {
+    fn not_done(&mut self, message: &ParkedMessage, error: Error) {
         self.progress.failed += 1;
         if self.progress.not_done.len() < MAX_NAMED {
+            let (position, message_id) = (message.position(), message.message_id());
             self.progress.not_done.push(NotDone { position, message_id, error });
         }
         self.tell();

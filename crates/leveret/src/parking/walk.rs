@@ -10,6 +10,13 @@
 //!    +--> nothing   left: goes back with all others at the end
 //! ```
 //!
+//! Where the broker counts what goes back, to drop it beyond a limit that may be 0, nothing is given back. What stays is put
+//! in anew at the end of the queue, page by page: once around, and all are in their order again.
+//!
+//! ```text
+//!  [ 1 2 3 4 5 ] --> 1 2 put in anew, confirmed, acked --> [ 3 4 5 1 2 ] --> ... --> [ 1 2 3 4 5 ]
+//! ```
+//!
 //! How messages go back decides whether they keep their place, and whether the broker counts it. Asked of the nodes:
 //!
 //! | quorum queue | nack | channel closed |
@@ -19,7 +26,8 @@
 //! | 4.0 to 4.2 | keeps its place, counts | the same |
 //! | from 4.3 on | keeps its place, does not count | keeps its place, counts |
 //!
-//! A classic queue puts it back at its place either way, and counts nothing.
+//! A classic queue puts it back at its place either way, and counts nothing. Limits are arguments, policies (the lower one is
+//! in force) or, from 4.0 on, 20 by default, and no broker tells them: so before 4.3 every quorum queue is taken to have one.
 //!
 //! A quorum queue hands out first what was given back, in the order in which it was given back. So a walk that ends among
 //! messages that were given back before goes on until they end, and gives all of them back in their order.
@@ -33,12 +41,10 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::message::ParkedMessage;
-use crate::amqp::{
-    Channel, Connection, ConsumeOptions, Consumer, Delivery, QueueOptions, Table, Value,
-};
+use super::quorum::may_be_quorum;
+use crate::amqp::{Channel, Connection, ConsumeOptions, Consumer, Delivery};
 use crate::client::{Client, version};
 use crate::error::{Error, ErrorKind};
-use crate::retry::tiers::PARKED_DELIVERY_LIMIT;
 
 /// How many messages the first page has: how large they are is not known before.
 const FIRST_PAGE: u64 = 16;
@@ -50,8 +56,12 @@ const PAGE_BYTES: u64 = 8 * 1024 * 1024;
 /// After this long without a message the broker is asked whether there is one.
 const IDLE: Duration = Duration::from_millis(100);
 
-/// Where the broker counts what is only looked at, messages that come near its limit, 20, are not given back as they are.
-const MAX_COUNT: i64 = 10;
+/// How many messages a page has at most where what stays is put in anew: if the connection is lost, the broker gives back
+/// what is out, and counts it.
+const MAX_RENEWED_PAGE: u64 = 500;
+
+/// Messages with a higher priority are handed out before others by quorum queues, from 4.0 on.
+const NORMAL_PRIORITY: u8 = 4;
 
 /// How many pages may be out where each has a channel of its own. A connection has 2047 channels.
 const MAX_CHANNELS: usize = 1000;
@@ -103,9 +113,9 @@ pub(super) struct Walk {
     /// The consumer of the present page.
     consumer: Option<Consumer>,
     give_back: GiveBack,
-    /// Whether going back counts, and the queue may have a limit.
-    counts: bool,
-    is_limited: Option<bool>,
+    /// Whether what stays has to be put in anew, because the broker may count what is given back.
+    renews: bool,
+    has_priorities: bool,
     next_size: u64,
     seen: u64,
     is_at_end: bool,
@@ -136,7 +146,10 @@ impl Walk {
             };
             match timeout_at(deadline, opening).await.map_err(late)? {
                 Ok((channel, depth)) => {
-                    let walk = Walk::new(client.clone(), name, &up.connection, channel);
+                    let version = version(up.connection.server_properties());
+                    let renews = version < (4, 3) && may_be_quorum(client, &name, version).await;
+                    let mut walk = Walk::new(client.clone(), name, &up.connection, channel);
+                    walk.renews = renews;
                     return Ok((walk, u64::from(depth)));
                 }
                 Err(error) if error.is_connection_error() => {}
@@ -154,8 +167,8 @@ impl Walk {
             pages: vec![Page::new(Arc::new(channel))],
             consumer: None,
             give_back: if version >= (4, 0) { GiveBack::ByNack } else { GiveBack::ByClosing },
-            counts: ((4, 0)..(4, 3)).contains(&version),
-            is_limited: None,
+            renews: false,
+            has_priorities: version >= (4, 0),
             next_size: FIRST_PAGE,
             seen: 0,
             is_at_end: false,
@@ -173,7 +186,8 @@ impl Walk {
     }
 
     async fn turn_page(&mut self) -> Result<Arc<Channel>, Error> {
-        if self.seen == 0 {
+        // What is put in anew is acked with its page, so that there is nothing to be given back in order.
+        if self.seen == 0 || self.renews {
             return Ok(self.channel());
         }
         let channel = match self.give_back {
@@ -220,7 +234,8 @@ impl Walk {
         self.consumer = None;
         let bytes: usize = page.iter().map(|taken| taken.message.size()).sum();
         let average = (bytes as u64 / (page.len() as u64).max(1)).max(1);
-        self.next_size = (PAGE_BYTES / average).clamp(1, MAX_PAGE);
+        let largest = if self.renews { MAX_RENEWED_PAGE } else { MAX_PAGE };
+        self.next_size = (PAGE_BYTES / average).clamp(1, largest);
         Ok(page)
     }
 
@@ -282,6 +297,15 @@ impl Walk {
         Ok(())
     }
 
+    /// An error if what was taken is no longer in our hands.
+    pub(super) async fn check_held(&mut self) -> Result<(), Error> {
+        let acked = self.acked;
+        let answer = self.channel().inspect_queue(&self.queue).await;
+        answer.map_err(|error| self.failed(error))?;
+        self.acked_for_sure = acked;
+        Ok(())
+    }
+
     /// How many acks the broker has taken for sure.
     pub(super) fn acked_for_sure(&self) -> u64 {
         self.acked_for_sure
@@ -295,33 +319,25 @@ impl Walk {
         self.left += 1;
     }
 
-    /// Whether a message would be gone after being left at its place too often: it has to be put there anew.
-    pub(super) async fn wears_out(&mut self, message: &ParkedMessage) -> bool {
-        let count = || message.header("x-delivery-count").and_then(|count| count.as_i64());
-        self.counts && count() >= Some(MAX_COUNT) && self.is_limited().await
+    /// Whether what stays must not be left, but put in anew.
+    pub(super) fn renews(&self) -> bool {
+        self.renews
     }
 
-    /// Whether the queue may have a low delivery limit. The broker does not tell, but whether it is one of our own.
-    async fn is_limited(&mut self) -> bool {
-        if let Some(is_limited) = self.is_limited {
-            return is_limited;
-        }
-        let arguments = [
-            ("x-queue-type", Value::from("quorum")),
-            ("x-delivery-limit", PARKED_DELIVERY_LIMIT.into()),
-        ];
-        let arguments = Table::from_pairs(arguments).unwrap_or_default();
-        let options = QueueOptions { durable: true, arguments, ..QueueOptions::default() };
-        // The queue exists, since we hold messages of it: this declares nothing, and fails if it has other arguments.
-        let queue = self.queue.as_str();
-        let declare = move |channel: Channel| {
-            let options = options.clone();
-            async move { channel.declare_queue(queue, options).await }
-        };
-        let declare = self.client.on_channel("asking for a delivery limit", declare);
-        let is_limited = declare.await.is_err();
-        self.is_limited = Some(is_limited);
-        is_limited
+    /// Whether a message would come again before others if it were put in anew.
+    pub(super) fn comes_early(&self, message: &ParkedMessage) -> bool {
+        self.has_priorities && message.properties().priority > Some(NORMAL_PRIORITY)
+    }
+
+    /// How many messages were seen.
+    pub(super) fn seen(&self) -> u64 {
+        self.seen
+    }
+
+    /// The next message has the place after this one.
+    pub(super) fn go_on_after(&mut self, position: u64) {
+        self.seen = position;
+        self.is_at_end = false;
     }
 
     /// Gives back what was left, and returns when it is there.
@@ -352,7 +368,7 @@ impl Walk {
     /// Whether it may not end here. A quorum queue hands out first what was given back, in the order in which it was: so all
     /// that was given back before and follows has to be given back anew, or it would stand before what we give back.
     pub(super) fn is_among_returned(&self) -> bool {
-        self.left > 0 && self.is_among_returned && !self.is_at_end
+        self.left > 0 && self.is_among_returned && !self.is_at_end && !self.renews
     }
 
     /// Whether it came to its end.

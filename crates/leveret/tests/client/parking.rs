@@ -8,7 +8,7 @@ use leveret::amqp::{Array, Properties, Table, Value};
 use leveret::{
     Client, ClientEvent, Failure, Filter, Message, ParkingLot, Queue, RetryPolicy, Target, Topology,
 };
-use leveret_broker::Broker;
+use leveret_broker::{Broker, Profile};
 use tokio::time::Instant;
 
 use crate::{broker, client_of, client_with, depth, soon};
@@ -54,18 +54,80 @@ fn is_in_order(numbers: &[u32]) -> bool {
 /// Does something to the broker in the middle of a replay.
 type Fault = fn(&Broker);
 
+const CUTS: [(&str, Fault); 3] = [
+    ("all connections cut", |broker| broker.faults().cut_all_connections()),
+    ("publishing cut", |broker| {
+        broker.faults().cut_connections_named("test (publishing)");
+    }),
+    ("home cut", |broker| {
+        broker.faults().cut_connections_named("test");
+    }),
+];
+
+/// One that counts what is given back, so that messages which stay are put in anew.
+fn counting() -> Broker {
+    Broker::builder().profile(Profile::RabbitMq3_10).start().unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_look_that_is_cut_off_shows_all_loses_nothing_and_keeps_the_order() {
+    for (what, fault) in CUTS {
+        for at in [1, 20, 800] {
+            let broker = counting();
+            let (client, lot) = lot_with(&broker, 800).await;
+            let mut shown = Vec::new();
+            let mut is_done = false;
+            let look = |message: &leveret::ParkedMessage| {
+                if message.position() == 1 {
+                    shown.clear();
+                }
+                shown.push(message.message_id().unwrap().parse::<u32>().unwrap());
+                if shown.len() == at && !is_done {
+                    is_done = true;
+                    fault(&broker);
+                }
+                ControlFlow::Continue(())
+            };
+            soon("a look", lot.look(look).run()).await.unwrap();
+            let all: Vec<u32> = (0..800).collect();
+            assert!(shown == all, "{what} at {at}: {} were shown", shown.len());
+            let found = taken(&client, "lot").await;
+            assert!(found == all, "{what} at {at}: {} are there", found.len());
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fault_in_the_middle_of_a_filtered_replay_loses_nothing_and_keeps_the_order() {
+    for (what, fault) in CUTS {
+        for at in [1, 10, 400] {
+            let broker = counting();
+            let (client, lot) = lot_with(&broker, 800).await;
+            let mut is_done = false;
+            let progress = |progress: &leveret::Progress| {
+                if progress.done == at && !is_done {
+                    is_done = true;
+                    fault(&broker);
+                }
+            };
+            let replay = lot.replay().filter(Filter::new().kind("odd")).progress(progress);
+            soon("a replay", replay.run()).await.unwrap();
+            for (queue, parity) in [("q", 1), ("lot", 0)] {
+                let found = taken(&client, queue).await;
+                assert!(is_in_order(&found), "{queue}, {what} at {at}");
+                let found: BTreeSet<u32> = found.into_iter().collect();
+                let expected: BTreeSet<u32> = (0..800).filter(|n| n % 2 == parity).collect();
+                let missing: Vec<_> = expected.difference(&found).collect();
+                assert!(missing.is_empty(), "{missing:?} of {queue}, {what} at {at}");
+                assert_eq!(found.len(), expected.len(), "{queue}, {what} at {at}");
+            }
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_fault_in_the_middle_of_a_replay_loses_nothing_and_keeps_the_order() {
-    let faults: [(&str, Fault); 3] = [
-        ("all connections cut", |broker| broker.faults().cut_all_connections()),
-        ("publishing cut", |broker| {
-            broker.faults().cut_connections_named("test (publishing)");
-        }),
-        ("consuming cut", |broker| {
-            broker.faults().cut_connections_named("test (consuming)");
-        }),
-    ];
-    for (what, fault) in faults {
+    for (what, fault) in CUTS {
         for at in [1, 10, 700, 1999] {
             let broker = broker();
             let (client, lot) = lot_with(&broker, 2000).await;
