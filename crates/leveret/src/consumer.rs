@@ -87,6 +87,7 @@ impl std::fmt::Debug for ConsumerBuilder {
 #[derive(Clone)]
 struct Running {
     workers: usize,
+    in_one_task: bool,
     subscribers: usize,
     drain: Duration,
     retry: Option<Retry>,
@@ -146,6 +147,7 @@ impl ConsumerBuilder {
         };
         let running = Running {
             workers: 1,
+            in_one_task: false,
             subscribers: 1,
             drain: Duration::from_secs(30),
             retry: None,
@@ -221,6 +223,15 @@ impl ConsumerBuilder {
     /// How many messages are handled at the same time. One by default: one after the other, in order.
     pub fn workers(mut self, workers: usize) -> Self {
         self.running.workers = workers.max(1);
+        self
+    }
+
+    /// The handlers of a subscription share one task, where each [worker](Self::workers) has a task of its own otherwise. They
+    /// still wait beside each other, for databases or other services, and that costs much less where each has little to do.
+    /// But no two of them compute at the same time, and one that blocks its thread holds up all of them: such work belongs
+    /// into [`spawn_blocking`](tokio::task::spawn_blocking).
+    pub fn in_one_task(mut self) -> Self {
+        self.running.in_one_task = true;
         self
     }
 

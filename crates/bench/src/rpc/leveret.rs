@@ -51,6 +51,8 @@ pub(super) async fn serve(
         .service(SERVICE)
         .queue(Queue::classic(SERVICE))
         .workers(PREFETCH.into())
+        // As lapin's by hand: what is written so runs in one task.
+        .in_one_task()
         .prefetch(PREFETCH)
         .method(METHOD, async |body: Bytes| body);
     client.apply(&service.topology()).await?;

@@ -1,14 +1,17 @@
 //! Running a handler: deliveries in, outcomes out, until it is told to stop.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::task::{JoinError, JoinSet};
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 use tracing::{Instrument as _, Span};
 
 use super::failing::Failing;
-use super::handler::BoxError;
+use super::handler::{BoxError, BoxFuture};
 use super::incoming::{Incoming, States};
 use super::seen::Seen;
 use super::service::{Call, contained};
@@ -137,6 +140,7 @@ impl Runner {
             let one = Loop {
                 shared: Arc::clone(&shared),
                 workers: running.workers,
+                in_one_task: running.in_one_task,
                 drain: running.drain,
                 stopped: stopped.clone(),
             };
@@ -203,6 +207,7 @@ pub(crate) struct Observed {
 struct Loop {
     shared: Arc<Shared>,
     workers: usize,
+    in_one_task: bool,
     drain: Duration,
     stopped: tokio::sync::watch::Receiver<bool>,
 }
@@ -258,27 +263,27 @@ impl Loop {
         (done.finish(deadline_in(self.drain)).await, end)
     }
 
-    /// Up to so many at a time, each in a task of its own.
+    /// Up to so many at a time.
     async fn at_once(mut self, mut deliveries: Deliveries) -> (Summary, Result<(), Error>) {
         let mut done = Done::default();
-        let mut tasks: JoinSet<Handled> = JoinSet::new();
+        let mut at_work = AtWork::new(self.in_one_task);
         let mut stopped = std::pin::pin!(async move {
             let _ = self.stopped.wait_for(|stopped| *stopped).await;
         });
         let end = loop {
             let next = tokio::select! {
-                Some(handled) = tasks.join_next(), if !tasks.is_empty() => {
+                Some(handled) = at_work.next() => {
                     done.join(handled, &self.shared);
                     continue;
                 }
                 () = done.settled() => continue,
-                next = deliveries.next(), if tasks.len() < self.workers => next,
+                next = deliveries.next(), if at_work.len() < self.workers => next,
                 () = &mut stopped => break Ok(()),
             };
             match next {
                 Some(Ok(delivery)) => {
                     let shared = Arc::clone(&self.shared);
-                    tasks.spawn(async move { shared.handle(delivery).await });
+                    at_work.begin(async move { shared.handle(delivery).await });
                 }
                 Some(Err(error)) => break Err(error),
                 None => break Ok(()),
@@ -288,12 +293,12 @@ impl Loop {
         drop(deliveries);
         let deadline = deadline_in(self.drain);
         let drained = async {
-            while let Some(handled) = tasks.join_next().await {
+            while let Some(handled) = at_work.next().await {
                 done.join(handled, &self.shared);
             }
         };
         if timeout_at(deadline, drained).await.is_err() {
-            done.summary.abandoned += tasks.len() as u64;
+            done.summary.abandoned += at_work.len() as u64;
         }
         (done.finish(deadline).await, end)
     }
@@ -301,6 +306,56 @@ impl Loop {
 
 /// What a handler made of a message: it is settled, or failed and has to be.
 type Handled = Result<Summary, (Delivery, Diagnosis)>;
+
+/// Messages that are being handled.
+enum AtWork {
+    /// Each in a task of its own, so that they compute at the same time.
+    Tasks(JoinSet<Handled>),
+    /// All in the task of the loop: no other thread has to be woken for them, which costs more than most of them do.
+    Here(FuturesUnordered<BoxFuture<Result<Handled, Panicked>>>),
+}
+
+/// Something panicked that is not the handler, whose panic is an error.
+struct Panicked;
+
+impl AtWork {
+    fn new(in_one_task: bool) -> Self {
+        match in_one_task {
+            true => AtWork::Here(FuturesUnordered::new()),
+            false => AtWork::Tasks(JoinSet::new()),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            AtWork::Tasks(tasks) => tasks.len(),
+            AtWork::Here(here) => here.len(),
+        }
+    }
+
+    fn begin(&mut self, handling: impl Future<Output = Handled> + Send + 'static) {
+        match self {
+            AtWork::Tasks(tasks) => {
+                tasks.spawn(handling);
+            }
+            AtWork::Here(here) => {
+                let handled = AssertUnwindSafe(handling).catch_unwind();
+                here.push(Box::pin(handled.map(|handled| handled.map_err(|_| Panicked))));
+            }
+        }
+    }
+
+    /// Waits until one more is handled. `None` if there is none.
+    async fn next(&mut self) -> Option<Result<Handled, Panicked>> {
+        match self {
+            AtWork::Tasks(tasks) => {
+                let handled = tasks.join_next().await?;
+                Some(handled.map_err(|_| Panicked))
+            }
+            AtWork::Here(here) => here.next().await,
+        }
+    }
+}
 
 /// What was done so far, with what is still being settled. The prefetch bounds it.
 #[derive(Default)]
@@ -320,7 +375,7 @@ impl Done {
         }
     }
 
-    fn join(&mut self, handled: Result<Handled, JoinError>, shared: &Arc<Shared>) {
+    fn join(&mut self, handled: Result<Handled, Panicked>, shared: &Arc<Shared>) {
         match handled {
             Ok(handled) => self.add(handled, shared),
             Err(_) => self.summary.failed += 1,

@@ -135,6 +135,13 @@ impl ServiceBuilder {
         self
     }
 
+    /// Methods run within the service's own task: for those that wait, and compute little. See
+    /// [`ConsumerBuilder::in_one_task`].
+    pub fn in_one_task(mut self) -> Self {
+        self.consumer = self.consumer.in_one_task();
+        self
+    }
+
     /// How many requests may be here at a time, those that wait for a worker included. Twice the workers by default: what
     /// waits here cannot be taken by another instance of the service.
     pub fn prefetch(mut self, requests: u16) -> Self {

@@ -1,9 +1,13 @@
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use leveret::{Headers, Incoming, Json, Message, MsgPack, Payload, Queue, Retry, State, Summary};
+use leveret::{
+    Client, ConsumerBuilder, Headers, Incoming, Json, Message, MsgPack, Payload, Queue, Retry,
+    State, Summary,
+};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
@@ -16,6 +20,12 @@ struct Order {
 
 fn pending() -> Retry {
     Retry::in_place(Duration::from_millis(10))
+}
+
+/// A consumer of each kind that handles so many messages at a time: in tasks of their own, or all in one.
+fn consumers(client: &Client, workers: usize) -> [ConsumerBuilder; 2] {
+    let consumer = client.consumer("q").workers(workers);
+    [consumer.clone(), consumer.in_one_task()]
 }
 
 #[tokio::test(start_paused = true)]
@@ -65,37 +75,64 @@ async fn messagepack_comes_back_as_it_went() {
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_message_comes_again_and_a_panic_fails_it_alone() {
-    let broker = broker();
-    let client = client_with(&broker, Queue::classic("q")).await;
-    let publisher = client.publisher("").build().await.unwrap();
-    for body in ["fails", "panics", "fine"] {
-        publisher.publish("q", body).await.unwrap();
-    }
-    let (sender, mut done) = mpsc::unbounded_channel();
-    let handler = move |body: String, incoming: Incoming| {
-        let sender = sender.clone();
-        async move {
-            if !incoming.redelivered() {
-                match body.as_str() {
-                    "fails" => return Err("not now"),
-                    "panics" => panic!("at the first sight"),
-                    _ => {}
+    for (workers, kind) in [(1, 0), (4, 0), (4, 1)] {
+        let broker = broker();
+        let client = client_with(&broker, Queue::classic("q")).await;
+        let publisher = client.publisher("").build().await.unwrap();
+        for body in ["fails", "panics", "fine"] {
+            publisher.publish("q", body).await.unwrap();
+        }
+        let (sender, mut done) = mpsc::unbounded_channel();
+        let handler = move |body: String, incoming: Incoming| {
+            let sender = sender.clone();
+            async move {
+                if !incoming.redelivered() {
+                    match body.as_str() {
+                        "fails" => return Err("not now"),
+                        "panics" => panic!("at the first sight"),
+                        _ => {}
+                    }
                 }
+                sender.send(body).map_err(|_| "nobody listens")
             }
-            sender.send(body).map_err(|_| "nobody listens")
-        }
-    };
-    let stop = async {
-        let mut all = Vec::new();
-        for _ in 0..3 {
-            all.push(done.recv().await.unwrap());
-        }
-        all.sort();
-        assert_eq!(all, ["fails", "fine", "panics"]);
-    };
-    let runner = client.consumer("q").retry(pending()).handle(handler);
-    let summary = soon("the end", runner.run_until(stop)).await.unwrap();
-    assert_eq!((summary.handled, summary.failed), (3, 2));
+        };
+        let stop = async {
+            let mut all = Vec::new();
+            for _ in 0..3 {
+                all.push(done.recv().await.unwrap());
+            }
+            all.sort();
+            assert_eq!(all, ["fails", "fine", "panics"]);
+        };
+        let consumer = consumers(&client, workers)[kind].clone();
+        let runner = consumer.retry(pending()).handle(handler);
+        let summary = soon("the end", runner.run_until(stop)).await.unwrap();
+        assert_eq!((summary.handled, summary.failed), (3, 2));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn handlers_have_tasks_of_their_own_or_share_one() {
+    for (kind, tasks) in [8, 1].into_iter().enumerate() {
+        let broker = broker();
+        let client = client_with(&broker, Queue::classic("q")).await;
+        let publisher = client.publisher("").build().await.unwrap();
+        publisher.publish_batch((0..8).map(|n| ("q", n.to_string()))).await.unwrap();
+        let (sender, mut ids) = mpsc::unbounded_channel();
+        let handler = move || {
+            let sender = sender.clone();
+            async move { sender.send(tokio::task::id()) }
+        };
+        let stop = async {
+            let mut all = HashSet::new();
+            for _ in 0..8 {
+                all.insert(ids.recv().await.unwrap());
+            }
+            assert_eq!(all.len(), tasks);
+        };
+        let consumer = consumers(&client, 8)[kind].clone();
+        soon("the end", consumer.handle(handler).run_until(stop)).await.unwrap();
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -118,24 +155,26 @@ async fn as_many_are_handled_at_once_as_there_are_workers_and_no_more() {
     let broker = broker();
     let client = client_with(&broker, Queue::classic("q")).await;
     let publisher = client.publisher("").build().await.unwrap();
-    publisher.publish_batch((0..100).map(|n| ("q", n.to_string()))).await.unwrap();
-    let running = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0)));
-    let handler = |State(running): State<Arc<(AtomicUsize, AtomicUsize, AtomicUsize)>>| async move {
-        let now = running.0.fetch_add(1, Ordering::SeqCst) + 1;
-        running.1.fetch_max(now, Ordering::SeqCst);
-        tokio::time::sleep(Duration::from_millis(10)).await;
-        running.0.fetch_sub(1, Ordering::SeqCst);
-        running.2.fetch_add(1, Ordering::SeqCst);
-    };
-    let all = Arc::clone(&running);
-    let stop = async move {
-        while all.2.load(Ordering::SeqCst) < 100 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    let runner = client.consumer("q").workers(8).state(Arc::clone(&running)).handle(handler);
-    let summary = soon("the end", runner.run_until(stop)).await.unwrap();
-    assert_eq!((summary.handled, running.1.load(Ordering::SeqCst)), (100, 8));
+    for consumer in consumers(&client, 8) {
+        publisher.publish_batch((0..100).map(|n| ("q", n.to_string()))).await.unwrap();
+        let running = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0)));
+        let handler = |State(running): State<Arc<(AtomicUsize, AtomicUsize, AtomicUsize)>>| async move {
+            let now = running.0.fetch_add(1, Ordering::SeqCst) + 1;
+            running.1.fetch_max(now, Ordering::SeqCst);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            running.0.fetch_sub(1, Ordering::SeqCst);
+            running.2.fetch_add(1, Ordering::SeqCst);
+        };
+        let all = Arc::clone(&running);
+        let stop = async move {
+            while all.2.load(Ordering::SeqCst) < 100 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let runner = consumer.state(Arc::clone(&running)).handle(handler);
+        let summary = soon("the end", runner.run_until(stop)).await.unwrap();
+        assert_eq!((summary.handled, running.1.load(Ordering::SeqCst)), (100, 8));
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -166,14 +205,14 @@ async fn a_pool_of_subscribers_shares_the_queue() {
 
 #[tokio::test(start_paused = true)]
 async fn stopping_lets_handlers_finish_and_gives_the_rest_back() {
-    for workers in [1, 4] {
+    for (workers, kind) in [(1, 0), (4, 0), (4, 1)] {
         let broker = broker();
         let client = client_with(&broker, Queue::classic("q")).await;
         let publisher = client.publisher("").build().await.unwrap();
         publisher.publish_batch((0..50).map(|n| ("q", n.to_string()))).await.unwrap();
         let handler = || tokio::time::sleep(Duration::from_secs(5));
         let stop = tokio::time::sleep(Duration::from_secs(1));
-        let runner = client.consumer("q").workers(workers).handle(handler);
+        let runner = consumers(&client, workers)[kind].clone().handle(handler);
         let summary = soon("the end", runner.run_until(stop)).await.unwrap();
         assert_eq!(summary.handled, workers as u64);
         client.close().await;
@@ -183,14 +222,14 @@ async fn stopping_lets_handlers_finish_and_gives_the_rest_back() {
 
 #[tokio::test(start_paused = true)]
 async fn a_handler_that_does_not_end_is_abandoned_and_its_message_goes_back() {
-    for workers in [1, 4] {
+    for (workers, kind) in [(1, 0), (4, 0), (4, 1)] {
         let broker = broker();
         let client = client_with(&broker, Queue::classic("q")).await;
         let publisher = client.publisher("").build().await.unwrap();
         publisher.publish("q", "1").await.unwrap();
         let handler = std::future::pending::<()>;
         let runner =
-            client.consumer("q").workers(workers).drain(Duration::from_secs(2)).handle(handler);
+            consumers(&client, workers)[kind].clone().drain(Duration::from_secs(2)).handle(handler);
         let stop = tokio::time::sleep(Duration::from_secs(1));
         let summary = soon("the end", runner.run_until(stop)).await.unwrap();
         assert_eq!((summary.handled, summary.abandoned), (0, 1));

@@ -109,29 +109,32 @@ async fn as_many_are_handled_at_once_as_there_are_workers_and_no_more() {
     let vhost = rabbitmq::vhost().await;
     let client = client_with(&vhost, Queue::classic("q")).await;
     let publisher = publisher(&client).await;
-    publisher.publish_batch((0..100).map(|n| ("q", n.to_string()))).await.unwrap();
-    #[derive(Default)]
-    struct Crowd {
-        now: AtomicUsize,
-        most: AtomicUsize,
-        done: AtomicUsize,
+    let consumer = client.consumer("q").workers(WORKERS);
+    for consumer in [consumer.clone(), consumer.in_one_task()] {
+        publisher.publish_batch((0..100).map(|n| ("q", n.to_string()))).await.unwrap();
+        #[derive(Default)]
+        struct Crowd {
+            now: AtomicUsize,
+            most: AtomicUsize,
+            done: AtomicUsize,
+        }
+        let crowd = Arc::new(Crowd::default());
+        let handler = |State(crowd): State<Arc<Crowd>>| async move {
+            let now = crowd.now.fetch_add(1, Ordering::SeqCst) + 1;
+            crowd.most.fetch_max(now, Ordering::SeqCst);
+            // The first ones wait for each other; nobody has to be quick.
+            let full = async || crowd.most.load(Ordering::SeqCst) >= WORKERS;
+            eventually(SOON, "all workers to be busy", full).await;
+            crowd.now.fetch_sub(1, Ordering::SeqCst);
+            crowd.done.fetch_add(1, Ordering::SeqCst);
+        };
+        let all = Arc::clone(&crowd);
+        let stop =
+            eventually(SOON, "all to be handled", async || all.done.load(Ordering::SeqCst) == 100);
+        let runner = consumer.state(Arc::clone(&crowd)).handle(handler);
+        let summary = soon("the end", runner.run_until(stop)).await.unwrap();
+        assert_eq!((summary.handled, crowd.most.load(Ordering::SeqCst)), (100, WORKERS));
     }
-    let crowd = Arc::new(Crowd::default());
-    let handler = |State(crowd): State<Arc<Crowd>>| async move {
-        let now = crowd.now.fetch_add(1, Ordering::SeqCst) + 1;
-        crowd.most.fetch_max(now, Ordering::SeqCst);
-        // The first ones wait for each other; nobody has to be quick.
-        let full = async || crowd.most.load(Ordering::SeqCst) >= WORKERS;
-        eventually(SOON, "all workers to be busy", full).await;
-        crowd.now.fetch_sub(1, Ordering::SeqCst);
-        crowd.done.fetch_add(1, Ordering::SeqCst);
-    };
-    let all = Arc::clone(&crowd);
-    let stop =
-        eventually(SOON, "all to be handled", async || all.done.load(Ordering::SeqCst) == 100);
-    let runner = client.consumer("q").workers(WORKERS).state(Arc::clone(&crowd)).handle(handler);
-    let summary = soon("the end", runner.run_until(stop)).await.unwrap();
-    assert_eq!((summary.handled, crowd.most.load(Ordering::SeqCst)), (100, WORKERS));
 }
 
 #[tokio::test]

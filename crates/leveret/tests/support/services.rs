@@ -64,12 +64,12 @@ async fn double_slowly(Json(number): Json<u64>) -> Json<u64> {
     Json(2 * number)
 }
 
-/// Runs a service in two instances, of which one crashes again and again, until it is dropped.
+/// Runs a service in two instances, one that handles all in one task, and one with a task for each request that crashes again and again, until it is dropped.
 pub fn crashing(client: &Client) -> JoinHandle<()> {
     let client = client.clone();
     let service = move || client.service("storm").workers(200).method("double", double_slowly);
     tokio::spawn(async move {
-        let _steady = Running::without_declaring(service());
+        let _steady = Running::without_declaring(service().in_one_task());
         loop {
             let crashes = Running::without_declaring(service());
             tokio::time::sleep(SLOWEST).await;
