@@ -102,8 +102,9 @@ enum Carrier {
     Deliver(Option<usize>, Envelope),
     /// For a consumer that ended, without a need to be settled.
     Passed,
-    Get(basic::GetOk<'static>),
-    Return(basic::Return<'static>),
+    // In boxes, because all that is moved with each delivery is as large as the largest of these.
+    Get(Box<basic::GetOk<'static>>),
+    Return(Box<basic::Return<'static>>),
 }
 
 impl<R: AsyncRead + Unpin> Inlet<R> {
@@ -244,11 +245,11 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
                 }
                 Method::BasicGetOk(get) => {
                     lane.next_tag(get.delivery_tag)?;
-                    lane.assembler.begin(Carrier::Get(get.into_owned()))?;
+                    lane.assembler.begin(Carrier::Get(Box::new(get.into_owned())))?;
                     None
                 }
                 Method::BasicReturn(returned) => {
-                    lane.assembler.begin(Carrier::Return(returned.into_owned()))?;
+                    lane.assembler.begin(Carrier::Return(Box::new(returned.into_owned())))?;
                     None
                 }
                 method => {
@@ -452,7 +453,7 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
             }
             Carrier::Passed => Ok(()),
             Carrier::Get(method) => {
-                let got = Content { method, properties, body };
+                let got = Content { method: *method, properties, body };
                 let got = Got::new(got, &self.core, &lane.state);
                 lane.state.calls.reply(Reply::Got(got)).map(drop)
             }
