@@ -66,6 +66,7 @@ pub struct AsyncApi {
     channels: BTreeMap<String, Channel>,
     channel_ids: Names,
     operations: BTreeMap<String, Operation>,
+    operation_ids: Names,
     messages: BTreeMap<String, Message>,
     message_ids: Names,
     /// By the full name of a type, what it is called here.
@@ -126,6 +127,7 @@ impl AsyncApi {
             channels: BTreeMap::new(),
             channel_ids: Names::default(),
             operations: BTreeMap::new(),
+            operation_ids: Names::default(),
             messages: BTreeMap::new(),
             message_ids: Names::default(),
             type_names: BTreeMap::new(),
@@ -273,7 +275,9 @@ impl AsyncApi {
 
     /// Adds an operation, which may be there already, with a message.
     fn operation(&mut self, name: &str, operation: Operation, message: Option<&str>) {
-        let id = format!("{}-{name}", operation.action);
+        let Operation { action, channel, reply, .. } = &operation;
+        let identity = format!("{action}{APART}{channel}{APART}{name}{APART}{}", reply.is_some());
+        let id = self.operation_ids.one(&identity, &format!("{action}-{name}"));
         let operation = self.operations.entry(id).or_insert(operation);
         if let Some(message) = message {
             add_once(&mut operation.messages, message);

@@ -74,15 +74,19 @@ use task::Action;
 /// the queue, which may be 0 and which nobody is told. There nothing is given back: messages that stay are put to the end of
 /// the lot as new ones, each confirmed before the old one is acked, until all are in their order again. So every look goes
 /// through the whole lot, what is parked meanwhile comes to stand among the others, and who looks needs the permission to write
-/// to the default exchange. How a message had come into the lot is noted in its headers. From 4.3 on looking is not counted.
+/// to the default exchange. How a message had come into the lot is noted in its headers. Since they are new ones, their delivery
+/// counts and times to live begin anew: do not look into queues all the time that others work on. From 4.3 on looking is not
+/// counted.
 ///
 /// Every version counts what the broker itself gives back because a connection was lost, and before 4.3 also if a task is
-/// dropped: of what is out at that moment, which is all that was seen, and before 4.3 a page of at most 500 messages.
+/// dropped: of what is out at that moment, which is all that was seen, and before 4.3 a page of at most 100 messages.
 ///
 /// From 4.3 on a quorum queue hands out first what was given back. To keep the order, whoever stops in the middle of messages
 /// that were looked at before goes on to the last of them: the first ten of a million messages cost as much as all of them, the
-/// second time. If several look into a lot at the same time, or a program ends while it looks, the order may change, and before
-/// 4.3 a message may be seen twice.
+/// second time. If several look into a lot at the same time, or a program ends while it looks, the order may change; before 4.3
+/// a look that others take messages during, or look at the same time, may then show some twice and others not at all.
+///
+/// A queue that deletes itself with its last consumer is not looked into: that would delete it.
 #[derive(Clone, Debug)]
 pub struct ParkingLot {
     client: Client,

@@ -72,7 +72,8 @@ impl Drop for Got {
         if let Some(content) = self.content.take()
             && !self.auto_ack
         {
-            self.core.give_back(&self.channel, content.method.delivery_tag);
+            let tag = content.method.delivery_tag;
+            self.core.give_back(&self.channel, tag, &content.properties);
         }
     }
 }

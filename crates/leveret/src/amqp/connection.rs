@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leveret_wire::method::{Encode, basic, channel, connection};
-use leveret_wire::{FrameMax, Method, Outbound, ReplyCode, Secret, ShortStr, Table};
+use leveret_wire::{FrameMax, Method, Outbound, RawProperties, ReplyCode, Secret, ShortStr, Table};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -144,7 +144,13 @@ impl Core {
     }
 
     /// A delivery that was dropped unsettled goes back to its queue. If the channel is gone, it has gone back already.
-    pub(super) fn give_back(&self, channel: &ChannelState, tag: u64) {
+    ///
+    /// Nothing goes back to a stream, and before 4.3 RabbitMQ closes the connection on that; so what seems to come from one
+    /// is left as it is.
+    pub(super) fn give_back(&self, channel: &ChannelState, tag: u64, properties: &RawProperties) {
+        if !self.agreed.is_4_3_or_later() && properties.header("x-stream-offset").is_some() {
+            return;
+        }
         let mut settled = lock(&channel.settled);
         if settled.mark(tag) != Mark::Again {
             let nack = basic::Nack { delivery_tag: tag, multiple: false, requeue: true };

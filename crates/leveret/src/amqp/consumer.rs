@@ -119,14 +119,16 @@ impl ConsumerQueue {
         lock(&self.state).end.is_none()
     }
 
-    /// Says whether anybody wants it.
-    pub(super) fn push(&self, delivery: Waiting) -> bool {
+    /// Gives it back if nobody wants it.
+    #[inline]
+    pub(super) fn push(&self, delivery: Waiting) -> Option<Waiting> {
         let mut state = lock(&self.state);
-        if !state.abandoned {
-            state.bytes += delivery.body.len();
-            state.waiting.push_back(delivery);
+        if state.abandoned {
+            return Some(delivery);
         }
-        !state.abandoned
+        state.bytes += delivery.body.len();
+        state.waiting.push_back(delivery);
+        None
     }
 
     /// To be called once after a run of pushes: one wake-up for all of them.
@@ -326,7 +328,7 @@ impl Drop for Consumer {
         }
         if !self.queue.auto_ack {
             for delivery in waiting {
-                self.link.give_back(delivery.method.tag);
+                self.link.give_back(delivery.method.tag, &delivery.properties);
             }
         }
     }

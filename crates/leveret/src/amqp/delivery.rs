@@ -171,7 +171,7 @@ impl Delivery {
 impl Drop for Delivery {
     fn drop(&mut self) {
         if let Some(link) = self.settles.take() {
-            link.give_back(self.envelope.tag);
+            link.give_back(self.envelope.tag, &self.properties);
         }
     }
 }

@@ -34,6 +34,11 @@ pub(super) struct Agreed {
 impl Agreed {
     /// Whether the broker limits a channel as a whole: from 4.3 on, RabbitMQ takes that for a limit of each consumer.
     pub(super) fn has_prefetch_for_all(&self) -> bool {
+        !self.is_4_3_or_later()
+    }
+
+    /// Whether the broker is a RabbitMQ of this version or a later one.
+    pub(super) fn is_4_3_or_later(&self) -> bool {
         let is = |name: &str, value: &str| {
             self.server_properties.get(name).is_some_and(|found| found.as_str() == Some(value))
         };
@@ -43,7 +48,7 @@ impl Agreed {
             .filter_map(|found| found.as_str())
             .flat_map(|text| text.split('.').map(|number| number.parse::<u32>().unwrap_or(0)));
         let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-        !is("product", "RabbitMQ") || version < (4, 3)
+        is("product", "RabbitMQ") && version >= (4, 3)
     }
 }
 

@@ -439,15 +439,22 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
                 if queue.is_some_and(|queue| queue.auto_ack && !queue.replies) {
                     lock(&lane.state.settled).mark(tag);
                 }
-                match queue {
-                    Some(queue) if queue.push(Content { method: envelope, properties, body }) => {
+                let content = Content { method: envelope, properties, body };
+                let unwanted = match queue {
+                    Some(queue) => queue.push(content),
+                    None => Some(content),
+                };
+                match (unwanted, queue) {
+                    (None, Some(queue)) => {
                         if !self.consumers.last().is_some_and(|last| Arc::ptr_eq(last, queue)) {
                             self.consumers.push(Arc::clone(queue));
                         }
                     }
                     // The consumer was dropped.
-                    Some(queue) if queue.auto_ack => {}
-                    _ => self.core.give_back(&lane.state, tag),
+                    (Some(content), queue) if queue.is_none_or(|queue| !queue.auto_ack) => {
+                        self.core.give_back(&lane.state, tag, &content.properties);
+                    }
+                    _ => {}
                 }
                 Ok(())
             }

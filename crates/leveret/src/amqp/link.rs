@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use leveret_wire::method::{Encode, basic, tx};
-use leveret_wire::{FrameMax, Method, Outbound, ShortStr};
+use leveret_wire::{FrameMax, Method, Outbound, RawProperties, ShortStr};
 use tokio::sync::Notify;
 use tokio::sync::oneshot::Receiver;
 use tokio::time::timeout;
@@ -405,14 +405,17 @@ impl Link {
     }
 
     /// For what was dropped unsettled. If the channel is gone, the broker has it back already.
-    pub(super) fn give_back(&self, tag: u64) {
-        self.connection.core.give_back(&self.channel, tag);
+    pub(super) fn give_back(&self, tag: u64, properties: &RawProperties) {
+        self.connection.core.give_back(&self.channel, tag, properties);
     }
 
-    /// For what is still under way to those who are gone. Left to the close of the channel, it would count against the
-    /// delivery limit of RabbitMQ 4.3.
+    /// For what is still under way to those who are gone. RabbitMQ counts what goes back with its channel against the
+    /// delivery limit, and from 4.3 on does not count this.
     fn give_all_back(&self) {
-        if self.channel.takes.load(Ordering::Relaxed) && !self.channel.tx.load(Ordering::Relaxed) {
+        let ChannelState { takes, tx, .. } = &*self.channel;
+        let agreed = &self.connection.core.agreed;
+        if takes.load(Ordering::Relaxed) && !tx.load(Ordering::Relaxed) && agreed.is_4_3_or_later()
+        {
             let all = basic::Nack { delivery_tag: 0, multiple: true, requeue: true };
             self.connection.core.answer(&self.channel, &all);
         }

@@ -21,14 +21,13 @@ pub struct Health {
 }
 
 impl Health {
-    /// Whether all connections are up, none is blocked, all consumers get messages, no publisher is held back, the broker
-    /// lets all callers call, and no pool lacks a channel that it could not open.
+    /// Whether all connections are up, none is blocked, all consumers get messages, no publisher is held back, and no pool
+    /// lacks a channel that it could not open. What callers were told last is not counted: they try again only when they call.
     pub fn is_healthy(&self) -> bool {
         let up = |connection: &ConnectionHealth| connection.is_up && connection.blocked.is_none();
         self.connections.iter().all(up)
             && self.consumers.iter().all(|consumer| consumer.is_live)
             && self.publishers.iter().all(PublisherHealth::is_ready)
-            && self.callers.iter().all(|caller| caller.error.is_none())
             && self.pools.iter().all(|pool| pool.error.is_none())
     }
 }

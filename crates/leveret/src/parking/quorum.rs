@@ -1,4 +1,4 @@
-//! Whether a queue may be a quorum queue. Brokers tell no arguments of queues, but which one differs from what is declared.
+//! Whether a queue may be a quorum queue, or deletes itself. Brokers tell no arguments of queues, but which one differs from what is declared.
 //!
 //! ```text
 //!  declare with a type that there is not --> 406: the type is another one, namely ...
@@ -18,31 +18,48 @@ const NO_TYPE: &str = "leveret-asks-for-the-type";
 /// How many arguments are gone through: queues have no more of them.
 const MAX_ARGUMENTS: usize = 24;
 
-/// Whether it may be one. If it cannot be found out, because this user may not declare it, it may.
-pub(super) async fn may_be_quorum(client: &Client, queue: &str, version: (u32, u32)) -> bool {
-    let mut arguments = Table::from_pairs([(TYPE, Value::from(NO_TYPE))]).unwrap_or_default();
+/// What matters about a queue to who looks into it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    MayBeQuorum,
+    /// It is gone with its last consumer, and its messages with it.
+    DeletesItself,
+    Other,
+}
+
+/// What kind of queue it is. If that cannot be found out, because this user may not declare it, it may be a quorum queue.
+pub(super) async fn kind_of(client: &Client, queue: &str, version: (u32, u32)) -> Kind {
+    let arguments = Table::from_pairs([(TYPE, Value::from(NO_TYPE))]).unwrap_or_default();
+    let mut options = QueueOptions { durable: true, arguments, ..QueueOptions::default() };
     for _ in 0..MAX_ARGUMENTS {
-        let Some(conflict) = conflict(client, queue, &arguments).await else { return true };
+        let Some(conflict) = conflict(client, queue, &options).await else {
+            return Kind::MayBeQuorum;
+        };
         let name = conflict.argument.as_str();
-        match conflict.found.as_str() {
+        let is_quorum = match conflict.found.as_str() {
             // From 3.11 on a virtual host may have a type for queues that name none.
-            "none" if name == TYPE => return version >= (3, 11),
-            found if name == TYPE => return found == "quorum",
-            // What is not durable, exclusive or deletes itself is none.
-            _ if !name.starts_with("x-") => return false,
-            found if arguments.get(name).is_some() || !echo(&mut arguments, name, found) => {
-                return true;
+            "none" if name == TYPE => options.durable && version >= (3, 11),
+            found if name == TYPE => found == "quorum",
+            "true" if name == "auto_delete" => return Kind::DeletesItself,
+            "false" if name == "durable" && options.durable => {
+                options.durable = false;
+                continue;
             }
-            _ => {}
-        }
+            _ if !name.starts_with("x-") => false,
+            // Only classic queues have it.
+            _ if name == "x-max-priority" => false,
+            // Told already, and still not alike.
+            _ if options.arguments.get(name).is_some() => true,
+            found if echo(&mut options.arguments, name, found) => continue,
+            _ => true,
+        };
+        return if is_quorum { Kind::MayBeQuorum } else { Kind::Other };
     }
-    true
+    Kind::MayBeQuorum
 }
 
 /// What the broker finds wrong first.
-async fn conflict(client: &Client, queue: &str, arguments: &Table<'static>) -> Option<Conflict> {
-    let options =
-        QueueOptions { durable: true, arguments: arguments.clone(), ..QueueOptions::default() };
+async fn conflict(client: &Client, queue: &str, options: &QueueOptions) -> Option<Conflict> {
     let declare = move |channel: Channel| {
         let options = options.clone();
         async move {

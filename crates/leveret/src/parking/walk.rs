@@ -41,7 +41,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::message::ParkedMessage;
-use super::quorum::may_be_quorum;
+use super::quorum::{Kind, kind_of};
 use crate::amqp::{Channel, Connection, ConsumeOptions, Consumer, Delivery};
 use crate::client::{Client, version};
 use crate::error::{Error, ErrorKind};
@@ -58,7 +58,7 @@ const IDLE: Duration = Duration::from_millis(100);
 
 /// How many messages a page has at most where what stays is put in anew: if the connection is lost, the broker gives back
 /// what is out, and counts it.
-const MAX_RENEWED_PAGE: u64 = 500;
+const MAX_RENEWED_PAGE: u64 = 100;
 
 /// Messages with a higher priority are handed out before others by quorum queues, from 4.0 on.
 const NORMAL_PRIORITY: u8 = 4;
@@ -147,7 +147,11 @@ impl Walk {
             match timeout_at(deadline, opening).await.map_err(late)? {
                 Ok((channel, depth)) => {
                     let version = version(up.connection.server_properties());
-                    let renews = version < (4, 3) && may_be_quorum(client, &name, version).await;
+                    let kind = kind_of(client, &name, version).await;
+                    if kind == Kind::DeletesItself {
+                        return Err(deletes_itself(&name));
+                    }
+                    let renews = version < (4, 3) && kind == Kind::MayBeQuorum;
                     let mut walk = Walk::new(client.clone(), name, &up.connection, channel);
                     walk.renews = renews;
                     return Ok((walk, u64::from(depth)));
@@ -412,4 +416,12 @@ impl Drop for Walk {
 fn is_of_quorum_queue(delivery: &Delivery) -> bool {
     let has = |name| delivery.raw_properties().header(name).is_some();
     has("x-delivery-count") || has("x-acquired-count")
+}
+
+fn deletes_itself(queue: &str) -> Error {
+    let text = format!(
+        "queue {queue:?} deletes itself with its last consumer: looking into it would delete it and its messages; \
+         declare it without auto-delete"
+    );
+    Error::new(ErrorKind::Invalid, text)
 }

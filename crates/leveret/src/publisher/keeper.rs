@@ -28,6 +28,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Messages of which one costs the channel are sent again in so many groups, and those of its group in so many again.
 const GROUPS: usize = 32;
 
+/// After so many groups that got through, they become twice as large.
+const STREAK: u32 = 8;
+
 pub(super) struct Keeper {
     shared: Arc<Shared>,
     core: Arc<Core>,
@@ -66,6 +69,38 @@ impl Why {
 struct Sent {
     count: usize,
     last: Option<Again>,
+}
+
+/// How the message is searched for that costs the channel: all are sent together, then fewer at a time, until it is alone.
+#[derive(Debug)]
+struct Search {
+    group: usize,
+    /// One of so many, from the next on, is the one.
+    suspects: usize,
+    /// How many groups got through since their size was last changed.
+    streak: u32,
+}
+
+impl Search {
+    fn new() -> Self {
+        Search { group: usize::MAX, suspects: 0, streak: 0 }
+    }
+
+    /// One of so many costs the channel; if it was alone, it is found, and more of its kind may follow.
+    fn failed(&mut self, count: usize) {
+        let suspects = if count > 1 { count } else { 0 };
+        *self = Search { group: (count / GROUPS).max(1), suspects, streak: 0 };
+    }
+
+    /// So many got through.
+    fn passed(&mut self, count: usize) {
+        let was_searching = self.suspects > 0;
+        self.suspects = self.suspects.saturating_sub(count);
+        self.streak = if was_searching { 0 } else { self.streak + 1 };
+        if self.streak == STREAK {
+            (self.group, self.streak) = (self.group.saturating_mul(2), 0);
+        }
+    }
 }
 
 /// What the keeper wakes for.
@@ -109,8 +144,8 @@ impl Keeper {
     async fn serve(&self, channel: &Channel<Confirm>) -> Why {
         loop {
             // Something may have gone over the channel before, after all that was on it had been sent again.
-            let mut all = usize::MAX;
-            let mut replay = pin!(self.replay(channel, Why::Lost, &mut all));
+            let mut search = Search::new();
+            let mut replay = pin!(self.replay(channel, Why::Lost, &mut search));
             let (mut is_replaying, mut is_kicked) = (true, false);
             while is_replaying || !is_kicked {
                 tokio::select! {
@@ -165,7 +200,7 @@ impl Keeper {
     /// Opens a channel and sends again what was lost, as often as it takes.
     async fn reopen(&self, mut why: Why) -> Result<(Arc<Channel<Confirm>>, u64), Error> {
         let mut was_restored = false;
-        let mut group = usize::MAX;
+        let mut search = Search::new();
         loop {
             let up = self.shared.line.up().await?;
             if why == Why::NoExchange && !was_restored {
@@ -182,7 +217,7 @@ impl Keeper {
                 // If the broker lets nobody else in, what costs the connection again is to blame: it would do so for ever.
                 why = if is_done { Why::Message } else { Why::Connection };
             }
-            let error = match self.open_and_replay(&up.connection, why, &mut group).await {
+            let error = match self.open_and_replay(&up.connection, why, &mut search).await {
                 Ok(opened) => return Ok(opened),
                 Err(error) => error,
             };
@@ -201,12 +236,12 @@ impl Keeper {
     /// fails, and the rest has the next. Says whether there were such connections.
     async fn replay_apart(&self, up: &Up) -> bool {
         let name = format!("{}, apart", self.shared.line.name);
-        let mut group = usize::MAX;
+        let mut search = Search::new();
         while self.has_to_replay() {
             let connected = self.core.endpoints.get(up.index).connect(&name).await;
             let Ok(connection) = connected else { return false };
             let Ok(channel) = open(&connection, &self.shared.settings).await else { return false };
-            match self.replay(&channel, Why::Connection, &mut group).await {
+            match self.replay(&channel, Why::Connection, &mut search).await {
                 Ok(()) => {}
                 Err(error) if Why::of(&error) == Why::Lost => return true,
                 Err(_) => sleep(PAUSE).await,
@@ -224,11 +259,11 @@ impl Keeper {
         &self,
         connection: &Connection,
         why: Why,
-        group: &mut usize,
+        search: &mut Search,
     ) -> Result<(Arc<Channel<Confirm>>, u64), amqp::Error> {
         let channel = Arc::new(open(connection, &self.shared.settings).await?);
         let epoch = lock(&self.shared.book).begin_epoch();
-        self.replay(&channel, why, group).await?;
+        self.replay(&channel, why, search).await?;
         if why == Why::NoExchange {
             channel.confirmed(self.shared.settings.timeout).await?;
         }
@@ -241,22 +276,21 @@ impl Keeper {
         &self,
         channel: &Channel<Confirm>,
         why: Why,
-        group: &mut usize,
+        search: &mut Search,
     ) -> Result<(), amqp::Error> {
-        let replayed = self.send_lost(channel, why, group).await;
+        let replayed = self.send_lost(channel, why, search).await;
         if replayed.is_err() {
             channel.close_now();
         }
         replayed
     }
 
-    /// So many at a time, unless nobody is to be found. If one of a group costs the channel, the next group is smaller; who
-    /// does so alone is to blame.
+    /// In groups, each confirmed before the next, unless nobody is searched for.
     async fn send_lost(
         &self,
         channel: &Channel<Confirm>,
         why: Why,
-        group: &mut usize,
+        search: &mut Search,
     ) -> Result<(), amqp::Error> {
         if self.shared.settings.on_loss == OnLoss::Fail {
             return Ok(());
@@ -266,7 +300,7 @@ impl Keeper {
         loop {
             let mut sent = Sent::default();
             let result = async {
-                while sent.count < *group
+                while sent.count < search.group
                     && let Some(again) = { lock(&self.shared.book).lost_from(next) }
                 {
                     self.send_again(channel, &again).await?;
@@ -280,34 +314,24 @@ impl Keeper {
                 }
             };
             if let Err(error) = result.await {
-                if is_awaited {
-                    *group = self.narrow_down(*group, sent, why, &error);
+                if is_awaited && sent.count > 0 && is_for_a_message(&error, why) {
+                    search.failed(sent.count);
+                    self.blame(sent, &error);
                 }
                 return Err(error);
             }
             if sent.count == 0 {
                 return Ok(());
             }
+            search.passed(sent.count);
         }
     }
 
-    /// A channel was closed after these were sent on it. One that was alone fails if it is why. Says how many are to be sent
-    /// at a time from now on.
-    fn narrow_down(&self, group: usize, sent: Sent, why: Why, error: &amqp::Error) -> usize {
-        let is_one_of_them = match Why::of(error) {
-            Why::Lost => false,
-            // Where others send, too, it may be one of theirs.
-            Why::Connection => why == Why::Connection,
-            Why::Message | Why::NoExchange => true,
-        };
-        match sent.last {
-            Some(last) if is_one_of_them && sent.count == 1 => {
-                let failure = lost(last.routing_key(), error.clone());
-                lock(&self.shared.book).fail(last.number, failure);
-                usize::MAX
-            }
-            Some(_) if is_one_of_them => (sent.count / GROUPS).max(1),
-            _ => group,
+    /// A channel was closed for one of these: one that was alone fails.
+    fn blame(&self, sent: Sent, error: &amqp::Error) {
+        if let (1, Some(last)) = (sent.count, sent.last) {
+            let failure = lost(last.routing_key(), error.clone());
+            lock(&self.shared.book).fail(last.number, failure);
         }
     }
 
@@ -337,6 +361,16 @@ impl Keeper {
             }
             Err(error) => Err(error),
         }
+    }
+}
+
+/// Whether the broker has closed a channel, on which messages were sent again, for one of them.
+fn is_for_a_message(error: &amqp::Error, why: Why) -> bool {
+    match Why::of(error) {
+        Why::Message => true,
+        // Where others send, too, it may be one of theirs.
+        Why::Connection => why == Why::Connection,
+        Why::Lost | Why::NoExchange => false,
     }
 }
 

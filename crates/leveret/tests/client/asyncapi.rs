@@ -221,6 +221,10 @@ async fn services_reply() {
         let path = message.map(|name| format!("#/channels/prices_replies/messages/{name}"));
         assert_eq!(reply["messages"][0]["$ref"].as_str(), path.as_deref(), "{method}");
     }
+    // A consumer whose queue is called like a method is another one.
+    let like_it = client.consumer("prices.quote").handle(async || ());
+    let both = valid(&AsyncApi::new("prices", "1").receives(&like_it).serves(&prices));
+    assert_eq!(both["operations"].as_object().unwrap().len(), 4);
     let messages = &document["components"]["messages"];
     let quote = json!({
         "name": "quote",

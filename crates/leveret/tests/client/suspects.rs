@@ -6,7 +6,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leveret::{Client, ErrorKind, OnLoss};
+use leveret::amqp::Properties;
+use leveret::{Client, ErrorKind, Message, OnLoss, Queue};
 use leveret_testkit::peer::{Peer, PeerListener, Received};
 use leveret_wire::method::{basic, channel, confirm, connection};
 use leveret_wire::{Method, ReplyCode, ShortStr};
@@ -238,4 +239,36 @@ async fn who_is_to_fail_on_a_loss_does() {
     assert_eq!(error.kind(), ErrorKind::Broker, "{error}");
     soon("an outcome", publisher.publish("q", "1")).await.unwrap();
     assert_eq!(broker.connections(), 3, "home, and two for publishing");
+}
+
+/// A message that no broker takes from us: it closes the channel.
+fn of_somebody_else(body: String) -> Message {
+    let user_id = Some(ShortStr::from_static("somebody else"));
+    Message::with_properties(body, Properties { user_id, ..Properties::default() })
+}
+
+#[tokio::test]
+async fn however_many_cost_the_channel_each_is_told_so_and_the_others_arrive_about_once() {
+    for every in [1, 50] {
+        let broker = crate::broker();
+        let client = crate::client_with(&broker, Queue::classic("q")).await;
+        let publisher = client.publisher("").build().await.unwrap();
+        let mut tickets = Vec::new();
+        for number in 0..2000 {
+            let body = number.to_string();
+            let message = match number % every {
+                0 => of_somebody_else(body),
+                _ => body.into(),
+            };
+            tickets.push(soon("room", publisher.send("q", message)).await.unwrap());
+        }
+        for (number, ticket) in tickets.into_iter().enumerate() {
+            let outcome = soon("an outcome", ticket).await.map_err(|error| error.kind());
+            let expected = if number % every == 0 { Err(ErrorKind::Broker) } else { Ok(()) };
+            assert_eq!(outcome, expected, "{number} of {every}");
+        }
+        let arrived = client.inspect_queue("q").await.unwrap().messages as usize;
+        let innocent = 2000 - 2000 / every;
+        assert!((innocent..=innocent * 3 / 2).contains(&arrived), "{arrived} of {innocent}");
+    }
 }

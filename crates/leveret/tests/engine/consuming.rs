@@ -3,14 +3,16 @@
 use std::time::Duration;
 
 use futures_core::Stream;
-use leveret::amqp::{Channel, ConsumeOptions, Delivery, ErrorKind, GetOptions, Refused, ReplyCode};
+use leveret::amqp::{
+    Channel, ConsumeOptions, Delivery, ErrorKind, GetOptions, Options, Refused, ReplyCode, Table,
+};
 use leveret_testkit::peer::Received;
-use leveret_wire::method::{basic, channel, queue};
+use leveret_wire::method::{basic, channel, connection, queue};
 use leveret_wire::{Method, Properties, ShortStr};
 use tokio::time::timeout;
 
 use crate::support::{
-    barrier, connected, connected_with, consuming, consuming_by_name, open_channel,
+    barrier, connected, connected_with, consuming, consuming_by_name, open_channel, pipe,
 };
 use crate::{SOON, deliver, send_deliveries, tune, with_limits};
 
@@ -289,20 +291,29 @@ async fn a_get_that_is_abandoned_gives_its_message_back() {
     assert!(nack.requeue);
 }
 
-/// RabbitMQ 4.3 counts what goes back with its channel against the delivery limit, and what is refused it does not.
+/// RabbitMQ counts what goes back with its channel against the delivery limit, and from 4.3 on does not count what is refused.
 #[tokio::test]
 async fn what_is_under_way_when_everything_is_dropped_is_given_back_before_the_channel_closes() {
-    let (connection, mut broker) = connected().await;
-    let channel = open_channel(&connection, &mut broker).await;
-    let mut consumer = consuming(&channel, ConsumeOptions::default(), &mut broker).await;
-    send_deliveries(&mut broker, 1, 1..=1).await;
-    let delivery = consumer.next().await.unwrap().unwrap();
-    drop((channel, consumer));
-    broker.expect::<basic::Cancel<'_>>(1).await;
-    // It is held, so the channel is.
-    drop(delivery);
-    assert_eq!(broker.expect::<basic::Nack>(1).await.delivery_tag, 1);
-    let all = basic::Nack { delivery_tag: 0, multiple: true, requeue: true };
-    assert_eq!(broker.expect::<basic::Nack>(1).await, all);
-    broker.expect::<channel::Close<'_>>(1).await;
+    for (version, gives_back) in [("3.10.8", false), ("4.3.6", true)] {
+        let (mut broker, connecting) = pipe(Options::default());
+        let properties =
+            Table::from_pairs([("product", "RabbitMQ".into()), ("version", version.into())]);
+        let tune = connection::Tune { channel_max: 2047, frame_max: 131_072, heartbeat: 0 };
+        let accepting = broker.accept_connection_with(tune, properties.unwrap());
+        let (connection, _) = tokio::join!(connecting, accepting);
+        let channel = open_channel(&connection.unwrap(), &mut broker).await;
+        let mut consumer = consuming(&channel, ConsumeOptions::default(), &mut broker).await;
+        send_deliveries(&mut broker, 1, 1..=1).await;
+        let delivery = consumer.next().await.unwrap().unwrap();
+        drop((channel, consumer));
+        broker.expect::<basic::Cancel<'_>>(1).await;
+        // It is held, so the channel is.
+        drop(delivery);
+        assert_eq!(broker.expect::<basic::Nack>(1).await.delivery_tag, 1);
+        if gives_back {
+            let all = basic::Nack { delivery_tag: 0, multiple: true, requeue: true };
+            assert_eq!(broker.expect::<basic::Nack>(1).await, all);
+        }
+        broker.expect::<channel::Close<'_>>(1).await;
+    }
 }

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use leveret::{ErrorKind, Exchange, Next, Queue, Topology};
+use leveret::{ClientEvent, ErrorKind, Exchange, Next, Queue, Topology};
 use leveret_testkit::{eventually, rabbitmq};
 
 use crate::support::client::{
@@ -158,4 +158,33 @@ async fn deliveries_end_when_the_client_is_closed() {
     let error = soon("an end", deliveries.next()).await.unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
     assert!(soon("the end", deliveries.next()).await.is_none());
+}
+
+/// Nothing goes back to a stream, and 3.10 closes the connection of who tries.
+#[tokio::test]
+async fn a_dropped_consumer_of_a_stream_costs_nobody_the_connection() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client_with(&vhost, Queue::stream("log")).await;
+    let mut events = client.watch();
+    let publisher = publisher(&client).await;
+    soon("outcomes", publisher.publish_batch((0..300).map(|n| ("log", n.to_string()))))
+        .await
+        .unwrap();
+    for _ in 0..3 {
+        let consumer = client.consumer("log").argument("x-stream-offset", "first");
+        let mut deliveries = soon("a consumer", consumer.stream()).await.unwrap();
+        let first = next(&mut deliveries).await;
+        assert_eq!(first.body(), "0");
+        first.ack().unwrap();
+        drop(next(&mut deliveries).await);
+    }
+    // What the broker thinks of it has come by then.
+    client.inspect_queue("log").await.unwrap();
+    client.close().await;
+    loop {
+        match soon("an event", events.next()).await.expect("the end") {
+            ClientEvent::Closed => break,
+            event => assert!(!matches!(event, ClientEvent::Lost { .. }), "{event:?}"),
+        }
+    }
 }

@@ -258,3 +258,16 @@ async fn who_may_not_publish_is_told_before_anything_is_lost() {
     until_depth(&other, "q", 5).await;
     assert_eq!(drain(&other).await, [0, 1, 2, 3, 4]);
 }
+
+/// Our consumer would be its last one.
+#[tokio::test]
+async fn a_queue_that_deletes_itself_is_not_looked_into() {
+    let vhost = rabbitmq::vhost().await;
+    let other = client_with(&vhost, Queue::classic("q").auto_delete()).await;
+    fill(&other, 3).await;
+    let lot = client(&vhost).await.parking_lot("q");
+    let error = soon("an answer", lot.list(&Filter::new(), 10)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    assert!(error.to_string().contains("deletes itself"), "{error}");
+    assert_eq!(drain(&other).await, [0, 1, 2]);
+}
