@@ -444,11 +444,11 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
                     Some(queue) => queue.push(content),
                     None => Some(content),
                 };
+                let is_last =
+                    |queue| self.consumers.last().is_some_and(|last| Arc::ptr_eq(last, queue));
                 match (unwanted, queue) {
-                    (None, Some(queue)) => {
-                        if !self.consumers.last().is_some_and(|last| Arc::ptr_eq(last, queue)) {
-                            self.consumers.push(Arc::clone(queue));
-                        }
+                    (None, Some(queue)) if !is_last(queue) => {
+                        self.consumers.push(Arc::clone(queue));
                     }
                     // The consumer was dropped.
                     (Some(content), queue) if queue.is_none_or(|queue| !queue.auto_ack) => {
