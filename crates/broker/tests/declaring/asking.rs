@@ -40,7 +40,11 @@ impl Broker {
         for case in cases {
             let expected = recorded.get(&*case).unwrap_or_else(|| panic!("{case}: not recorded"));
             let expected = expected.clone().in_virtual_host(&self.options.virtual_host);
-            let answer = self.answer(&case).await;
+            let mut answer = self.answer(&case).await;
+            if answer != expected && case.contains("x-expires=") {
+                // RabbitMQ may stumble over a queue that expires while it is being made.
+                answer = self.answer(&case).await;
+            }
             if answer != expected {
                 let both = format!("    RabbitMQ: {expected}\n    answer:   {answer}");
                 differences.push(format!("{case}\n{both}"));
