@@ -30,7 +30,7 @@ mod toolkit;
 
 pub(crate) use child::{Server, answer, ask, run_one};
 pub(crate) use jobs::{Run, display_as_argument};
-pub(crate) use meter::{Failure, Latency, Measured, Meter, all, expect};
+pub(crate) use meter::{Failure, Latency, Measured, Meter, all, all_in_one_task, expect};
 pub(crate) use null_peer::run as run_null_peer;
 pub(crate) use table::{json, print};
 

@@ -21,7 +21,7 @@ pub(crate) use jobs::Run;
 use crate::broker::EmbeddedBroker;
 use crate::client::{Failure, Measured};
 use child::Both;
-use jobs::{Broker, Candidate, Side};
+use jobs::{Broker, Callers, Candidate, Side};
 
 /// What to measure. Options that name several things may be given more than once.
 #[derive(Args)]
@@ -35,6 +35,9 @@ pub(crate) struct Arguments {
     /// Calls that are in flight at a time
     #[arg(long, default_values_t = [1, 10, 100], value_parser = clap::value_parser!(u64).range(1..=1000))]
     in_flight: Vec<u64>,
+    /// Only callers that run so
+    #[arg(long, value_enum)]
+    callers: Vec<Callers>,
     /// Calls per run with 100 in flight; a tenth of it with one
     #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(1..))]
     calls: u64,
@@ -50,6 +53,7 @@ pub(crate) struct Arguments {
 pub(crate) struct Row {
     broker: Broker,
     in_flight: u64,
+    callers: Callers,
     candidate: Candidate,
     /// The median run, or why a run failed.
     result: Result<Both, String>,
@@ -62,19 +66,24 @@ impl Row {
         Some(both.client.messages as f64 / both.cpu().as_secs_f64())
     }
 
-    /// How many times the calls of lapin it makes of the same CPU time.
-    fn times_lapin(&self, rows: &[Row]) -> Option<f64> {
+    /// How many times the calls of lapin it makes of the same CPU time, as client and as server.
+    fn times_lapin(&self, rows: &[Row]) -> Option<[f64; 2]> {
         let theirs = rows.iter().find(|row| {
-            (row.broker, row.in_flight, row.candidate)
-                == (self.broker, self.in_flight, Candidate::Lapin)
+            (row.broker, row.in_flight, row.callers, row.candidate)
+                == (self.broker, self.in_flight, self.callers, Candidate::Lapin)
         })?;
-        Some(self.calls_per_cpu_second()? / theirs.calls_per_cpu_second()?)
+        let (ours, theirs) = (self.result.as_ref().ok()?, theirs.result.as_ref().ok()?);
+        let times = |theirs: &Measured, ours: &Measured| {
+            theirs.cpu_us_per_message() / ours.cpu_us_per_message()
+        };
+        Some([times(&theirs.client, &ours.client), times(&theirs.server, &ours.server)])
     }
 
-    /// What was hoped for, and whether it came true.
+    /// What was hoped for, and whether it came true, on both sides.
     fn target(&self, rows: &[Row]) -> Option<bool> {
         let counts = self.in_flight == 100 && self.candidate == Candidate::Leveret;
-        counts.then(|| self.times_lapin(rows).map(|times| times >= 3.0)).flatten()
+        let times = counts.then(|| self.times_lapin(rows)).flatten()?;
+        Some(times.iter().all(|times| *times >= 3.0))
     }
 }
 
@@ -111,7 +120,14 @@ async fn over(
     rounds: u32,
 ) -> Result<Vec<Row>, Failure> {
     let mut rows = Vec::new();
-    for &in_flight in &arguments.in_flight {
+    let in_flight = arguments.in_flight.iter();
+    let chosen_callers = chosen(&arguments.callers);
+    for (&in_flight, &callers) in in_flight.flat_map(|n| chosen_callers.iter().map(move |c| (n, c)))
+    {
+        // One caller is one task.
+        if in_flight == 1 && callers != chosen_callers[0] {
+            continue;
+        }
         let calls = if in_flight == 1 { arguments.calls.div_ceil(10) } else { arguments.calls };
         let run = Run {
             candidate: Candidate::Leveret,
@@ -119,6 +135,7 @@ async fn over(
             port,
             calls,
             in_flight,
+            callers,
             size: arguments.size,
         };
         let candidates = chosen(&arguments.candidate);
@@ -136,6 +153,7 @@ async fn over(
         rows.extend(candidates.into_iter().zip(results).map(|(candidate, result)| Row {
             broker,
             in_flight,
+            callers,
             candidate,
             result: result.map(median),
         }));
@@ -152,9 +170,10 @@ pub(crate) fn table(rows: &[Row]) -> String {
     let mut out = String::new();
     let _ = writeln!(
         out,
-        "{:<9} {:>9} {:<8} {:>7} {:>10} {:>10} {:>9} {:>8} {:>8} {:>11} {:>8}",
+        "{:<9} {:>9} {:<8} {:<8} {:>7} {:>10} {:>10} {:>9} {:>8} {:>8} {:>11} {:>13}",
         "broker",
         "in flight",
+        "callers",
         "with",
         "calls",
         "CPU client",
@@ -166,13 +185,13 @@ pub(crate) fn table(rows: &[Row]) -> String {
         "× lapin",
     );
     for row in rows {
-        let Row { broker, in_flight, candidate, result } = row;
-        let _ = write!(out, "{broker:<9} {in_flight:>9} {candidate:<8} ");
+        let Row { broker, in_flight, callers, candidate, result } = row;
+        let _ = write!(out, "{broker:<9} {in_flight:>9} {callers:<8} {candidate:<8} ");
         let _ = match result {
             Err(reason) => writeln!(out, "FAILED: {reason}"),
             Ok(Both { client, server }) => writeln!(
                 out,
-                "{:>7} {:>10.2} {:>10.2} {:>9.0} {:>8} {:>8} {:>11.0} {:>8} {}",
+                "{:>7} {:>10.2} {:>10.2} {:>9.0} {:>8} {:>8} {:>11.0} {:>13} {}",
                 client.messages,
                 client.cpu_us_per_message(),
                 server.cpu_us_per_message(),
@@ -180,7 +199,9 @@ pub(crate) fn table(rows: &[Row]) -> String {
                 client.latency.map_or(0, |latency| latency.p50.as_micros()),
                 client.latency.map_or(0, |latency| latency.p99.as_micros()),
                 row.calls_per_cpu_second().unwrap_or_default(),
-                row.times_lapin(rows).map_or(String::new(), |times| format!("{times:.2}")),
+                row.times_lapin(rows).map_or(String::new(), |[client, server]| {
+                    format!("{client:.2} / {server:.2}")
+                }),
                 row.target(rows).map_or("", |met| if met { "≥ 3 met" } else { "≥ 3 MISSED" }),
             ),
         };
@@ -188,7 +209,7 @@ pub(crate) fn table(rows: &[Row]) -> String {
     let _ = writeln!(
         out,
         "CPU: µs per call, of the process; calls/CPU s: of both processes together; × lapin: times what lapin does with the \
-         same CPU time"
+         same CPU time, as client and as server"
     );
     out
 }
@@ -198,6 +219,7 @@ pub(crate) fn json(rows: &[Row]) -> Value {
         let mut value = json!({
             "broker": row.broker.to_string(),
             "in_flight": row.in_flight,
+            "callers": row.callers.to_string(),
             "candidate": row.candidate.to_string(),
         });
         match &row.result {

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use futures_util::TryStreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
@@ -114,6 +116,14 @@ pub(crate) async fn all<T: Send + 'static>(
         done.push(result??);
     }
     Ok(done)
+}
+
+/// The same in one task.
+pub(crate) async fn all_in_one_task<T: Send + 'static>(
+    jobs: impl IntoIterator<Item = impl Future<Output = Result<T, Failure>> + Send + 'static>,
+) -> Result<Vec<T>, Failure> {
+    let jobs: FuturesUnordered<_> = jobs.into_iter().map(|job| Counted(Box::pin(job))).collect();
+    tokio::spawn(jobs.try_collect()).await?
 }
 
 /// Counts how often it is polled.

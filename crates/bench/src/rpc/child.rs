@@ -81,13 +81,14 @@ pub(super) async fn start(run: Run) -> Result<Result<Both, String>, Failure> {
     Ok(client.and_then(|client| Ok(Both { client, server: server? })))
 }
 
-fn options(run: Run) -> [(&'static str, String); 6] {
+fn options(run: Run) -> [(&'static str, String); 7] {
     [
         ("--candidate", run.candidate.to_string()),
         ("--side", run.side.to_string()),
         ("--port", run.port.to_string()),
         ("--calls", run.calls.to_string()),
         ("--in-flight", run.in_flight.to_string()),
+        ("--callers", run.callers.to_string()),
         ("--size", run.size.to_string()),
     ]
 }

@@ -1,8 +1,9 @@
 //! What is measured: candidates, brokers, and the description of one run.
 
 use clap::{Args, ValueEnum};
+use futures_util::future::BoxFuture;
 
-use crate::client::display_as_argument;
+use crate::client::{Failure, all, all_in_one_task, display_as_argument};
 
 /// The service, and its queue.
 pub(super) const SERVICE: &str = "bench.rpc";
@@ -29,6 +30,15 @@ pub(crate) enum Broker {
     Rabbitmq,
 }
 
+/// How those who call run beside each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Callers {
+    /// All of them in one task, as one writes it who sends many requests and gathers the replies
+    Together,
+    /// Each in a task of its own, as in a server: tokio wakes its threads for them
+    Tasks,
+}
+
 /// Which half of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Side {
@@ -53,6 +63,8 @@ pub(crate) struct Run {
     #[arg(long)]
     pub(super) in_flight: u64,
     #[arg(long)]
+    pub(super) callers: Callers,
+    #[arg(long)]
     pub(super) size: u32,
 }
 
@@ -68,4 +80,16 @@ pub(super) fn share(caller: u64, run: Run) -> impl Iterator<Item = u64> {
     (caller..run.calls).step_by(run.in_flight as usize)
 }
 
-display_as_argument!(Candidate Broker Side);
+/// Has all callers call, and gives what they gave.
+pub(super) async fn all_callers<T: Send + 'static>(
+    run: Run,
+    caller: impl Fn(u64) -> BoxFuture<'static, Result<T, Failure>>,
+) -> Result<Vec<T>, Failure> {
+    let callers = (0..run.in_flight).map(caller);
+    match run.callers {
+        Callers::Together => all_in_one_task(callers).await,
+        Callers::Tasks => all(callers).await,
+    }
+}
+
+display_as_argument!(Candidate Broker Callers Side);

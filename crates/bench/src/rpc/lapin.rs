@@ -17,8 +17,8 @@ use lapin::types::{FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
 use tokio::sync::oneshot;
 
-use super::jobs::{PREFETCH, Run, SERVICE, body, share};
-use crate::client::{Failure, Latency, Measured, Meter, all};
+use super::jobs::{PREFETCH, Run, SERVICE, all_callers, body, share};
+use crate::client::{Failure, Latency, Measured, Meter};
 
 const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
 
@@ -57,7 +57,7 @@ pub(super) async fn call(run: Run) -> Result<Measured, Failure> {
             Ok(times)
         }
     };
-    let times = all((0..run.in_flight).map(caller)).await?;
+    let times = all_callers(run, |number| Box::pin(caller(number))).await?;
     let mut measured = meter.stop(run.calls);
     measured.latency = Latency::of(times.into_iter().flatten().collect());
     let _ = connection.close(200, "done".into()).await;

@@ -5,8 +5,8 @@ use std::time::Instant;
 use bytes::Bytes;
 use leveret::{Client, Queue};
 
-use super::jobs::{METHOD, PREFETCH, Run, SERVICE, body, share};
-use crate::client::{Failure, Latency, Measured, Meter, all};
+use super::jobs::{METHOD, PREFETCH, Run, SERVICE, all_callers, body, share};
+use crate::client::{Failure, Latency, Measured, Meter};
 
 async fn connect(run: Run) -> Result<Client, Failure> {
     Ok(Client::connect(format!("amqp://127.0.0.1:{}", run.port)).await?)
@@ -32,7 +32,7 @@ pub(super) async fn call(run: Run) -> Result<Measured, Failure> {
             Ok(times)
         }
     };
-    let times = all((0..run.in_flight).map(caller)).await?;
+    let times = all_callers(run, |number| Box::pin(caller(number))).await?;
     let mut measured = meter.stop(run.calls);
     measured.latency = Latency::of(times.into_iter().flatten().collect());
     client.close().await;
