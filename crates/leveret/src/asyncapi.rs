@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::events::Events;
 use crate::payload;
 use crate::publisher::Publisher;
-use crate::rpc::ServiceBuilder;
+use crate::rpc::{ServiceBuilder, Shapes};
 use crate::topology::{Destination, Exchange, Queue, Topology};
 
 mod shape;
@@ -219,7 +219,8 @@ impl AsyncApi {
         self
     }
 
-    /// The program offers this service: its queue, and for each of its methods what it gets and what it replies.
+    /// The program offers this service: its queue, and for each of its methods, the fallback included, what it gets and what
+    /// it replies.
     pub fn serves(mut self, service: &ServiceBuilder) -> Self {
         let topology = service.topology();
         let Some(queue) = topology.queues().first() else { return self };
@@ -232,22 +233,28 @@ impl AsyncApi {
             let reply = Some(Reply { channel: replies.clone(), message });
             Operation { reply, ..Operation::new("receive", &id, bindings) }
         };
-        if service.shapes().is_empty() {
-            // What it gets is anything.
-            self.operation(&id, replying(None), None);
+        if let Some(shapes) = service.fallback_shapes() {
+            let request = self.message(shapes.request, name);
+            self.channel_has(&id, &request);
+            let reply = self.reply(&replies, shapes, name);
+            self.operation(&id, replying(reply), Some(&request));
         }
         for (method, shapes) in service.shapes() {
             let method_name = format!("{name}.{method}");
             let request = self.message_ids.one(&format!("{name}{APART}{method}"), &method_name);
             self.describe(request.clone(), method.clone(), shapes.request);
             self.channel_has(&id, &request);
-            let reply = shapes.reply.map(|shape| self.message(Some(shape), &method_name));
-            if let Some(reply) = &reply {
-                self.channel_has(&replies, reply);
-            }
+            let reply = self.reply(&replies, *shapes, &method_name);
             self.operation(&request, replying(reply), Some(&request));
         }
         self
+    }
+
+    /// Writes down what a method replies, if it is known, and says what it is called.
+    fn reply(&mut self, channel: &str, shapes: Shapes, method: &str) -> Option<String> {
+        let reply = self.message(Some(shapes.reply?), method);
+        self.channel_has(channel, &reply);
+        Some(reply)
     }
 
     /// How values of a type are made up, as JSON Schema (draft 7).

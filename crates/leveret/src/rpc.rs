@@ -42,6 +42,7 @@ pub(crate) use asker::{Asker, Question, Seat, Settings as AskerSettings, Shared 
 pub use call::Call;
 pub(crate) use correlation::new_correlation_id;
 pub(crate) use desk::{Failed, Wanted};
+pub(crate) use method::Shapes;
 pub use method::{End, IntoReply, Method};
 pub use replier::Replier;
 pub(crate) use replier::WayBack;

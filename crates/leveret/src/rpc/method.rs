@@ -90,6 +90,12 @@ pub(crate) struct Shapes {
     pub(crate) reply: Option<Shape>,
 }
 
+impl Shapes {
+    fn of<A>(method: &impl Method<A>) -> Self {
+        Shapes { request: method.shape(), reply: method.reply_shape() }
+    }
+}
+
 /// The methods of a service by their names.
 #[derive(Clone)]
 pub(super) struct Methods {
@@ -97,7 +103,8 @@ pub(super) struct Methods {
     by_name: HashMap<Box<[u8]>, BoxMethod>,
     /// What is asked and replied, by name.
     shapes: BTreeMap<String, Shapes>,
-    fallback: Option<BoxMethod>,
+    /// What gets the requests for other methods, with what it gets and gives.
+    fallback: Option<(BoxMethod, Shapes)>,
 }
 
 impl Methods {
@@ -106,18 +113,22 @@ impl Methods {
     }
 
     pub(super) fn add<A: 'static>(&mut self, name: &str, method: impl Method<A>) {
-        let shapes = Shapes { request: method.shape(), reply: method.reply_shape() };
-        self.shapes.insert(name.to_owned(), shapes);
+        self.shapes.insert(name.to_owned(), Shapes::of(&method));
         let method: BoxMethod = Arc::new(move |incoming| method.call(incoming));
         self.by_name.insert(name.as_bytes().into(), method);
     }
 
     pub(super) fn set_fallback<A: 'static>(&mut self, method: impl Method<A>) {
-        self.fallback = Some(Arc::new(move |incoming| method.call(incoming)));
+        let shapes = Shapes::of(&method);
+        self.fallback = Some((Arc::new(move |incoming| method.call(incoming)), shapes));
     }
 
     pub(super) fn has_fallback(&self) -> bool {
         self.fallback.is_some()
+    }
+
+    pub(super) fn fallback_shapes(&self) -> Option<Shapes> {
+        self.fallback.as_ref().map(|(_, shapes)| *shapes)
     }
 
     pub(super) fn shapes(&self) -> &BTreeMap<String, Shapes> {
@@ -138,7 +149,8 @@ impl Methods {
         let properties = incoming.properties();
         let kind = properties.kind.as_ref().map(|kind| kind.as_bytes());
         let name = self.address.method(exchange.as_bytes(), key.as_bytes(), kind);
-        self.by_name.get(name).or(self.fallback.as_ref()).ok_or_else(|| {
+        let fallback = || self.fallback.as_ref().map(|(method, _)| method);
+        self.by_name.get(name).or_else(fallback).ok_or_else(|| {
             let text = format!(
                 "service {:?} has no method {:?}",
                 self.address.service,

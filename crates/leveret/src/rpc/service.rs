@@ -216,6 +216,11 @@ impl ServiceBuilder {
         self.methods.shapes()
     }
 
+    /// What its fallback gets and gives, if it has one.
+    pub(crate) fn fallback_shapes(&self) -> Option<Shapes> {
+        self.methods.fallback_shapes()
+    }
+
     /// What the service needs: its queue, and where it has an exchange that one, with a binding for each method. With a
     /// [fallback](Self::fallback), all requests for the service come over a shared exchange; over one of its own only those
     /// for its methods, and others reach nobody. Bindings of methods that the service no longer has are not undone.

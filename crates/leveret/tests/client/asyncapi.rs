@@ -241,6 +241,25 @@ async fn services_reply() {
 }
 
 #[tokio::test]
+async fn what_a_service_does_with_other_requests_is_in_the_document() {
+    let client = embedded().await;
+    let service = client.service("prices").fallback(async |body: String| body);
+    let alone = valid(&AsyncApi::new("prices", "1").serves(&service));
+    let beside = service.method("quote", async |Json(_): Json<Tick>| ());
+    let beside = valid(&AsyncApi::new("prices", "1").serves(&beside));
+    for document in [&alone, &beside] {
+        let other = &document["operations"]["receive-prices"];
+        let text = "String_text_plain";
+        let request = format!("#/channels/prices/messages/{text}");
+        assert_eq!(other["messages"], json!([{ "$ref": request }]), "{document:#}");
+        let reply = format!("#/channels/prices_replies/messages/{text}");
+        assert_eq!(other["reply"]["messages"], json!([{ "$ref": reply }]));
+    }
+    let count = |document: &Value| document["operations"].as_object().map(|them| them.len());
+    assert_eq!((count(&alone), count(&beside)), (Some(1), Some(2)));
+}
+
+#[tokio::test]
 async fn odd_names_are_told_apart_and_lead_somewhere() {
     let client = embedded().await;
     let (one, other) = (client.events("a"), client.events("a b"));
