@@ -7,7 +7,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{timeout, timeout_at};
 
 use crate::amqp::{self, Channel, DeleteExchange, DeleteQueue, GetOptions, deadline_in};
-use crate::consumer::ConsumerBuilder;
+use crate::consumer::{Common, ConsumerBuilder};
 use crate::delay::Delays;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
@@ -328,7 +328,8 @@ impl Client {
         let name = name.as_str();
         let get = move |channel: Channel| async move { channel.get(name, options).await };
         let got = self.on_channel(&what, get).await?;
-        Ok(got.map(|delivery| Delivery::new(delivery, &queue.into())))
+        let common = Common::of_queue(queue);
+        Ok(got.map(|delivery| Delivery::new(delivery.into_parts(), &common)))
     }
 
     /// Does something on a channel that is thrown away, again if the connection went meanwhile.

@@ -8,7 +8,7 @@ use tower::{Layer, Service};
 use crate::amqp::{ConsumeOptions, Value};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
-use crate::retry::Retry;
+use crate::retry::{Profile, Retry};
 use crate::topology::Topology;
 use crate::topology::arguments::Arguments;
 
@@ -32,7 +32,7 @@ pub use stream::{Deliveries, Next};
 
 pub(crate) use failing::OnPark;
 pub(crate) use handler::BoxFuture;
-pub(crate) use incoming::States;
+pub(crate) use incoming::{Common, States};
 use needs::{Needs, Temporary};
 pub(crate) use runner::{Observed, report, unless};
 use seen::Seen;
@@ -340,10 +340,6 @@ impl ConsumerBuilder {
         self.running.drain
     }
 
-    pub(crate) fn states(&self) -> Arc<States> {
-        Arc::new(self.running.states.clone())
-    }
-
     /// A handler with the layers around it.
     pub(crate) fn layered<A: 'static>(&self, handler: impl Handler<A>) -> Call {
         Call::new(handler, &self.running.layers)
@@ -385,13 +381,15 @@ impl ConsumerBuilder {
     /// Begins to consume. The queue has to exist, unless it is [declared](Self::declaring) by this.
     pub async fn stream(self) -> Result<Deliveries, Error> {
         self.declare().await?;
-        self.begin().await
+        self.begin(&Retry::discard().profile()).await
     }
 
     /// The same, once all is declared.
-    async fn begin(self) -> Result<Deliveries, Error> {
-        let source = Source::new(&self.client, self.settings, self.needs.temporary)?;
+    async fn begin(self, retry: &Arc<dyn Profile>) -> Result<Deliveries, Error> {
+        let ConsumerBuilder { client, settings, running, needs } = self;
+        let common = Common::new(&settings.queue, Arc::clone(retry), running.states);
+        let source = Source::new(&client, settings, needs.temporary)?;
         let consumer = source.first().await?;
-        Ok(Deliveries::new(source, consumer, self.client))
+        Ok(Deliveries::new(source, consumer, client, common))
     }
 }

@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::amqp::{self, Properties, RawProperties, Refused, ShortStr, Source, Value};
+use crate::amqp::{
+    self, Parts, Properties, RawProperties, Refused, Settles, ShortStr, Source, Value,
+};
+use crate::consumer::{Common, Incoming};
 use crate::error::{Error, ErrorKind};
 
 /// A message that was delivered, to be settled by consuming it: [`ack`](Delivery::ack), [`requeue`](Delivery::requeue)
@@ -15,91 +18,107 @@ use crate::error::{Error, ErrorKind};
 /// the message to somebody else by then. With auto-ack settling does nothing.
 #[must_use = "a delivery that is dropped goes back to its queue"]
 pub struct Delivery {
-    inner: amqp::Delivery,
-    queue: Arc<str>,
+    settles: Settles,
+    content: Incoming,
 }
 
 impl Delivery {
-    pub(crate) fn new(inner: amqp::Delivery, queue: &Arc<str>) -> Self {
-        Delivery { inner, queue: Arc::clone(queue) }
+    #[inline]
+    pub(crate) fn new(parts: Parts, common: &Arc<Common>) -> Self {
+        let Parts { settles, source, redelivered, properties, body } = parts;
+        let (tag, common) = (settles.tag, Arc::clone(common));
+        let content = Incoming::new(body, properties, source, redelivered, tag, common);
+        Delivery { settles, content }
+    }
+
+    /// The message, as a handler sees it.
+    pub(crate) fn content(&self) -> &Incoming {
+        &self.content
     }
 
     /// The body.
     pub fn body(&self) -> &Bytes {
-        self.inner.body()
+        self.content.body()
     }
 
     /// The properties.
     pub fn properties(&self) -> Properties<'_> {
-        self.inner.properties()
+        self.content.properties()
     }
 
     /// The properties as they came, to keep or to send on.
     pub fn raw_properties(&self) -> &RawProperties {
-        self.inner.raw_properties()
+        self.content.raw_properties()
     }
 
     /// The value of a header.
     pub fn header(&self, name: &str) -> Option<Value<'_>> {
-        self.inner.raw_properties().header(name)
+        self.content.header(name)
     }
 
     /// The exchange it was published to.
     pub fn exchange(&self) -> ShortStr<'_> {
-        self.inner.exchange()
+        self.source().exchange()
     }
 
     /// The routing key it was published with.
     pub fn routing_key(&self) -> ShortStr<'_> {
-        self.inner.routing_key()
+        self.source().routing_key()
     }
 
     /// The queue it came from, as the consumer was told it.
     pub fn queue(&self) -> &str {
-        &self.queue
-    }
-
-    pub(crate) fn shared_queue(&self) -> &Arc<str> {
-        &self.queue
+        self.content.queue()
     }
 
     /// Whether it may still be settled.
     pub(crate) fn is_held(&self) -> bool {
-        self.inner.is_held()
+        self.settles.is_held()
     }
 
     pub(crate) fn source(&self) -> &Source {
-        self.inner.source()
+        self.content.source()
     }
 
     /// Whether it was delivered before, to anyone.
     pub fn redelivered(&self) -> bool {
-        self.inner.redelivered()
+        self.content.redelivered()
     }
 
     /// Its number on its channel.
     pub fn delivery_tag(&self) -> u64 {
-        self.inner.delivery_tag()
+        self.settles.tag
     }
 
     /// It is done: the broker may forget it.
-    pub fn ack(self) -> Result<(), Error> {
-        self.inner.ack().map_err(stale)
+    pub fn ack(mut self) -> Result<(), Error> {
+        self.ack_early()
+    }
+
+    /// The same, for who still needs what is in it.
+    pub(crate) fn ack_early(&mut self) -> Result<(), Error> {
+        self.settles.ack().map_err(stale)
     }
 
     /// This one and all before it of the same consumer are done.
-    pub fn ack_all_before(self) -> Result<(), Error> {
-        self.inner.ack_all_before().map_err(stale)
+    pub fn ack_all_before(mut self) -> Result<(), Error> {
+        self.settles.ack_all_before().map_err(stale)
     }
 
     /// Back to its queue, to be delivered again.
-    pub fn requeue(self) -> Result<(), Error> {
-        self.inner.nack(Refused::Requeue).map_err(stale)
+    pub fn requeue(mut self) -> Result<(), Error> {
+        self.settles.nack(Refused::Requeue).map_err(stale)
     }
 
     /// To the dead-letter exchange of its queue, or away if that has none.
-    pub fn discard(self) -> Result<(), Error> {
-        self.inner.nack(Refused::Discard).map_err(stale)
+    pub fn discard(mut self) -> Result<(), Error> {
+        self.settles.nack(Refused::Discard).map_err(stale)
+    }
+}
+
+impl Drop for Delivery {
+    fn drop(&mut self) {
+        self.settles.give_back(self.content.raw_properties());
     }
 }
 
@@ -111,6 +130,6 @@ fn stale(error: amqp::Error) -> Error {
 
 impl fmt::Debug for Delivery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.inner.fmt(f)
+        self.content.fmt_as("Delivery", f)
     }
 }

@@ -11,8 +11,8 @@ use tokio::time::timeout;
 
 use super::calls::{Reply, Subject};
 use super::confirm::{Returned, Tally};
-use super::consumer::{Bound, Consumer, ConsumerQueue, Envelope};
-use super::delivery::{Delivery, Refused, Source};
+use super::consumer::{Bound, Consumer, ConsumerQueue};
+use super::delivery::{Delivery, Parts, Refused, Settles, Source};
 use super::error::Error;
 use super::link::Link;
 use super::lock;
@@ -456,11 +456,11 @@ impl<M> Channel<M> {
         let Reply::Got(got) = self.link.request(&get, subject).await? else { return Ok(None) };
         let Some(content) = got.take() else { return Ok(None) };
         let Content { method, properties, body } = *content;
-        let settles = (!options.auto_ack).then(|| Arc::clone(&self.link));
+        let link = (!options.auto_ack).then(|| Arc::clone(&self.link));
         let source = Source::copied(method.exchange.as_bytes(), method.routing_key.as_bytes());
-        let envelope =
-            Envelope { tag: method.delivery_tag, redelivered: method.redelivered, source };
-        Ok(Some(Delivery::new(settles, envelope, properties, body)))
+        let settles = Settles::new(link, method.delivery_tag);
+        let redelivered = method.redelivered;
+        Ok(Some(Delivery::new(Parts { settles, source, redelivered, properties, body })))
     }
 
     /// Settles a delivery that was let go of.

@@ -11,7 +11,7 @@ use leveret_wire::{Content, ShortStr};
 use tokio::sync::Notify;
 
 use super::channel::Channel;
-use super::delivery::{Delivery, Source};
+use super::delivery::{Delivery, Parts, Settles, Source};
 use super::error::Error;
 use super::link::Link;
 use super::lock;
@@ -237,6 +237,15 @@ impl Consumer {
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Delivery, Error>>> {
+        self.poll_parts(context).map_ok(Delivery::new)
+    }
+
+    /// What the next delivery is made of: to be settled.
+    #[inline]
+    pub(crate) fn poll_parts(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Parts, Error>>> {
         if let Some(waiting) = self.next_taken() {
             return Poll::Ready(Some(Ok(self.hand_out(waiting))));
         }
@@ -283,9 +292,10 @@ impl Consumer {
     }
 
     #[inline]
-    fn hand_out(&self, Content { method, properties, body }: Waiting) -> Delivery {
-        let settles = (!self.queue.auto_ack).then(|| Arc::clone(&self.link));
-        Delivery::new(settles, method, properties, body)
+    fn hand_out(&self, Content { method, properties, body }: Waiting) -> Parts {
+        let link = (!self.queue.auto_ack).then(|| Arc::clone(&self.link));
+        let Envelope { tag, redelivered, source } = method;
+        Parts { settles: Settles::new(link, tag), source, redelivered, properties, body }
     }
 
     /// Its channel, in the mode that it is known to have.

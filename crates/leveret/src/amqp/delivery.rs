@@ -6,7 +6,6 @@ use std::sync::Arc;
 use bytes::Bytes;
 use leveret_wire::{Properties, RawProperties, ShortStr};
 
-use super::consumer::Envelope;
 use super::error::Error;
 use super::link::Link;
 
@@ -38,19 +37,75 @@ impl Source {
     }
 }
 
+/// How a delivery is settled, once: afterwards, and in auto-ack mode, settling sends nothing.
+#[derive(Debug)]
+pub(crate) struct Settles {
+    link: Option<Arc<Link>>,
+    pub(crate) tag: u64,
+}
+
+impl Settles {
+    pub(super) fn new(link: Option<Arc<Link>>, tag: u64) -> Self {
+        Settles { link, tag }
+    }
+
+    /// Whether it may still be settled: its channel is open.
+    pub(crate) fn is_held(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| link.channel.check_open().is_ok())
+    }
+
+    #[inline]
+    pub(crate) fn ack(&mut self) -> Result<(), Error> {
+        self.link.take().map_or(Ok(()), |link| link.ack(self.tag))
+    }
+
+    pub(crate) fn ack_all_before(&mut self) -> Result<(), Error> {
+        self.link.take().map_or(Ok(()), |link| link.ack_through(self.tag))
+    }
+
+    pub(crate) fn nack(&mut self, refused: Refused) -> Result<(), Error> {
+        self.link.take().map_or(Ok(()), |link| link.nack(self.tag, refused))
+    }
+
+    fn nack_all_before(&mut self, refused: Refused) -> Result<(), Error> {
+        self.link.take().map_or(Ok(()), |link| link.nack_through(self.tag, refused))
+    }
+
+    fn reject(&mut self, refused: Refused) -> Result<(), Error> {
+        self.link.take().map_or(Ok(()), |link| link.reject(self.tag, refused))
+    }
+
+    /// Nobody has settled it: it goes back to its queue, if it may.
+    #[inline]
+    pub(crate) fn give_back(&mut self, properties: &RawProperties) {
+        if let Some(link) = self.link.take() {
+            link.give_back(self.tag, properties);
+        }
+    }
+
+    /// It is settled in another way, or not before its channel is closed.
+    fn leave(&mut self) -> Settles {
+        Settles { link: self.link.take(), tag: self.tag }
+    }
+}
+
+/// What a delivery is made of.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) settles: Settles,
+    pub(crate) source: Source,
+    pub(crate) redelivered: bool,
+    pub(crate) properties: RawProperties,
+    pub(crate) body: Bytes,
+}
+
 /// A message that a consumer or `get` received.
 ///
 /// It is settled by consuming it: [`ack`](Delivery::ack), [`nack`](Delivery::nack) or
 /// [`reject`](Delivery::reject). One that is dropped unsettled goes back to its queue. In auto-ack mode settling sends
 /// nothing.
 #[must_use = "a delivery that is dropped goes back to its queue"]
-pub struct Delivery {
-    /// `None` when there is nothing to settle, or no longer.
-    settles: Option<Arc<Link>>,
-    envelope: Envelope,
-    properties: RawProperties,
-    body: Bytes,
-}
+pub struct Delivery(Parts);
 
 /// Where a message goes that is not acked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,57 +117,55 @@ pub enum Refused {
 }
 
 impl Delivery {
-    pub(super) fn new(
-        settles: Option<Arc<Link>>,
-        envelope: Envelope,
-        properties: RawProperties,
-        body: Bytes,
-    ) -> Self {
-        Delivery { settles, envelope, properties, body }
+    #[inline]
+    pub(super) fn new(parts: Parts) -> Self {
+        Delivery(parts)
+    }
+
+    /// What it is made of, to be settled by whoever gets it.
+    pub(crate) fn into_parts(mut self) -> Parts {
+        Parts {
+            settles: self.0.settles.leave(),
+            source: self.0.source.clone(),
+            redelivered: self.0.redelivered,
+            properties: self.0.properties.clone(),
+            body: self.0.body.clone(),
+        }
     }
 
     /// The body.
     pub fn body(&self) -> &Bytes {
-        &self.body
+        &self.0.body
     }
 
     /// The properties, decoded.
     pub fn properties(&self) -> Properties<'_> {
-        self.properties.get()
+        self.0.properties.get()
     }
 
     /// The properties as they came, to keep or to send on.
     pub fn raw_properties(&self) -> &RawProperties {
-        &self.properties
+        &self.0.properties
     }
 
     /// The exchange it was published to.
     pub fn exchange(&self) -> ShortStr<'_> {
-        self.envelope.source.exchange()
+        self.0.source.exchange()
     }
 
     /// The routing key it was published with.
     pub fn routing_key(&self) -> ShortStr<'_> {
-        self.envelope.source.routing_key()
-    }
-
-    /// Whether it may still be settled: its channel is open.
-    pub(crate) fn is_held(&self) -> bool {
-        self.settles.as_ref().is_some_and(|link| link.channel.check_open().is_ok())
-    }
-
-    pub(crate) fn source(&self) -> &Source {
-        &self.envelope.source
+        self.0.source.routing_key()
     }
 
     /// Whether it was delivered before, to anyone.
     pub fn redelivered(&self) -> bool {
-        self.envelope.redelivered
+        self.0.redelivered
     }
 
     /// Its number on its channel.
     pub fn delivery_tag(&self) -> u64 {
-        self.envelope.tag
+        self.0.settles.tag
     }
 
     /// It is done: the broker may forget it.
@@ -121,70 +174,52 @@ impl Delivery {
     /// whoever consumes the queue next. It fails as [`Stale`](super::ErrorKind::Stale) if the delivery was settled
     /// together with a later one, or is delivered anew after a recover.
     pub fn ack(mut self) -> Result<(), Error> {
-        match self.settles.take() {
-            Some(link) => link.ack(self.envelope.tag),
-            None => Ok(()),
-        }
+        self.0.settles.ack()
     }
 
     /// This one and all before it on the same channel are done, those of other consumers of the channel included.
     pub fn ack_all_before(mut self) -> Result<(), Error> {
-        match self.settles.take() {
-            Some(link) => link.ack_through(self.envelope.tag),
-            None => Ok(()),
-        }
+        self.0.settles.ack_all_before()
     }
 
     /// It is not done.
     pub fn nack(mut self, refused: Refused) -> Result<(), Error> {
-        match self.settles.take() {
-            Some(link) => link.nack(self.envelope.tag, refused),
-            None => Ok(()),
-        }
+        self.0.settles.nack(refused)
     }
 
     /// This one and all before it on the same channel are not done.
     pub fn nack_all_before(mut self, refused: Refused) -> Result<(), Error> {
-        match self.settles.take() {
-            Some(link) => link.nack_through(self.envelope.tag, refused),
-            None => Ok(()),
-        }
+        self.0.settles.nack_all_before(refused)
     }
 
     /// Lets go of it without settling it: it is out until its tag is settled, or the channel closed.
-    pub(crate) fn leave(mut self) -> (Source, RawProperties, Bytes) {
-        self.settles = None;
-        let (properties, body) = (self.properties.clone(), self.body.clone());
-        (self.envelope.source.clone(), properties, body)
+    pub(crate) fn leave(self) -> (Source, RawProperties, Bytes) {
+        let Parts { source, properties, body, .. } = self.into_parts();
+        (source, properties, body)
     }
 
     /// It is not done, said by `basic.reject`. RabbitMQ counts it where it does not count a nack: from 4.3 on, only a
     /// reject raises the delivery count of a quorum queue.
     pub fn reject(mut self, refused: Refused) -> Result<(), Error> {
-        match self.settles.take() {
-            Some(link) => link.reject(self.envelope.tag, refused),
-            None => Ok(()),
-        }
+        self.0.settles.reject(refused)
     }
 }
 
 impl Drop for Delivery {
     fn drop(&mut self) {
-        if let Some(link) = self.settles.take() {
-            link.give_back(self.envelope.tag, &self.properties);
-        }
+        self.0.settles.give_back(&self.0.properties);
     }
 }
 
 impl fmt::Debug for Delivery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Delivery")
-            .field("tag", &self.envelope.tag)
-            .field("redelivered", &self.envelope.redelivered)
+            .field("tag", &self.delivery_tag())
+            .field("redelivered", &self.redelivered())
             .field("exchange", &self.exchange())
             .field("routing_key", &self.routing_key())
             .field("properties", &self.properties())
-            .field("body", &format_args!("{} bytes", self.body.len()))
+            .field("body", &format_args!("{} bytes", self.body().len()))
             .finish()
     }
 }

@@ -11,7 +11,7 @@ use tracing::{Instrument as _, Span, field};
 use super::ConsumerBuilder;
 use super::failing::Failing;
 use super::handler::{BoxError, BoxFuture, IntoOutcome};
-use super::incoming::{Incoming, States};
+use super::incoming::Incoming;
 use super::runner::{Summary, report, unless};
 use super::service::contained;
 use super::stream::Deliveries;
@@ -96,12 +96,12 @@ impl BatchRunner {
         let starting = async {
             builder.declare().await?;
             let failing = Failing::start(&builder, counts.clone()).await?;
-            Ok::<_, Error>((failing, builder.begin().await?))
+            let deliveries = builder.begin(failing.profile()).await?;
+            Ok::<_, Error>((failing, deliveries))
         };
         let Some(started) = unless(&mut stop, starting).await else { return Ok(summary) };
         let (failing, mut deliveries) = started?;
-        let states = Arc::new(running.states);
-        let handling = Handling { states, call, counts, failing };
+        let handling = Handling { call, counts, failing };
         loop {
             let (batch, end) = tokio::select! {
                 collected = collect(&mut deliveries, size, options.within) => collected,
@@ -164,7 +164,6 @@ async fn collect(
 type CallBatch = Arc<dyn Fn(Vec<Incoming>) -> BoxFuture<BatchOutcome> + Send + Sync>;
 
 struct Handling {
-    states: Arc<States>,
     call: CallBatch,
     counts: Consumed,
     failing: Arc<Failing>,
@@ -195,9 +194,7 @@ impl Handling {
 
     /// Calls the handler. The batch is a trace of its own, with links to those of its messages.
     async fn call(&self, batch: &[Delivery]) -> BatchOutcome {
-        let profile = self.failing.profile();
-        let incoming = batch.iter().map(|delivery| Incoming::new(delivery, &self.states, profile));
-        let incoming: Vec<_> = incoming.collect();
+        let incoming: Vec<_> = batch.iter().map(|delivery| delivery.content().clone()).collect();
         let span = span_of(&incoming);
         let call = Arc::clone(&self.call);
         let call = contained(|| Box::pin(async move { Ok(call(incoming).await) }));

@@ -146,7 +146,7 @@ impl Failing {
     pub(super) async fn settle(&self, delivery: Delivery, seen: Diagnosis) -> Summary {
         let now = clock::now();
         let properties = delivery.raw_properties();
-        let queue = Arc::clone(delivery.shared_queue());
+        let queue = delivery.queue().to_owned();
         let failures = self.profile.failures(properties, &queue).saturating_add(1);
         let first = self.profile.first_failure(properties, &queue).unwrap_or(now);
         let facts = Facts {

@@ -157,7 +157,7 @@ impl<E: Into<BoxError>> IntoOutcome for Result<(), E> {
 /// decides whether the message is done.
 pub trait Handler<Arguments>: Send + Sync + 'static {
     /// Handles a message.
-    fn call(&self, incoming: Incoming) -> BoxFuture<Result<(), BoxError>>;
+    fn call(&self, incoming: &Incoming) -> BoxFuture<Result<(), BoxError>>;
 
     /// What the body has to be, as far as the arguments tell.
     fn shape(&self) -> Option<Shape> {
@@ -168,7 +168,7 @@ pub trait Handler<Arguments>: Send + Sync + 'static {
 /// Picks the arguments, or returns why not.
 macro_rules! pick {
     ($incoming:ident: $($argument:ident),*) => {$(
-        let $argument = match $argument::from_incoming(&$incoming) {
+        let $argument = match $argument::from_incoming($incoming) {
             Ok(argument) => argument,
             Err(error) => return Box::pin(std::future::ready(Err(error.into()))),
         };
@@ -185,7 +185,7 @@ macro_rules! handlers {
             $($argument: FromIncoming,)*
         {
             #[allow(non_snake_case, unused_variables)]
-            fn call(&self, incoming: Incoming) -> BoxFuture<Result<(), BoxError>> {
+            fn call(&self, incoming: &Incoming) -> BoxFuture<Result<(), BoxError>> {
                 pick!(incoming: $($argument),*);
                 let handling = self($($argument),*);
                 Box::pin(async move { handling.await.into_outcome() })
@@ -204,7 +204,7 @@ macro_rules! handlers {
             $($argument: FromIncoming,)*
         {
             #[allow(non_snake_case, unused_variables)]
-            fn call(&self, incoming: Incoming) -> BoxFuture<Result<Option<Message>, BoxError>> {
+            fn call(&self, incoming: &Incoming) -> BoxFuture<Result<Option<Message>, BoxError>> {
                 pick!(incoming: $($argument),*);
                 let handling = self($($argument),*);
                 Box::pin(async move { handling.await.into_reply() })

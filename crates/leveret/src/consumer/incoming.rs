@@ -8,9 +8,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::amqp::{Properties, RawProperties, ShortStr, Source, Value};
-use crate::delivery::Delivery;
-use crate::retry::Profile;
 use crate::retry::stamp::Origin;
+use crate::retry::{Profile, Retry};
 use crate::rpc::WayBack;
 
 /// A message on its way through the layers to its handler: what it holds and where it came from. It clones cheaply.
@@ -21,28 +20,29 @@ pub struct Incoming {
     body: Bytes,
     properties: RawProperties,
     source: Source,
-    queue: Arc<str>,
     redelivered: bool,
     tag: u64,
-    retry: Arc<dyn Profile>,
-    states: Arc<States>,
+    common: Arc<Common>,
     /// Where a reply goes, if it is a request to a service.
     way_back: Option<WayBack>,
 }
 
 impl Incoming {
-    pub(crate) fn new(delivery: &Delivery, states: &Arc<States>, retry: &Arc<dyn Profile>) -> Self {
-        Incoming {
-            body: delivery.body().clone(),
-            properties: delivery.raw_properties().clone(),
-            source: delivery.source().clone(),
-            queue: Arc::clone(delivery.shared_queue()),
-            redelivered: delivery.redelivered(),
-            tag: delivery.delivery_tag(),
-            retry: Arc::clone(retry),
-            states: Arc::clone(states),
-            way_back: None,
-        }
+    #[inline]
+    pub(crate) fn new(
+        body: Bytes,
+        properties: RawProperties,
+        source: Source,
+        redelivered: bool,
+        tag: u64,
+        common: Arc<Common>,
+    ) -> Self {
+        Incoming { body, properties, source, redelivered, tag, common, way_back: None }
+    }
+
+    /// The names it came with.
+    pub(crate) fn source(&self) -> &Source {
+        &self.source
     }
 
     pub(crate) fn set_way_back(&mut self, way: WayBack) {
@@ -84,18 +84,18 @@ impl Incoming {
     }
 
     fn origin(&self) -> Option<Origin> {
-        self.retry.origin(&self.properties, &self.queue)
+        self.common.retry.origin(&self.properties, self.queue())
     }
 
     /// The queue it came from, as the consumer was told it.
     pub fn queue(&self) -> &str {
-        &self.queue
+        &self.common.queue
     }
 
     /// Which attempt this is: 1 at first, 2 if one failed before. Deliveries that nobody decided about, because a
     /// consumer died, do not count.
     pub fn attempt(&self) -> u32 {
-        self.retry.failures(&self.properties, &self.queue).saturating_add(1)
+        self.common.retry.failures(&self.properties, self.queue()).saturating_add(1)
     }
 
     /// Whether it was delivered before, to anyone.
@@ -109,13 +109,20 @@ impl Incoming {
     }
 
     pub(crate) fn state<T: Clone + 'static>(&self) -> Option<T> {
-        self.states.get()
+        self.common.states.get()
     }
 }
 
 impl fmt::Debug for Incoming {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Incoming")
+        self.fmt_as("Incoming", f)
+    }
+}
+
+impl Incoming {
+    pub(crate) fn fmt_as(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct(name)
+            .field("tag", &self.tag)
             .field("queue", &self.queue())
             .field("exchange", &self.exchange())
             .field("routing_key", &self.routing_key())
@@ -123,6 +130,26 @@ impl fmt::Debug for Incoming {
             .field("properties", &self.properties)
             .field("body", &format_args!("{} bytes", self.body.len()))
             .finish()
+    }
+}
+
+/// What all messages of one consumer have in common.
+#[derive(Debug)]
+pub(crate) struct Common {
+    /// As the consumer was told it.
+    queue: Box<str>,
+    retry: Arc<dyn Profile>,
+    states: States,
+}
+
+impl Common {
+    pub(crate) fn new(queue: &str, retry: Arc<dyn Profile>, states: States) -> Arc<Self> {
+        Arc::new(Common { queue: queue.into(), retry, states })
+    }
+
+    /// Of messages that are tried again by nobody.
+    pub(crate) fn of_queue(queue: &str) -> Arc<Self> {
+        Common::new(queue, Retry::discard().profile(), States::default())
     }
 }
 

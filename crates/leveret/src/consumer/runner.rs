@@ -12,7 +12,7 @@ use tracing::{Instrument as _, Span};
 
 use super::failing::Failing;
 use super::handler::{BoxError, BoxFuture};
-use super::incoming::{Incoming, States};
+use super::incoming::Incoming;
 use super::seen::Seen;
 use super::service::{Call, contained};
 use super::stream::Deliveries;
@@ -119,7 +119,7 @@ impl Runner {
             let failing = Failing::start(&builder, counts.clone()).await?;
             let mut pool = Vec::new();
             for _ in 0..running.subscribers {
-                pool.push(builder.clone().begin().await?);
+                pool.push(builder.clone().begin(failing.profile()).await?);
             }
             Ok::<_, Error>((failing, pool))
         };
@@ -129,7 +129,6 @@ impl Runner {
         let (failing, pool) = started?;
         let shared = Arc::new(Shared {
             observed: Observed::new(call, counts),
-            states: Arc::new(running.states.clone()),
             failing,
             mode: running.mode,
             seen: running.seen.clone(),
@@ -191,7 +190,6 @@ pub(crate) async fn unless<T>(stop: impl Future, starting: impl Future<Output = 
 /// What all loops of a runner share.
 struct Shared {
     observed: Observed,
-    states: Arc<States>,
     failing: Arc<Failing>,
     mode: Mode,
     seen: Option<Seen>,
@@ -239,20 +237,33 @@ impl Loop {
                 next = deliveries.next() => next,
                 () = &mut stopped => break Ok(()),
             };
-            let delivery = match next {
+            let mut delivery = match next {
                 Some(Ok(delivery)) => delivery,
                 Some(Err(error)) => break Err(error),
                 None => break Ok(()),
             };
-            let mut handling = std::pin::pin!(self.shared.handle(delivery));
+            // As `Shared::handle` does it. What is awaited is small, and the delivery stays in its place: moving it around
+            // would cost more than handling it.
+            let key = match self.shared.admit(&mut delivery) {
+                Admitted::As(key) => key,
+                Admitted::Not(summary) => {
+                    done.summary.add(summary);
+                    continue;
+                }
+            };
+            let mut handling = std::pin::pin!(self.shared.observed.call(delivery.content()));
             tokio::select! {
                 biased;
-                handled = &mut handling => done.add(handled, &self.shared),
+                outcome = &mut handling => {
+                    done.add(self.shared.finish(delivery, key, outcome), &self.shared);
+                }
                 () = &mut stopped => {
                     drop(deliveries);
                     let deadline = deadline_in(self.drain);
                     match timeout_at(deadline, handling).await {
-                        Ok(handled) => done.add(handled, &self.shared),
+                        Ok(outcome) => {
+                            done.add(self.shared.finish(delivery, key, outcome), &self.shared);
+                        }
                         Err(_) => done.summary.abandoned += 1,
                     }
                     return (done.finish(deadline).await, Ok(()));
@@ -409,18 +420,21 @@ impl Observed {
     }
 
     /// Calls the handler, within the trace of the message if it has one. What is awaited is small: it is part of every task.
-    pub(crate) fn call(&self, incoming: Incoming) -> impl Future<Output = Result<(), BoxError>> {
+    pub(crate) fn call<'a>(
+        &'a self,
+        incoming: &Incoming,
+    ) -> impl Future<Output = Result<(), BoxError>> + use<'a> {
         let in_flight = self.counts.begin(1);
         let began = Instant::now();
         let parent = TraceContext::of(incoming.raw_properties());
-        let span = span_of(&incoming);
+        let span = span_of(incoming);
         let handling = if span.is_disabled() && parent.is_none() {
             self.call.call(incoming)
         } else {
             let context = TraceContext::within(parent.as_ref());
             context.record(&span, parent.as_ref());
-            let call = self.call.clone();
-            let handling = async move { call.call(incoming).await };
+            let (call, incoming) = (self.call.clone(), incoming.clone());
+            let handling = async move { call.call(&incoming).await };
             contained(|| Box::pin(context.scope(handling.instrument(span))))
         };
         async move {
@@ -435,60 +449,65 @@ impl Observed {
 
 impl Shared {
     /// Has a message handled, and settles it unless it failed.
-    async fn handle(&self, delivery: Delivery) -> Handled {
-        match self.begin(delivery) {
-            Begun::Handling(handling) => handling.await,
-            Begun::Passed(summary) => Ok(summary),
+    async fn handle(&self, mut delivery: Delivery) -> Handled {
+        match self.admit(&mut delivery) {
+            Admitted::As(key) => {
+                let outcome = self.observed.call(delivery.content()).await;
+                self.finish(delivery, key, outcome)
+            }
+            Admitted::Not(summary) => Ok(summary),
         }
     }
 
-    fn begin(&self, delivery: Delivery) -> Begun<impl Future<Output = Handled>> {
+    /// Whether it is to be handled at all. If not, it is settled.
+    fn admit(&self, delivery: &mut Delivery) -> Admitted {
         if self.mode == Mode::AtMostOnce && delivery.redelivered() {
-            report(delivery.ack());
-            return Begun::Passed(Summary { skipped: 1, ..Summary::default() });
+            report(delivery.ack_early());
+            return Admitted::Not(Summary { skipped: 1, ..Summary::default() });
         }
-        let incoming = Incoming::new(&delivery, &self.states, self.failing.profile());
-        let key = self.seen.as_ref().and_then(|seen| Some((seen, seen.key_of(&incoming)?)));
-        if let Some((seen, key)) = &key
+        let key = self.seen.as_ref().and_then(|seen| seen.key_of(delivery.content()));
+        if let (Some(seen), Some(key)) = (&self.seen, &key)
             && seen.contains(key)
         {
-            report(delivery.ack());
-            return Begun::Passed(Summary { duplicates: 1, ..Summary::default() });
+            report(delivery.ack_early());
+            return Admitted::Not(Summary { duplicates: 1, ..Summary::default() });
         }
-        let delivery = match self.mode {
-            Mode::AtLeastOnce => Some(delivery),
-            Mode::AtMostOnce => {
-                // Settled before it is begun: it cannot come again.
+        if self.mode == Mode::AtMostOnce {
+            // Settled before it is begun: it cannot come again.
+            report(delivery.ack_early());
+        }
+        Admitted::As(key)
+    }
+
+    /// Its handler has ended.
+    fn finish(
+        &self,
+        delivery: Delivery,
+        key: Option<Vec<u8>>,
+        outcome: Result<(), BoxError>,
+    ) -> Handled {
+        match outcome {
+            Ok(()) => {
+                if let (Some(seen), Some(key)) = (&self.seen, key) {
+                    seen.add(key);
+                }
                 report(delivery.ack());
-                None
+                Ok(Summary { handled: 1, ..Summary::default() })
             }
-        };
-        let handling = self.observed.call(incoming);
-        Begun::Handling(async move {
-            match (handling.await, delivery) {
-                (Ok(()), delivery) => {
-                    if let Some((seen, key)) = key {
-                        seen.add(key);
-                    }
-                    if let Some(delivery) = delivery {
-                        report(delivery.ack());
-                    }
-                    Ok(Summary { handled: 1, ..Summary::default() })
-                }
-                (Err(error), Some(delivery)) => Err((delivery, Diagnosis::of(&error))),
-                (Err(error), None) => {
-                    tracing::error!("a message that is not tried again failed: {error}");
-                    Ok(Summary { failed: 1, ..Summary::default() })
-                }
+            Err(error) if self.mode == Mode::AtMostOnce => {
+                tracing::error!("a message that is not tried again failed: {error}");
+                Ok(Summary { failed: 1, ..Summary::default() })
             }
-        })
+            Err(error) => Err((delivery, Diagnosis::of(&error))),
+        }
     }
 }
 
-/// A message is being handled, or need not be.
-enum Begun<F> {
-    Handling(F),
-    Passed(Summary),
+/// Whether a message is handled.
+enum Admitted {
+    /// It is, and known by this key afterwards, if it has one.
+    As(Option<Vec<u8>>),
+    Not(Summary),
 }
 
 /// By the conventions of OpenTelemetry for messaging.

@@ -34,7 +34,7 @@ where
 
 /// Calls a handler through its layers. A panic is an error like any other.
 #[derive(Clone)]
-pub(crate) struct Call(Arc<dyn Fn(Incoming) -> BoxFuture<Result<(), BoxError>> + Send + Sync>);
+pub(crate) struct Call(Arc<dyn Fn(&Incoming) -> BoxFuture<Result<(), BoxError>> + Send + Sync>);
 
 impl Call {
     pub(super) fn new<A: 'static>(handler: impl Handler<A>, layers: &[BoxLayer]) -> Self {
@@ -42,20 +42,20 @@ impl Call {
             return Call(Arc::new(move |incoming| handler.call(incoming)));
         }
         let handler = Arc::new(handler);
-        let inner = HandlerService::new(tower::service_fn(move |incoming| handler.call(incoming)));
+        let inner = HandlerService::new(tower::service_fn(move |incoming| handler.call(&incoming)));
         // The layer that was added first is the outermost.
         let service = layers.iter().rev().fold(inner, |inner, layer| layer(inner));
-        Call(Arc::new(move |incoming| Box::pin(service.clone().oneshot(incoming))))
+        Call(Arc::new(move |incoming| Box::pin(service.clone().oneshot(incoming.clone()))))
     }
 
     /// Calls this and nothing else.
     pub(crate) fn plain(
         call: impl Fn(Incoming) -> BoxFuture<Result<(), BoxError>> + Send + Sync + 'static,
     ) -> Self {
-        Call(Arc::new(call))
+        Call(Arc::new(move |incoming| call(incoming.clone())))
     }
 
-    pub(crate) fn call(&self, incoming: Incoming) -> Contained<()> {
+    pub(crate) fn call(&self, incoming: &Incoming) -> Contained<()> {
         contained(|| (self.0)(incoming))
     }
 }

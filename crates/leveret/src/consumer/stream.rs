@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures_core::Stream;
 use tokio::time::timeout;
 
+use super::incoming::Common;
 use super::source::Source;
 use crate::amqp::{self, Channel, Consumer, Tx};
 use crate::client::Client;
@@ -25,6 +26,7 @@ pub struct Deliveries {
     source: Arc<Source>,
     state: State,
     client: Client,
+    common: Arc<Common>,
 }
 
 enum State {
@@ -46,8 +48,13 @@ pub enum Next {
 }
 
 impl Deliveries {
-    pub(super) fn new(source: Arc<Source>, consumer: Consumer, client: Client) -> Self {
-        Deliveries { source, state: State::Live(consumer), client }
+    pub(super) fn new(
+        source: Arc<Source>,
+        consumer: Consumer,
+        client: Client,
+        common: Arc<Common>,
+    ) -> Self {
+        Deliveries { source, state: State::Live(consumer), client, common }
     }
 
     /// The next delivery, or the reason why there is none any more, or `None` once it ended.
@@ -112,10 +119,10 @@ impl Deliveries {
     ) -> Poll<Option<Result<Delivery, Error>>> {
         loop {
             match &mut self.state {
-                State::Live(consumer) => match ready!(Pin::new(consumer).poll_next(context)) {
-                    Some(Ok(delivery)) => {
+                State::Live(consumer) => match ready!(consumer.poll_parts(context)) {
+                    Some(Ok(parts)) => {
                         self.source.counts.delivered();
-                        let delivery = Delivery::new(delivery, &self.source.queue);
+                        let delivery = Delivery::new(parts, &self.common);
                         return Poll::Ready(Some(Ok(delivery)));
                     }
                     Some(Err(lost)) => self.resume(lost),

@@ -13,7 +13,7 @@ use crate::retry::{Failure, named};
 /// [`FromIncoming`](crate::FromIncoming); what it returns is the reply, see [`IntoReply`].
 pub trait Method<Arguments>: Send + Sync + 'static {
     /// Handles a request.
-    fn call(&self, incoming: Incoming) -> BoxFuture<Result<Option<Message>, BoxError>>;
+    fn call(&self, incoming: &Incoming) -> BoxFuture<Result<Option<Message>, BoxError>>;
 
     /// What the body of a request has to be, as far as the arguments tell.
     fn shape(&self) -> Option<Shape> {
@@ -81,7 +81,7 @@ impl<T: IntoReply, E: Into<BoxError>> IntoReply for Result<T, E> {
 
 /// A method of any type.
 type BoxMethod =
-    Arc<dyn Fn(Incoming) -> BoxFuture<Result<Option<Message>, BoxError>> + Send + Sync>;
+    Arc<dyn Fn(&Incoming) -> BoxFuture<Result<Option<Message>, BoxError>> + Send + Sync>;
 
 /// What a method gets and gives, as far as its types tell.
 #[derive(Clone, Copy, Debug)]
@@ -165,14 +165,14 @@ impl Methods {
 pub(super) struct Dispatch(pub(super) Arc<Methods>);
 
 impl Handler<Dispatch> for Dispatch {
-    fn call(&self, incoming: Incoming) -> BoxFuture<Result<(), BoxError>> {
-        let method = match self.0.of(&incoming) {
-            Ok(method) => Arc::clone(method),
+    fn call(&self, incoming: &Incoming) -> BoxFuture<Result<(), BoxError>> {
+        let method = match self.0.of(incoming) {
+            Ok(method) => method(incoming),
             Err(error) => return Box::pin(std::future::ready(Err(error))),
         };
         let way = incoming.way_back().cloned();
         Box::pin(async move {
-            let value = method(incoming).await?;
+            let value = method.await?;
             if let Some(way) = way {
                 way.leave(value);
             }

@@ -379,7 +379,7 @@ impl Answering {
         let way = WayBack::of(incoming.raw_properties(), &self.outlet);
         incoming.set_way_back(way.clone());
         let retries_calls = self.retries_calls;
-        let handling = self.methods.call(incoming);
+        let handling = self.methods.call(&incoming);
         async move { finish(way, handling.await, retries_calls).await }
     }
 }

@@ -9,13 +9,12 @@ use super::address::ReplyAddress;
 use super::replier::{Outlet, WayBack};
 use crate::amqp::{self, Channel, Publish, RawProperties, Tx, lock};
 use crate::client::Client;
-use crate::consumer::{BoxError, ConsumerBuilder, Incoming, Observed, States, Summary, report};
+use crate::consumer::{BoxError, ConsumerBuilder, Observed, Summary, report};
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 use crate::message::Message;
 use crate::publisher::Why;
-use crate::retry::profile::Profile;
-use crate::retry::{Diagnosis, Failure, Retry, Verdict};
+use crate::retry::{Diagnosis, Failure, Verdict};
 use crate::telemetry::Replied;
 
 /// One transaction: what is sent with it is sent when it is committed.
@@ -61,9 +60,6 @@ pub(super) struct Transactions {
     consumer: ConsumerBuilder,
     methods: Observed,
     counts: Replied,
-    states: Arc<States>,
-    /// There is none, and nothing to count attempts by.
-    retry: Arc<dyn Profile>,
     refused: Mutex<VecDeque<Refused>>,
 }
 
@@ -97,9 +93,7 @@ impl Transactions {
         methods: Observed,
         counts: Replied,
     ) -> Self {
-        let (states, retry) = (consumer.states(), Retry::discard().profile());
-        let refused = Mutex::default();
-        Transactions { client, consumer, methods, counts, states, retry, refused }
+        Transactions { client, consumer, methods, counts, refused: Mutex::default() }
     }
 
     pub(super) async fn run_until(self, stop: impl Future) -> Result<Summary, Error> {
@@ -135,7 +129,7 @@ impl Transactions {
     }
 
     async fn handle(&self, delivery: Delivery, channel: Channel<Tx>) -> Summary {
-        let mut incoming = Incoming::new(&delivery, &self.states, &self.retry);
+        let mut incoming = delivery.content().clone();
         let (id, refused) = (id_of(incoming.raw_properties()), self.refused(&delivery));
         let is_redelivered = delivery.redelivered();
         let (client, counts) = (self.client.clone(), self.counts.clone());
@@ -145,7 +139,7 @@ impl Transactions {
         incoming.set_way_back(way.clone());
         let done = match &refused {
             None => {
-                let handled = self.methods.call(incoming).await;
+                let handled = self.methods.call(&incoming).await;
                 self.settle(delivery, &way, handled).await
             }
             Some(Refused { is_error: false, text, .. }) => {
