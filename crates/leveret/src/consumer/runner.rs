@@ -316,7 +316,7 @@ impl Loop {
 }
 
 /// What a handler made of a message: it is settled, or failed and has to be.
-type Handled = Result<Summary, (Delivery, Diagnosis)>;
+type Handled = Result<Summary, Box<(Delivery, Diagnosis)>>;
 
 /// Messages that are being handled.
 enum AtWork {
@@ -379,7 +379,8 @@ impl Done {
     fn add(&mut self, handled: Handled, shared: &Arc<Shared>) {
         match handled {
             Ok(summary) => self.summary.add(summary),
-            Err((delivery, seen)) => {
+            Err(failed) => {
+                let (delivery, seen) = *failed;
                 let failing = Arc::clone(&shared.failing);
                 self.settling.spawn(async move { failing.settle(delivery, seen).await });
             }
@@ -498,7 +499,7 @@ impl Shared {
                 tracing::error!("a message that is not tried again failed: {error}");
                 Ok(Summary { failed: 1, ..Summary::default() })
             }
-            Err(error) => Err((delivery, Diagnosis::of(&error))),
+            Err(error) => Err(Box::new((delivery, Diagnosis::of(&error)))),
         }
     }
 }

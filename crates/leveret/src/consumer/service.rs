@@ -34,7 +34,9 @@ where
 
 /// Calls a handler through its layers. A panic is an error like any other.
 #[derive(Clone)]
-pub(crate) struct Call(Arc<dyn Fn(&Incoming) -> BoxFuture<Result<(), BoxError>> + Send + Sync>);
+pub(crate) struct Call(Arc<Calling>);
+
+type Calling = dyn Fn(&Incoming) -> BoxFuture<Result<(), BoxError>> + Send + Sync;
 
 impl Call {
     pub(super) fn new<A: 'static>(handler: impl Handler<A>, layers: &[BoxLayer]) -> Self {

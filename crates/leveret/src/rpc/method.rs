@@ -80,8 +80,9 @@ impl<T: IntoReply, E: Into<BoxError>> IntoReply for Result<T, E> {
 }
 
 /// A method of any type.
-type BoxMethod =
-    Arc<dyn Fn(&Incoming) -> BoxFuture<Result<Option<Message>, BoxError>> + Send + Sync>;
+type BoxMethod = Arc<Calling>;
+
+type Calling = dyn Fn(&Incoming) -> BoxFuture<Result<Option<Message>, BoxError>> + Send + Sync;
 
 /// What a method gets and gives, as far as its types tell.
 #[derive(Clone, Copy, Debug)]
