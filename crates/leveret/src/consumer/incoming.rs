@@ -26,6 +26,8 @@ pub struct Incoming {
     tag: u64,
     retry: Arc<dyn Profile>,
     states: Arc<States>,
+    /// What is for this message alone.
+    lent: Option<Arc<States>>,
     /// Where a reply goes, if it is a request to a service.
     way_back: Option<WayBack>,
 }
@@ -41,6 +43,7 @@ impl Incoming {
             tag: delivery.delivery_tag(),
             retry: Arc::clone(retry),
             states: Arc::clone(states),
+            lent: None,
             way_back: None,
         }
     }
@@ -110,6 +113,37 @@ impl Incoming {
 
     pub(crate) fn state<T: Clone + 'static>(&self) -> Option<T> {
         self.states.get()
+    }
+
+    /// Puts a value into the message for those who get it from here on: layers further in, and arguments of the handler, see
+    /// [`FromIncoming`](crate::FromIncoming). There is one of each type.
+    ///
+    /// ```
+    /// use leveret::{Error, FromIncoming, Incoming};
+    ///
+    /// /// Who sent it, as a layer has found out.
+    /// #[derive(Clone)]
+    /// struct User(String);
+    ///
+    /// impl FromIncoming for User {
+    ///     fn from_incoming(incoming: &Incoming) -> Result<Self, Error> {
+    ///         Ok(incoming.lent().unwrap_or(User("nobody".to_owned())))
+    ///     }
+    /// }
+    ///
+    /// async fn greet(User(name): User) {
+    ///     println!("hello {name}");
+    /// }
+    /// # let _ = |incoming: &mut Incoming| incoming.lend(User("Ada".to_owned()));
+    /// # let _ = greet;
+    /// ```
+    pub fn lend<T: Clone + Send + Sync + 'static>(&mut self, value: T) {
+        Arc::make_mut(self.lent.get_or_insert_default()).set(value);
+    }
+
+    /// A clone of the value of this type that was [put into](Self::lend) the message.
+    pub fn lent<T: Clone + 'static>(&self) -> Option<T> {
+        self.lent.as_ref()?.get()
     }
 }
 

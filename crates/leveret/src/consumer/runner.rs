@@ -21,6 +21,7 @@ use crate::amqp::deadline_in;
 use crate::asyncapi::Shape;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
+use crate::inbox::once::Passed;
 use crate::retry::Diagnosis;
 use crate::telemetry::Consumed;
 use crate::topology::Topology;
@@ -41,8 +42,10 @@ pub struct Summary {
     /// Messages that were not handled because they had been delivered before, in the mode at most once.
     pub skipped: u64,
     /// Messages that were not handled because another of the same key was, see
-    /// [`deduplicate`](ConsumerBuilder::deduplicate).
+    /// [`deduplicate`](ConsumerBuilder::deduplicate), or because it was handled [before](ConsumerBuilder::exactly_once).
     pub duplicates: u64,
+    /// Messages that were for the inbox, see [`release`](crate::inbox::release).
+    pub released: u64,
     /// Messages whose handler did not end in time when the consumer was stopped. They went back to the queue.
     pub abandoned: u64,
 }
@@ -55,6 +58,7 @@ impl Summary {
         self.parked += other.parked;
         self.skipped += other.skipped;
         self.duplicates += other.duplicates;
+        self.released += other.released;
         self.abandoned += other.abandoned;
     }
 }
@@ -109,8 +113,12 @@ impl Runner {
     /// It fails if the consumer cannot begin, or ends because its queue stays away. If `stop` is done before it has begun, it
     /// does not begin.
     pub async fn run_until(self, stop: impl Future) -> Result<Summary, Error> {
-        let Runner { builder, call, .. } = self;
+        let Runner { mut builder, call, .. } = self;
         builder.check()?;
+        let call = match builder.take_once() {
+            Some(once) => once.around(call),
+            None => call,
+        };
         let running = &builder.running;
         let counts = Consumed::new(&builder.settings.queue);
         let mut stop = std::pin::pin!(stop);
@@ -426,7 +434,7 @@ impl Observed {
         async move {
             let outcome = handling.await;
             drop(in_flight);
-            let handled = u64::from(outcome.is_ok());
+            let handled = u64::from(outcome.is_ok() || Passed::of(&outcome).is_some());
             self.counts.end(began.elapsed(), handled, 1 - handled);
             outcome
         }
@@ -465,7 +473,9 @@ impl Shared {
         };
         let handling = self.observed.call(incoming);
         Begun::Handling(async move {
-            match (handling.await, delivery) {
+            let outcome = handling.await;
+            let passed = Passed::of(&outcome);
+            match (outcome, delivery) {
                 (Ok(()), delivery) => {
                     if let Some((seen, key)) = key {
                         seen.add(key);
@@ -475,13 +485,27 @@ impl Shared {
                     }
                     Ok(Summary { handled: 1, ..Summary::default() })
                 }
-                (Err(error), Some(delivery)) => Err((delivery, Diagnosis::of(&error))),
+                (Err(error), Some(delivery)) => match passed {
+                    Some(passed) => {
+                        report(delivery.ack());
+                        Ok(passed_over(passed))
+                    }
+                    None => Err((delivery, Diagnosis::of(&error))),
+                },
                 (Err(error), None) => {
                     tracing::error!("a message that is not tried again failed: {error}");
                     Ok(Summary { failed: 1, ..Summary::default() })
                 }
             }
         })
+    }
+}
+
+/// A message is done, without its handler.
+fn passed_over(passed: Passed) -> Summary {
+    match passed {
+        Passed::Duplicate => Summary { duplicates: 1, ..Summary::default() },
+        Passed::Release => Summary { released: 1, ..Summary::default() },
     }
 }
 
