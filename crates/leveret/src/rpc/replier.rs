@@ -15,7 +15,6 @@ use crate::consumer::{FromIncoming, Incoming};
 use crate::error::{Error, ErrorKind};
 use crate::message::{IntoMessage, Message};
 use crate::publisher::{Publisher, Ticket};
-use crate::random;
 use crate::retry::{Diagnosis, Verdict};
 use crate::telemetry::Replied;
 use crate::trace::TraceContext;
@@ -210,12 +209,8 @@ impl WayBack {
 
     /// The last reply in a form to be recorded: with all that it would be given on its way. `None` if nobody asked for it.
     pub(super) fn recordable(&self, outcome: Result<(), &Diagnosis>) -> Option<Message> {
-        let mut last = self.line.as_ref()?.last(outcome);
+        let mut last = self.line.as_ref()?.last(outcome).identified();
         let properties = &mut last.extra.get_or_insert_default().properties;
-        if properties.message_id.is_none() {
-            let id = format!("{:016x}{:016x}", random::number(), random::number());
-            properties.message_id = ShortStr::try_from(id).ok();
-        }
         if let Some(context) = TraceContext::current() {
             context.child().put_into(properties.headers.get_or_insert_default());
         }

@@ -1,0 +1,7 @@
+//! On PostgreSQL.
+
+mod support;
+
+mod postgres {
+    mod migrating;
+}

@@ -1,0 +1,7 @@
+//! On SQLite, which needs no server.
+
+mod support;
+
+mod sqlite {
+    mod migrating;
+}
