@@ -9,9 +9,13 @@
 
 mod backend;
 mod error;
+mod inbox;
 mod migrate;
 mod schema;
 
 pub use backend::Backend;
 pub use error::{Error, ErrorKind};
+#[doc(hidden)]
+pub use inbox::Records;
+pub use inbox::{Inbox, Tx};
 pub use schema::Schema;
