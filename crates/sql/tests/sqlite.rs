@@ -4,4 +4,5 @@ mod support;
 
 mod sqlite {
     mod migrating;
+    mod outbox;
 }
