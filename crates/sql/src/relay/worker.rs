@@ -152,16 +152,20 @@ impl Listener {
 
     /// Until it is dropped, or at once if the database tells nothing.
     pub(super) async fn run(self, ringer: watch::Sender<()>) {
+        let backoff = Backoff::default();
+        let mut failures = 0;
         loop {
             let mut bell = match self.shared.store.listen().await {
                 Ok(Some(bell)) => bell,
                 Ok(None) => return,
                 Err(error) => {
                     tracing::warn!("cannot listen for messages of {}: {error}", self.shared.what());
-                    sleep(self.shared.poll()).await;
+                    sleep(backoff.pause(failures)).await;
+                    failures += 1;
                     continue;
                 }
             };
+            failures = 0;
             self.shared.state.listens(true);
             // What came before is not told.
             ringer.send_replace(());

@@ -9,7 +9,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode};
 
 use crate::support::outbox::{self, Stage};
 
-async fn pool() -> (ScratchFolder, SqlitePool) {
+pub(super) async fn pool() -> (ScratchFolder, SqlitePool) {
     let folder = ScratchFolder::new();
     let options = SqliteConnectOptions::new()
         .filename(folder.path().join("database"))

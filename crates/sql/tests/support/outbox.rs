@@ -26,8 +26,11 @@ where
     D::Connection: OutboxConnection,
 {
     pub async fn new(pool: Pool<D>) -> Self {
+        Stage::with(pool, Client::embedded().await.unwrap()).await
+    }
+
+    pub async fn with(pool: Pool<D>, client: Client) -> Self {
         Schema::default().migrate(&pool).await.unwrap();
-        let client = Client::embedded().await.unwrap();
         let topology = Topology::new()
             .exchange(Exchange::topic("events"))
             .queue(Queue::classic("q").bind("events", "event.#"));
@@ -370,6 +373,7 @@ pub async fn a_relay_without_tables_is_refused<D: Backend>(pool: Pool<D>) {
 }
 
 /// The test of each of these, on a database of its own that the function in scope, `pool`, makes.
+#[allow(unused_macros)]
 macro_rules! tests {
     () => {
         crate::support::outbox::tests! {
@@ -394,4 +398,5 @@ macro_rules! tests {
     )*};
 }
 
+#[allow(unused_imports)]
 pub(crate) use tests;
