@@ -1,9 +1,13 @@
 //! The databases there are.
 
+use std::sync::Arc;
+
 use futures_util::future::BoxFuture;
 use sqlx::Pool;
 
 use crate::error::Error;
+use crate::outbox::Outbox;
+use crate::outbox::store::Store;
 use crate::schema::Schema;
 
 /// A database that this crate works on: [`sqlx::Postgres`] and [`sqlx::Sqlite`].
@@ -13,6 +17,9 @@ pub trait Backend: sqlx::Database + Sealed {
 
     #[doc(hidden)]
     fn check<'a>(pool: &'a Pool<Self>, schema: &'a Schema) -> BoxFuture<'a, Result<(), Error>>;
+
+    #[doc(hidden)]
+    fn store(pool: &Pool<Self>, outbox: &Outbox) -> Arc<dyn Store>;
 }
 
 /// Nobody else's database or connection can be one of these.
@@ -40,6 +47,10 @@ macro_rules! backends {
                 schema: &'a Schema,
             ) -> BoxFuture<'a, Result<(), Error>> {
                 Box::pin(crate::migrate::$module::check(pool, schema))
+            }
+
+            fn store(pool: &Pool<Self>, outbox: &Outbox) -> Arc<dyn Store> {
+                crate::outbox::$module::store(pool, outbox)
             }
         }
     )*};

@@ -2,6 +2,7 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::time::Duration;
 
 /// An error of the outbox, the inbox, or their database.
 ///
@@ -41,9 +42,29 @@ impl Error {
         Error(Box::new(Inner { kind, text, source }))
     }
 
+    /// The broker, or what was to be sent to it, has failed at this.
+    pub(crate) fn broker(what: impl Into<String>, source: leveret::Error) -> Self {
+        let kind = match source.kind() {
+            leveret::ErrorKind::Invalid | leveret::ErrorKind::Payload => ErrorKind::Invalid,
+            _ => ErrorKind::Broker,
+        };
+        Error(Box::new(Inner { kind, text: what.into(), source: Some(source.into()) }))
+    }
+
+    /// The database did not answer.
+    pub(crate) fn late(what: impl std::fmt::Display, after: Duration) -> Self {
+        let text = format!("{what} took longer than {after:?}");
+        Error::new(ErrorKind::Database, text)
+    }
+
     /// The kind, to branch on.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
+    }
+
+    /// The client's own error, if there is one behind this.
+    pub fn leveret(&self) -> Option<&leveret::Error> {
+        self.0.source.as_deref()?.downcast_ref()
     }
 
     /// The database's own error, if there is one behind this.

@@ -97,7 +97,7 @@ impl Schema {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "postgres", feature = "sqlite"))]
 mod tests {
     use super::*;
 

@@ -90,6 +90,7 @@ mod tests {
         }
     }
 
+    #[cfg(all(feature = "postgres", feature = "sqlite"))]
     #[test]
     fn tables_are_named_by_schema_or_prefix() {
         let schema = Schema::new("own").unwrap();

@@ -4,4 +4,5 @@ mod support;
 
 mod postgres {
     mod migrating;
+    mod outbox;
 }

@@ -3,5 +3,8 @@
 mod support;
 
 mod sqlite {
+    mod kills;
     mod migrating;
+    mod outbox;
+    mod troubles;
 }

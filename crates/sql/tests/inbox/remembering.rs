@@ -93,7 +93,9 @@ async fn ids_and_replies_are_deleted_when_they_have_expired() {
     let sql = "INSERT INTO inbox_table (scope, id, expires_at) VALUES ($1, $2, $3)";
     let sql = sql.replace("inbox_table", &scene.table("inbox"));
     for number in 0..2500i64 {
-        let insert = sqlx::query(sqlx::AssertSqlSafe(sql.clone())).bind("q").bind(number.to_be_bytes().to_vec());
+        let insert = sqlx::query(sqlx::AssertSqlSafe(sql.clone()))
+            .bind("q")
+            .bind(number.to_be_bytes().to_vec());
         insert.bind((number < 2400).then_some(1i64)).execute(&scene.pool).await.unwrap();
     }
     let inbox = scene.by_id();
