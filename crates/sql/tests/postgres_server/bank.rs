@@ -1,7 +1,8 @@
 //! A bank: each transfer is asked for one to four times, in any order, by way of processes that are killed at random, a broker
 //! and a database that are restarted. In the end every balance is right to the cent, and all replies to a request are the same.
 //!
-//! `LEVERET_BANK_TRANSFERS=100000` is its full size.
+//! `LEVERET_BANK_TRANSFERS=100000` is its full size, on a RabbitMQ that is killed; by default it is small, and on the embedded
+//! broker, which restarts at once.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use leveret::inbox::{Remember, Sequence};
 use leveret::{Client, Delivery, Failure, Json, Message, Queue, Topology};
+use leveret_broker::Broker;
 use leveret_sql::{Inbox, Schema, Tx};
 use leveret_testkit::postgres::Postgres;
 use leveret_testkit::process::{Ending, GuardedProcess};
@@ -29,7 +31,7 @@ const WORKERS: usize = 2;
 const SENDERS: usize = 8;
 const DEADLINE: Duration = Duration::from_secs(900);
 /// A request without a reply after this long is sent again: replies do not survive the restart of a broker.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(1);
 
 const DATABASE: &str = "LEVERET_TEST_BANK_DATABASE";
 const BROKER: &str = "LEVERET_TEST_BANK_BROKER";
@@ -41,8 +43,45 @@ struct Transfer {
     cents: i64,
 }
 
-fn transfers() -> usize {
-    std::env::var("LEVERET_BANK_TRANSFERS").map_or(2_000, |count| count.parse().unwrap())
+/// How many transfers, if it was said.
+fn asked_for() -> Option<usize> {
+    std::env::var("LEVERET_BANK_TRANSFERS").ok().map(|count| count.parse().unwrap())
+}
+
+/// The broker that is restarted.
+enum House {
+    Embedded(Broker, String),
+    RabbitMq(RabbitNode),
+}
+
+impl House {
+    async fn start() -> Self {
+        match asked_for() {
+            Some(_) => House::RabbitMq(RabbitNode::start(Version::under_test()).await),
+            None => {
+                let broker = Broker::builder().start().unwrap();
+                let address = broker.listen("127.0.0.1:0").await.unwrap();
+                House::Embedded(broker, format!("amqp://{address}"))
+            }
+        }
+    }
+
+    fn url(&self) -> String {
+        match self {
+            House::Embedded(_, url) => url.clone(),
+            House::RabbitMq(broker) => broker.url(),
+        }
+    }
+
+    async fn restart(&mut self) {
+        match self {
+            House::Embedded(broker, _) => broker.restart().await,
+            House::RabbitMq(broker) => {
+                broker.kill().await;
+                broker.start_again().await;
+            }
+        }
+    }
 }
 
 fn chance(below: usize) -> usize {
@@ -221,20 +260,19 @@ async fn open_bank(pool: &PgPool) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_balance_is_right_whatever_is_killed_and_however_often_it_is_asked() {
-    let count = transfers();
-    let (mut postgres, mut node) =
-        tokio::join!(Postgres::start(), RabbitNode::start(Version::under_test()));
+    let count = asked_for().unwrap_or(2_000);
+    let (mut postgres, mut house) = tokio::join!(Postgres::start(), House::start());
     let options = PgPoolOptions::new().max_connections(4).acquire_timeout(Duration::from_secs(5));
     let pool = options.connect(&postgres.url()).await.unwrap();
     open_bank(&pool).await;
-    let client = Client::connect(&*node.url()).await.unwrap();
+    let client = Client::connect(&*house.url()).await.unwrap();
     let queues = ["by-id", "numbered"].into_iter().map(Queue::quorum);
     let topology = queues.fold(Topology::new(), Topology::queue).queue(Queue::classic("answers"));
     client.apply(&topology).await.unwrap();
 
     let (transfers, requests) = requests(count).await;
     let (replies, sent, stop) = (Replies::default(), AtomicUsize::new(0), AtomicBool::new(false));
-    let (database, broker) = (postgres.url(), node.url());
+    let (database, broker) = (postgres.url(), house.url());
     let until = async |share: usize| {
         eventually(DEADLINE, format!("replies to {share} requests"), async || {
             let known = replies.lock().await.len();
@@ -247,7 +285,7 @@ async fn every_balance_is_right_whatever_is_killed_and_however_often_it_is_asked
         postgres.kill().await;
         postgres.start_again().await;
         until(count * 2 / 3).await;
-        node.restart().await;
+        house.restart().await;
         until(count).await;
         stop.store(true, Ordering::Relaxed);
     };
