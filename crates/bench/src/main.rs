@@ -6,6 +6,7 @@
 //! cargo run --release -p leveret-bench -- broker
 //! cargo run --release -p leveret-bench -- retry
 //! cargo run --release -p leveret-bench -- rpc
+//! cargo run --release -p leveret-bench -- outbox
 //! cargo run --release -p leveret-bench --features count-allocations -- client --client leveret --null-only
 //! ```
 
@@ -17,6 +18,7 @@ mod broker;
 mod client;
 mod codec;
 mod measure;
+mod outbox;
 mod report;
 mod retry;
 mod rpc;
@@ -51,6 +53,8 @@ enum Job {
     Retry(retry::Arguments),
     /// Calls and replies: Leveret, and lapin by hand, over the embedded broker and a real RabbitMQ
     Rpc(rpc::Arguments),
+    /// Sending what is in an outbox: Leveret's relay, and relays by hand with lapin, between PostgreSQL and RabbitMQ
+    Outbox(outbox::Arguments),
     /// One run of one client, for `client`
     #[command(hide = true)]
     RunOne(client::Run),
@@ -60,6 +64,9 @@ enum Job {
     /// One half of a run, for `rpc`
     #[command(hide = true)]
     RunRpc(rpc::Run),
+    /// One run of one candidate, for `outbox`
+    #[command(hide = true)]
+    RunOutbox(outbox::Run),
     /// The null peer, for `client`
     #[command(hide = true)]
     NullPeer,
@@ -91,10 +98,15 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
             let rows = rpc::run(&arguments, rounds.unwrap_or(3))?;
             show(json, || rpc::json(&rows), || rpc::table(&rows));
         }
+        Job::Outbox(arguments) => {
+            let rows = outbox::run(&arguments, rounds.unwrap_or(3))?;
+            show(json, || outbox::json(&rows), || outbox::table(&rows));
+        }
         Job::ServeBroker => broker::serve()?,
         Job::RunOne(run) => client::run_one(run)?,
         Job::RunRetry(run) => retry::run_one(run)?,
         Job::RunRpc(run) => rpc::run_one(run)?,
+        Job::RunOutbox(run) => outbox::run_one(run)?,
         Job::NullPeer => client::run_null_peer()?,
     }
     Ok(())

@@ -8,6 +8,8 @@ use tower::{Layer, Service};
 use crate::amqp::{ConsumeOptions, Value};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
+use crate::inbox::Inbox;
+use crate::inbox::once::Once;
 use crate::retry::{Profile, Retry};
 use crate::topology::Topology;
 use crate::topology::arguments::Arguments;
@@ -96,6 +98,7 @@ struct Running {
     states: States,
     layers: Vec<BoxLayer>,
     on_park: Option<OnPark>,
+    inbox: Option<Arc<dyn Inbox>>,
 }
 
 /// When a message is settled.
@@ -156,6 +159,7 @@ impl ConsumerBuilder {
             states: States::default(),
             layers: Vec::new(),
             on_park: None,
+            inbox: None,
         };
         ConsumerBuilder { client, settings, running, needs: Needs::default() }
     }
@@ -285,6 +289,17 @@ impl ConsumerBuilder {
         self
     }
 
+    /// Each message is handled once, however often it comes: this inbox remembers which ones were. A copy is acked and counted
+    /// as one of [`Summary::duplicates`]. See [`inbox`](crate::inbox) for what that promises, and for an example.
+    ///
+    /// The handler, with the layers around it, works between the begin of the inbox's transaction and its commit, and the
+    /// message is acked after that. Together with [`auto_ack`](Self::auto_ack), [`at_most_once`](Self::at_most_once),
+    /// [`deduplicate`](Self::deduplicate) or batches it is refused.
+    pub fn exactly_once(mut self, inbox: impl Inbox) -> Self {
+        self.running.inbox = Some(Arc::new(inbox));
+        self
+    }
+
     /// A value for handlers to share, one of each type. They get a clone of it as an argument [`State`].
     pub fn state<T: Clone + Send + Sync + 'static>(mut self, value: T) -> Self {
         self.running.states.set(value);
@@ -345,6 +360,16 @@ impl ConsumerBuilder {
         Call::new(handler, &self.running.layers)
     }
 
+    /// Takes out the inbox, for who asks it by themselves.
+    pub(crate) fn take_once(&mut self) -> Option<Once> {
+        let inbox = self.running.inbox.take()?;
+        Some(Once::new(inbox, &self.client, &self.settings.queue))
+    }
+
+    pub(crate) fn has_inbox(&self) -> bool {
+        self.running.inbox.is_some()
+    }
+
     /// With what is called for each message, layers and all.
     pub(crate) fn call(self, call: Call) -> Runner {
         Runner::new(self, call)
@@ -362,6 +387,7 @@ impl ConsumerBuilder {
 
     /// What was asked for goes together.
     fn check(&self) -> Result<(), Error> {
+        self.check_once()?;
         let mode = match (self.settings.auto_ack, self.running.mode) {
             (true, _) => "auto-ack",
             (_, Mode::AtMostOnce) => "at most once",
@@ -373,6 +399,26 @@ impl ConsumerBuilder {
         let text = format!(
             "a consumer of queue {:?} is asked to try messages again and to handle them {mode}, which are settled before \
              they are handled: leave one of the two out",
+            self.settings.queue
+        );
+        Err(Error::new(ErrorKind::Invalid, text))
+    }
+
+    fn check_once(&self) -> Result<(), Error> {
+        if !self.has_inbox() {
+            return Ok(());
+        }
+        let other = if self.settings.auto_ack {
+            "with auto-ack, which loses messages"
+        } else if self.running.mode == Mode::AtMostOnce {
+            "at most once"
+        } else if self.running.seen.is_some() {
+            "with deduplication, which is what the inbox does"
+        } else {
+            return Ok(());
+        };
+        let text = format!(
+            "a consumer of queue {:?} is asked to handle messages exactly once and {other}: leave one of the two out",
             self.settings.queue
         );
         Err(Error::new(ErrorKind::Invalid, text))

@@ -132,6 +132,11 @@ impl Error {
         Error::with(ErrorKind::Remote, text, Detail::Remote(error), None)
     }
 
+    /// What was asked for cannot be: for those who write arguments of handlers, see [`FromIncoming`](crate::FromIncoming).
+    pub fn invalid(text: impl Into<String>) -> Self {
+        Error::new(ErrorKind::Invalid, text)
+    }
+
     /// The kind, to branch on.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind

@@ -80,6 +80,7 @@
 //! | `leveret_retried_total`, `leveret_parked_total` | queue | counters: failed messages that wait to be tried again, and those that are not |
 //! | `leveret_in_flight` | queue | gauge: messages that handlers are at work on |
 //! | `leveret_handler_seconds` | queue | histogram: how long handlers take, for a message or a batch |
+//! | `leveret_duplicates_total`, `leveret_given_up_total` | queue | counters: messages that an [`inbox`] knew already; those that it no longer waits for |
 //! | `leveret_calls_total` | service, outcome | counter: calls that ended with a `reply`, `remote` error, `timed-out`, `unroutable`, `lost` or `other` |
 //! | `leveret_call_seconds` | service | histogram: how long calls take |
 //! | `leveret_stray_replies_total` | service | counter: replies that came for nobody |
@@ -118,6 +119,7 @@ mod delivery;
 mod duration;
 mod error;
 mod events;
+pub mod inbox;
 mod message;
 mod mover;
 mod parking;

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use crate::amqp::{Properties, ShortStr, Table, Value};
 use crate::asyncapi::Shape;
 use crate::error::{Error, ErrorKind};
+use crate::random;
 
 /// The longest expiration that RabbitMQ takes.
 const LONGEST: Duration = Duration::from_millis(u32::MAX as u64);
@@ -137,6 +138,31 @@ impl Message {
         self
     }
 
+    /// With an id that no other message has, unless it has one: for whoever keeps a message before it is published, so that
+    /// it has the same id however often that happens.
+    #[must_use]
+    pub fn identified(mut self) -> Self {
+        let id = &mut self.extra().properties.message_id;
+        if id.is_none() {
+            let text = format!("{:016x}{:016x}", random::number(), random::number());
+            *id = ShortStr::try_from(text).ok();
+        }
+        self
+    }
+
+    /// The body.
+    pub fn body(&self) -> &Bytes {
+        &self.body
+    }
+
+    /// Body and properties, to be kept; [`with_properties`](Self::with_properties) makes a message of them again. Fails if it
+    /// cannot be sent.
+    pub fn into_parts(self) -> Result<(Bytes, Properties<'static>), Error> {
+        self.check()?;
+        let properties = self.extra.map(|extra| extra.properties).unwrap_or_default();
+        Ok((self.body, properties))
+    }
+
     fn text(
         mut self,
         what: &str,
@@ -233,11 +259,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_id_is_made_unless_there_is_one() {
+        let id =
+            |message: Message| message.identified().into_parts().unwrap().1.message_id.unwrap();
+        assert_eq!(id(Message::new("").message_id("own")).to_string(), "own");
+        assert_ne!(id(Message::new("")), id(Message::new("")));
+    }
+
+    #[test]
     fn what_cannot_be_sent_is_named() {
         let message = Message::new("").kind("x".repeat(256)).header("fine", 1);
         let error = message.check().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains("type"), "{error}");
+        assert_eq!(message.into_parts().unwrap_err().kind(), ErrorKind::Invalid);
         assert!(Message::new("").header("fine", 1).check().is_ok());
     }
 }

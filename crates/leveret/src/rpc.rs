@@ -25,6 +25,7 @@ use crate::publisher::{OnLoss, Publisher};
 use crate::telemetry::{Called, Strays};
 
 mod address;
+mod answering;
 mod asker;
 mod call;
 mod correlation;

@@ -225,6 +225,31 @@ mod counted {
         }
     }
 
+    /// What is counted of an inbox.
+    #[derive(Clone)]
+    pub(crate) struct Remembered {
+        duplicates: Counter,
+        given_up: Counter,
+    }
+
+    impl Remembered {
+        pub(crate) fn new(queue: &str) -> Self {
+            let count = |name: &'static str| counter!(name, "queue" => queue.to_owned());
+            Remembered {
+                duplicates: count("leveret_duplicates_total"),
+                given_up: count("leveret_given_up_total"),
+            }
+        }
+
+        pub(crate) fn duplicate(&self) {
+            self.duplicates.increment(1);
+        }
+
+        pub(crate) fn given_up(&self, messages: u64) {
+            self.given_up.increment(messages);
+        }
+    }
+
     pub(crate) fn waited_for_channel(seconds: Duration) {
         histogram!("leveret_pool_wait_seconds").record(seconds.as_secs_f64());
     }
@@ -326,11 +351,24 @@ mod counted {
         pub(crate) fn undeliverable(&self) {}
     }
 
+    #[derive(Clone)]
+    pub(crate) struct Remembered;
+
+    impl Remembered {
+        pub(crate) fn new(_queue: &str) -> Self {
+            Remembered
+        }
+
+        pub(crate) fn duplicate(&self) {}
+
+        pub(crate) fn given_up(&self, _messages: u64) {}
+    }
+
     pub(crate) fn waited_for_channel(_seconds: Duration) {}
 }
 
 pub(crate) use counted::{
-    Called, Consumed, Delivered, Published, Replied, Strays, waited_for_channel,
+    Called, Consumed, Delivered, Published, Remembered, Replied, Strays, waited_for_channel,
 };
 
 macro_rules! debug {
@@ -343,4 +381,4 @@ macro_rules! debug {
     )*};
 }
 
-debug! { Called Consumed Delivered Published Replied Strays }
+debug! { Called Consumed Delivered Published Remembered Replied Strays }

@@ -101,8 +101,9 @@ impl TraceContext {
         }
     }
 
-    /// Puts it into the headers of a message, unless they have one.
-    pub(crate) fn put_into(&self, headers: &mut Table<'_>) {
+    /// Puts it into the headers of a message, unless they have one. Whatever publishes in a context does this by itself; it is
+    /// for whoever keeps a message to be published later, elsewhere.
+    pub fn put_into(&self, headers: &mut Table<'_>) {
         if headers.get(PARENT).is_some() {
             return;
         }

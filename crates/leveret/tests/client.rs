@@ -10,6 +10,7 @@ mod client {
     mod handling;
     mod health;
     mod hostile;
+    mod inbox;
     mod mishaps;
     mod parking;
     mod pool;

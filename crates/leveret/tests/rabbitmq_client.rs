@@ -8,6 +8,7 @@ mod rabbitmq_client {
     mod delay;
     mod events;
     mod handling;
+    mod inbox;
     mod parking;
     mod parking_limits;
     mod pool;

@@ -26,14 +26,14 @@ impl Default for Backoff {
 
 impl Backoff {
     /// The longest that the pause before try `n` may be, counted from 0.
-    pub(crate) fn longest(&self, n: u32) -> Duration {
+    pub fn longest(&self, n: u32) -> Duration {
         let factor = self.multiplier.max(1.0).powi(n.min(1_000) as i32);
         let pause = self.initial.as_secs_f64() * factor;
         if pause < self.max.as_secs_f64() { Duration::from_secs_f64(pause) } else { self.max }
     }
 
     /// The pause before try `n`, shortened at random.
-    pub(crate) fn pause(&self, n: u32) -> Duration {
+    pub fn pause(&self, n: u32) -> Duration {
         self.longest(n).mul_f64(0.5 + 0.5 * crate::random::unit())
     }
 }

@@ -77,6 +77,18 @@ pub enum ClientEvent {
         /// What the last error said.
         error: String,
     },
+    /// Messages are no longer waited for: they are missing among those of a sender that counts its messages, see
+    /// [`HighWater`](crate::inbox::HighWater). One that comes all the same is parked.
+    GivenUp {
+        /// The queue whose consumer waited for them.
+        queue: String,
+        /// Who has counted them.
+        sender: String,
+        /// The first number.
+        from: u64,
+        /// The last number.
+        to: u64,
+    },
     /// A parking lot that is [watched](crate::ParkingLot::watch) has more messages than it should.
     LotFilled {
         /// Its queue.
@@ -135,6 +147,12 @@ impl fmt::Display for ClientEvent {
                 write!(f, "{object} could not be restored: {error}")
             }
             ClientEvent::Restored { object } => write!(f, "{object} is restored"),
+            ClientEvent::GivenUp { queue, sender, from, to } => {
+                write!(
+                    f,
+                    "messages {from} to {to} of {sender:?} are no longer waited for in queue {queue:?}"
+                )
+            }
             ClientEvent::Parked { queue, reason, error } => {
                 write!(f, "a message of queue {queue:?} is parked ({reason}): {error}")
             }

@@ -87,6 +87,11 @@ impl BatchRunner {
     pub async fn run_until(self, stop: impl Future) -> Result<Summary, Error> {
         let BatchRunner { mut builder, options, call } = self;
         builder.check()?;
+        if builder.has_inbox() {
+            let text =
+                "batches cannot be handled exactly once: leave out the inbox, or the batches";
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
         let running = builder.running.clone();
         let size = usize::from(options.size.max(1));
         builder.settings.prefetch = builder.settings.prefetch.max(options.size);

@@ -23,6 +23,8 @@ pub struct Incoming {
     redelivered: bool,
     tag: u64,
     common: Arc<Common>,
+    /// What is for this message alone.
+    lent: Option<Arc<States>>,
     /// Where a reply goes, if it is a request to a service.
     way_back: Option<WayBack>,
 }
@@ -37,7 +39,7 @@ impl Incoming {
         tag: u64,
         common: Arc<Common>,
     ) -> Self {
-        Incoming { body, properties, source, redelivered, tag, common, way_back: None }
+        Incoming { body, properties, source, redelivered, tag, common, lent: None, way_back: None }
     }
 
     /// The names it came with.
@@ -110,6 +112,37 @@ impl Incoming {
 
     pub(crate) fn state<T: Clone + 'static>(&self) -> Option<T> {
         self.common.states.get()
+    }
+
+    /// Puts a value into the message for those who get it from here on: layers further in, and arguments of the handler, see
+    /// [`FromIncoming`](crate::FromIncoming). There is one of each type.
+    ///
+    /// ```
+    /// use leveret::{Error, FromIncoming, Incoming};
+    ///
+    /// /// Who sent it, as a layer has found out.
+    /// #[derive(Clone)]
+    /// struct User(String);
+    ///
+    /// impl FromIncoming for User {
+    ///     fn from_incoming(incoming: &Incoming) -> Result<Self, Error> {
+    ///         Ok(incoming.lent().unwrap_or(User("nobody".to_owned())))
+    ///     }
+    /// }
+    ///
+    /// async fn greet(User(name): User) {
+    ///     println!("hello {name}");
+    /// }
+    /// # let _ = |incoming: &mut Incoming| incoming.lend(User("Ada".to_owned()));
+    /// # let _ = greet;
+    /// ```
+    pub fn lend<T: Clone + Send + Sync + 'static>(&mut self, value: T) {
+        Arc::make_mut(self.lent.get_or_insert_default()).set(value);
+    }
+
+    /// A clone of the value of this type that was [put into](Self::lend) the message.
+    pub fn lent<T: Clone + 'static>(&self) -> Option<T> {
+        self.lent.as_ref()?.get()
     }
 }
 

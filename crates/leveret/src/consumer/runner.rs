@@ -21,6 +21,7 @@ use crate::amqp::deadline_in;
 use crate::asyncapi::Shape;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
+use crate::inbox::once::Passed;
 use crate::retry::Diagnosis;
 use crate::telemetry::Consumed;
 use crate::topology::Topology;
@@ -41,8 +42,10 @@ pub struct Summary {
     /// Messages that were not handled because they had been delivered before, in the mode at most once.
     pub skipped: u64,
     /// Messages that were not handled because another of the same key was, see
-    /// [`deduplicate`](ConsumerBuilder::deduplicate).
+    /// [`deduplicate`](ConsumerBuilder::deduplicate), or because it was handled [before](ConsumerBuilder::exactly_once).
     pub duplicates: u64,
+    /// Messages that were for the inbox, see [`release`](crate::inbox::release).
+    pub released: u64,
     /// Messages whose handler did not end in time when the consumer was stopped. They went back to the queue.
     pub abandoned: u64,
 }
@@ -55,6 +58,7 @@ impl Summary {
         self.parked += other.parked;
         self.skipped += other.skipped;
         self.duplicates += other.duplicates;
+        self.released += other.released;
         self.abandoned += other.abandoned;
     }
 }
@@ -109,8 +113,12 @@ impl Runner {
     /// It fails if the consumer cannot begin, or ends because its queue stays away. If `stop` is done before it has begun, it
     /// does not begin.
     pub async fn run_until(self, stop: impl Future) -> Result<Summary, Error> {
-        let Runner { builder, call, .. } = self;
+        let Runner { mut builder, call, .. } = self;
         builder.check()?;
+        let call = match builder.take_once() {
+            Some(once) => once.around(call),
+            None => call,
+        };
         let running = &builder.running;
         let counts = Consumed::new(&builder.settings.queue);
         let mut stop = std::pin::pin!(stop);
@@ -441,7 +449,10 @@ impl Observed {
         async move {
             let outcome = handling.await;
             drop(in_flight);
-            let handled = u64::from(outcome.is_ok());
+            let handled = u64::from(match &outcome {
+                Ok(()) => true,
+                Err(error) => Passed::of(error).is_some(),
+            });
             self.counts.end(began.elapsed(), handled, 1 - handled);
             outcome
         }
@@ -499,7 +510,13 @@ impl Shared {
                 tracing::error!("a message that is not tried again failed: {error}");
                 Ok(Summary { failed: 1, ..Summary::default() })
             }
-            Err(error) => Err(Box::new((delivery, Diagnosis::of(&error)))),
+            Err(error) => match Passed::of(&error) {
+                Some(passed) => {
+                    report(delivery.ack());
+                    Ok(passed_over(passed))
+                }
+                None => Err(Box::new((delivery, Diagnosis::of(&error)))),
+            },
         }
     }
 }
@@ -509,6 +526,14 @@ enum Admitted {
     /// It is, and known by this key afterwards, if it has one.
     As(Option<Vec<u8>>),
     Not(Summary),
+}
+
+/// A message is done, without its handler.
+fn passed_over(passed: Passed) -> Summary {
+    match passed {
+        Passed::Duplicate => Summary { duplicates: 1, ..Summary::default() },
+        Passed::Release => Summary { released: 1, ..Summary::default() },
+    }
 }
 
 /// By the conventions of OpenTelemetry for messaging.

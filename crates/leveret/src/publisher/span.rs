@@ -69,6 +69,11 @@ impl PublishSpan {
         })
     }
 
+    /// None at all.
+    pub(crate) fn none() -> Self {
+        PublishSpan(None)
+    }
+
     #[inline]
     fn new(exchange: &str, describe: impl FnOnce(&Span)) -> Self {
         let span = span!("publish", "producer");

@@ -17,6 +17,7 @@ use crate::message::{IntoMessage, Message};
 use crate::publisher::{Publisher, Ticket};
 use crate::retry::{Diagnosis, Verdict};
 use crate::telemetry::Replied;
+use crate::trace::TraceContext;
 
 /// How many replies to one call may be unconfirmed; the next one waits.
 const UNCONFIRMED: usize = 64;
@@ -135,9 +136,20 @@ impl Replier {
 pub(crate) struct WayBack {
     /// `None` if nobody asked for a reply.
     line: Option<Arc<Line>>,
+    kind: Kind,
+}
+
+/// What becomes of a reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// It is sent.
+    Plain,
+    /// It is recorded before it is sent, and sent again as it was.
+    Recorded,
 }
 
 struct Line {
+    kind: Kind,
     outlet: Outlet,
     to: ReplyAddress,
     correlation_id: Option<ShortStr<'static>>,
@@ -157,14 +169,23 @@ struct State {
 impl WayBack {
     /// The way back from a request; one that leads nowhere if it asks for no reply.
     pub(super) fn of(request: &RawProperties, outlet: &Outlet) -> Self {
+        WayBack::new(request, outlet, Kind::Plain)
+    }
+
+    /// The same for one that gets the same reply however often it comes.
+    pub(super) fn recorded(request: &RawProperties, outlet: &Outlet) -> Self {
+        WayBack::new(request, outlet, Kind::Recorded)
+    }
+
+    fn new(request: &RawProperties, outlet: &Outlet, kind: Kind) -> Self {
         let Properties { reply_to, correlation_id, .. } = request.get();
         let to = reply_to.and_then(|reply_to| ReplyAddress::parse(&reply_to));
         let line = to.map(|to| {
             let (outlet, state) = (outlet.clone(), Mutex::default());
             let correlation_id = correlation_id.map(ShortStr::into_owned);
-            Arc::new(Line { outlet, to, correlation_id, state })
+            Arc::new(Line { kind, outlet, to, correlation_id, state })
         });
-        WayBack { line }
+        WayBack { line, kind }
     }
 
     pub(super) fn is_wanted(&self) -> bool {
@@ -183,22 +204,24 @@ impl WayBack {
     /// confirmed. Whoever is no longer there to get them is no reason to fail.
     pub(super) async fn finish(&self, outcome: Result<(), &Diagnosis>) -> Result<(), Error> {
         let Some(line) = &self.line else { return Ok(()) };
-        let last = match outcome {
-            Ok(()) => {
-                line.outlet.counts().value();
-                // A layer may have answered in place of the method.
-                lock(&line.state).left.take().unwrap_or_default()
-            }
-            Err(seen) => {
-                line.outlet.counts().error();
-                error_reply(seen)
-            }
-        };
-        match line.end(last).await {
-            Err(error) if is_unsendable(&error) => {
-                Box::pin(line.unsendable(error, outcome.is_ok())).await
-            }
-            sent => sent,
+        line.finish(line.last(outcome)).await
+    }
+
+    /// The last reply in a form to be recorded: with all that it would be given on its way. `None` if nobody asked for it.
+    pub(super) fn recordable(&self, outcome: Result<(), &Diagnosis>) -> Option<Message> {
+        let mut last = self.line.as_ref()?.last(outcome).identified();
+        let properties = &mut last.extra.get_or_insert_default().properties;
+        if let Some(context) = TraceContext::current() {
+            context.child().put_into(properties.headers.get_or_insert_default());
+        }
+        Some(last)
+    }
+
+    /// Sends a reply that was recorded, as often as it is asked for.
+    pub(super) async fn send_recorded(&self, reply: Message) -> Result<(), Error> {
+        match &self.line {
+            Some(line) => line.finish(reply).await,
+            None => Ok(()),
         }
     }
 }
@@ -206,6 +229,11 @@ impl WayBack {
 fn error_reply(seen: &Diagnosis) -> Message {
     let message = Message::new(seen.text.clone()).content_type("text/plain");
     message.header(ERROR, seen.kind.clone())
+}
+
+fn is_error(reply: &Message) -> bool {
+    let headers = reply.extra.as_ref().and_then(|extra| extra.properties.headers.as_ref());
+    headers.is_some_and(|headers| headers.get(ERROR).is_some())
 }
 
 impl fmt::Debug for WayBack {
@@ -216,6 +244,27 @@ impl fmt::Debug for WayBack {
 }
 
 impl Line {
+    /// The last reply.
+    fn last(&self, outcome: Result<(), &Diagnosis>) -> Message {
+        match outcome {
+            // A layer may have answered in place of the method.
+            Ok(()) => lock(&self.state).left.take().unwrap_or_default(),
+            Err(seen) => error_reply(seen),
+        }
+    }
+
+    async fn finish(&self, last: Message) -> Result<(), Error> {
+        let is_value = !is_error(&last);
+        match is_value {
+            true => self.outlet.counts().value(),
+            false => self.outlet.counts().error(),
+        }
+        match self.end(last).await {
+            Err(error) if is_unsendable(&error) => Box::pin(self.unsendable(error, is_value)).await,
+            sent => sent,
+        }
+    }
+
     async fn send(&self, mut message: Message) -> Result<(), Error> {
         let properties = &mut message.extra.get_or_insert_default().properties;
         if self.correlation_id.is_some() {
@@ -227,7 +276,11 @@ impl Line {
                     Some(publisher) => publisher,
                     None => Box::pin(replying.new_publisher(&self.to.exchange)).await?,
                 };
-                let ticket = publisher.send(&self.to.routing_key, message).await?;
+                let key = &self.to.routing_key;
+                let ticket = match self.kind {
+                    Kind::Plain => publisher.send(key, message).await?,
+                    Kind::Recorded => publisher.send_as_it_is(key, message).await?,
+                };
                 lock(&self.state).unconfirmed.push_back(ticket);
                 Ok(())
             }
@@ -325,6 +378,10 @@ fn is_unsendable(error: &Error) -> bool {
 impl FromIncoming for Replier {
     fn from_incoming(incoming: &Incoming) -> Result<Self, Error> {
         let way = incoming.way_back().cloned();
+        if way.as_ref().is_some_and(|way| way.kind == Kind::Recorded) {
+            let text = "the method asks for a Replier, and its service handles requests exactly once: then each has one reply";
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
         way.map(|way| Replier { way }).ok_or_else(|| {
             let text = "the handler asks for a Replier, which only methods of a service have";
             Error::new(ErrorKind::Invalid, text)

@@ -8,15 +8,17 @@ use std::time::Duration;
 use tower::{Layer, Service};
 
 use super::address::{ServiceAddress, Style};
+use super::answering::Answering;
 use super::method::{Dispatch, Method, Methods, Shapes};
 use super::replier::{Outlet, Replying, WayBack};
 use super::transaction::Transactions;
 use crate::client::Client;
 use crate::consumer::{
-    BoxError, Call, ConsumerBuilder, HandlerService, Incoming, Observed, OnPark, Runner, Summary,
+    BoxError, ConsumerBuilder, HandlerService, Incoming, Observed, OnPark, Runner, Summary,
 };
 use crate::error::{Error, ErrorKind};
-use crate::retry::{Diagnosis, Failure, Retry, Verdict};
+use crate::inbox::Inbox;
+use crate::retry::Retry;
 use crate::telemetry::{Consumed, Replied};
 use crate::topology::{Applied, Exchange, Queue, Topology};
 
@@ -187,6 +189,49 @@ impl ServiceBuilder {
         self
     }
 
+    /// Each request is handled once, however often it comes: this inbox remembers which ones were, and their replies. A copy
+    /// gets the same reply, byte for byte. See [`inbox`](crate::inbox) for what that promises.
+    ///
+    /// The method, with the layers around it, works between the begin of the inbox's transaction and its commit; then the
+    /// reply goes out, and then the request is acked. If it fails, what it has changed is undone; the error is the reply,
+    /// and remains so for copies, unless there is [`retry_calls`](Self::retry_calls). A method that has a
+    /// [`Replier`](crate::Replier) cannot be called in this way.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leveret::Error> {
+    /// use std::sync::atomic::{AtomicU64, Ordering};
+    /// use std::time::Duration;
+    /// use leveret::inbox::{MemoryInbox, Remember};
+    /// use leveret::{Client, Json, Message};
+    ///
+    /// static TICKETS: AtomicU64 = AtomicU64::new(1);
+    ///
+    /// let client = Client::embedded().await?;
+    /// let service = client
+    ///     .service("tickets")
+    ///     .exactly_once(MemoryInbox::new(Remember::ids_for(Duration::from_secs(3600))))
+    ///     .method("draw", || async { Json(TICKETS.fetch_add(1, Ordering::Relaxed)) });
+    /// service.declare().await?;
+    /// let rpc = client.rpc("tickets").build().await?;
+    /// let summary = service
+    ///     .run_until(async {
+    ///         for _ in 0..2 {
+    ///             let request = Message::new("").message_id("the ticket of Ada");
+    ///             let Json(ticket): Json<u64> = rpc.call("draw", request).await.unwrap();
+    ///             assert_eq!(ticket, 1);
+    ///         }
+    ///     })
+    ///     .await?;
+    /// assert_eq!((summary.handled, summary.duplicates), (1, 1));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn exactly_once(mut self, inbox: impl Inbox) -> Self {
+        self.consumer = self.consumer.exactly_once(inbox);
+        self
+    }
+
     /// A value for methods to share, one of each type. They get a clone of it as an argument [`State`](crate::State).
     pub fn state<T: Clone + Send + Sync + 'static>(mut self, value: T) -> Self {
         self.consumer = self.consumer.state(value);
@@ -281,6 +326,8 @@ impl ServiceBuilder {
             "a prefetch, and a transaction is one request at a time"
         } else if self.consumer.has_subscribers() {
             "more than one subscriber, and a transaction is one request at a time"
+        } else if self.consumer.has_inbox() {
+            "an inbox, which commits by itself"
         } else if self.consumer.has_retry() || self.retries_calls {
             "a retry policy, which moves requests by confirmed publishes"
         } else {
@@ -330,10 +377,13 @@ impl ServiceBuilder {
         if self.retries_calls {
             consumer = consumer.on_park(tell_callers(outlet.clone()));
         }
+        let once = consumer.take_once();
         let methods = consumer.layered(Dispatch(Arc::new(self.methods)));
         let answering = Answering { methods, outlet, retries_calls: self.retries_calls };
-        let call = Call::plain(move |incoming| Box::pin(answering.answer(incoming)));
-        Ok(consumer.call(call))
+        Ok(consumer.call(match once {
+            Some(once) => answering.once(once),
+            None => answering.call(),
+        }))
     }
 
     fn transactions(self) -> Transactions {
@@ -364,46 +414,4 @@ impl fmt::Debug for ServiceBuilder {
             .field("methods", &self.methods.names())
             .finish_non_exhaustive()
     }
-}
-
-/// Has requests handled, and answers them.
-struct Answering {
-    /// With the layers around them.
-    methods: Call,
-    outlet: Outlet,
-    retries_calls: bool,
-}
-
-impl Answering {
-    fn answer(&self, mut incoming: Incoming) -> impl Future<Output = Result<(), BoxError>> + use<> {
-        let way = WayBack::of(incoming.raw_properties(), &self.outlet);
-        incoming.set_way_back(way.clone());
-        let retries_calls = self.retries_calls;
-        let handling = self.methods.call(&incoming);
-        async move { finish(way, handling.await, retries_calls).await }
-    }
-}
-
-/// Sends the last reply to a request, unless it is tried again.
-async fn finish(
-    way: WayBack,
-    handled: Result<(), BoxError>,
-    retries_calls: bool,
-) -> Result<(), BoxError> {
-    let seen = match handled {
-        Ok(()) => None,
-        Err(error) if !way.is_wanted() => return Err(error),
-        Err(error) => {
-            let seen = Diagnosis::of(&error);
-            // What is done is not tried again, and never parked.
-            if retries_calls && seen.verdict != Verdict::Done {
-                return Err(error);
-            }
-            tracing::debug!(kind = seen.kind, "a request failed: {}", seen.text);
-            Some(seen)
-        }
-    };
-    let replied = way.finish(seen.as_ref().map_or(Ok(()), Err)).await;
-    // The reply may not have gone out, so it must not be lost: somebody handles the request again.
-    replied.map_err(|error| Failure::requeue(error).into())
 }

@@ -1,0 +1,68 @@
+//! What is measured: candidates, jobs, and the description of one run.
+
+use clap::{Args, ValueEnum};
+
+use crate::client::display_as_argument;
+
+/// Where messages go, through the default exchange.
+pub(super) const QUEUE: &str = "bench.outbox";
+
+/// Who does the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Candidate {
+    /// A relay of leveret-sql, as it is by default
+    Leveret,
+    /// By hand, as it is mostly written: one row at a time, published with lapin, its confirm awaited, deleted, committed
+    ByHand,
+    /// By hand, for speed: 1000 rows at a time, all published before their confirms are awaited, deleted together. It keeps no
+    /// order by key when there are several of it
+    HandInBatches,
+}
+
+impl Candidate {
+    pub(super) fn can(self, job: Job) -> bool {
+        job == Job::NoOrder || self != Candidate::HandInBatches
+    }
+}
+
+/// What is in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Job {
+    /// Messages without an ordering key
+    NoOrder,
+    /// Messages of a thousand ordering keys in turn
+    ManyKeys,
+    /// Messages of one ordering key
+    OneKey,
+}
+
+/// One run of one candidate, in a process of its own.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct Run {
+    #[arg(long)]
+    pub(super) candidate: Candidate,
+    #[arg(long)]
+    pub(super) job: Job,
+    /// Where RabbitMQ listens on 127.0.0.1
+    #[arg(long)]
+    pub(super) port: u16,
+    /// Where PostgreSQL listens on 127.0.0.1
+    #[arg(long)]
+    pub(super) database: u16,
+    #[arg(long)]
+    pub(super) size: u32,
+    #[arg(long)]
+    pub(super) messages: u64,
+}
+
+impl Run {
+    pub(super) fn database_url(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/postgres", self.database)
+    }
+
+    pub(super) fn broker_url(&self) -> String {
+        format!("amqp://guest:guest@127.0.0.1:{}/%2f", self.port)
+    }
+}
+
+display_as_argument!(Candidate Job);

@@ -1,0 +1,28 @@
+//! The job, done by Leveret's relay.
+
+use std::time::Duration;
+
+use leveret::Client;
+use leveret_sql::Outbox;
+use sqlx::PgPool;
+use tokio::time::sleep;
+
+use super::jobs::Run;
+use crate::client::{Failure, Measured, Meter, expect};
+
+pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
+    let client = Client::connect(&*run.broker_url()).await?;
+    let pool = PgPool::connect(&run.database_url()).await?;
+    let relay = Outbox::default().relay(&client, &pool).build().await?;
+    let monitor = relay.monitor();
+    let meter = Meter::start();
+    let all_are_sent = async {
+        while monitor.summary().sent < run.messages {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let summary = relay.run_until(all_are_sent).await?;
+    let measured = meter.stop(run.messages);
+    expect("were sent", run.messages, summary.sent)?;
+    Ok(measured)
+}

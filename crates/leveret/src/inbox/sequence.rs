@@ -1,0 +1,286 @@
+//! Counting the messages of a sender, beyond the end of the program.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio::sync::Mutex;
+use tokio::task::spawn_blocking;
+
+use super::remember::{GIVEN_UP, SENDER, SEQUENCE};
+use crate::clock;
+use crate::error::{Error, ErrorKind};
+use crate::message::{IntoMessage, Message};
+use crate::random;
+
+/// How many numbers are reserved with one write.
+const BLOCK: u64 = 1000;
+
+/// The first line of a file with the numbers of a sender.
+const TITLE: &str = "leveret sequence 1";
+
+/// Numbers the messages of a sender from 1 on, so that whoever gets them needs to remember no more than a
+/// [mark](super::Remember::high_water).
+///
+/// All messages of a sequence should go the same way, to one queue or to several that get all of them: whoever gets only some
+/// of them sees gaps. It clones cheaply, and all clones count on together.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leveret::BoxError> {
+/// use leveret::inbox::Sequence;
+/// use leveret::{Client, Queue, Topology};
+///
+/// let client = Client::embedded().await?;
+/// client.apply(&Topology::new().queue(Queue::quorum("jobs"))).await?;
+/// let publisher = client.publisher("").build().await?;
+/// # let folder = std::env::temp_dir().join(format!("leveret-doc-{}", std::process::id()));
+/// # std::fs::create_dir_all(&folder)?;
+///
+/// let jobs = Sequence::open("shop 1", folder.join("jobs.sequence")).await?;
+/// let message = jobs.stamp("first").await?; // the same message may be sent again, and is then a copy
+/// publisher.publish("jobs", message).await?;
+/// jobs.close().await?;
+/// # std::fs::remove_dir_all(&folder)?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Sequence {
+    sender: Arc<str>,
+    uncertain: Option<RangeInclusive<u64>>,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The number that is given out next.
+    next: u64,
+    /// The last one that may be given out before the next write.
+    reserved: u64,
+    /// What receivers are to be told.
+    given_up: VecDeque<RangeInclusive<u64>>,
+    /// Nothing is kept without one.
+    file: Option<Arc<Kept>>,
+    is_closed: bool,
+}
+
+impl Sequence {
+    /// Counts for a sender of this name, who goes on with the numbers in this file. The file is made if it is not there;
+    /// nobody else may have it open. Names are unique among all that send to a queue.
+    ///
+    /// Numbers are reserved in the file a thousand at a time. A program that ends without [closing](Self::close) does not know
+    /// how many of them it has used: it goes on behind them, and they are [uncertain](Self::uncertain).
+    pub async fn open(sender: impl Into<String>, path: impl Into<PathBuf>) -> Result<Self, Error> {
+        let (sender, path) = (sender.into(), path.into());
+        let name = sender.clone();
+        let (kept, numbers) = blocking(move || Kept::open(&name, path)).await?;
+        let Numbers { next, reserved } = numbers;
+        let uncertain = (next <= reserved).then_some(next..=reserved);
+        let state = State {
+            next: next.max(reserved + 1),
+            reserved,
+            given_up: VecDeque::new(),
+            file: Some(Arc::new(kept)),
+            is_closed: false,
+        };
+        Ok(Sequence { sender: sender.into(), uncertain, state: Arc::new(Mutex::new(state)) })
+    }
+
+    /// Counts from 1 on for a sender whose name nobody had before: for programs that have nowhere to keep numbers. Receivers
+    /// remember one sender more with each of them.
+    pub fn fresh(prefix: &str) -> Self {
+        let sender = format!("{prefix}-{:016x}{:016x}", random::number(), random::number());
+        let state = State {
+            next: 1,
+            reserved: u64::MAX,
+            given_up: VecDeque::new(),
+            file: None,
+            is_closed: false,
+        };
+        Sequence { sender: sender.into(), uncertain: None, state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// The sender's name.
+    pub fn sender(&self) -> &str {
+        &self.sender
+    }
+
+    /// Numbers that a program which died may have used or not. Receivers keep a gap for those that never come, which costs
+    /// them a few octets. Who knows what was sent may [give up](Self::give_up) the rest.
+    pub fn uncertain(&self) -> Option<RangeInclusive<u64>> {
+        self.uncertain.clone()
+    }
+
+    /// Gives a message the next number, with this sender, and where it has none an id and a timestamp.
+    ///
+    /// Once it is numbered it should be published until that succeeds, or its number be [given up](Self::give_up).
+    pub async fn stamp(&self, message: impl IntoMessage) -> Result<Message, Error> {
+        let message = message.into_message()?;
+        message.check()?;
+        let mut state = self.state.lock().await;
+        if state.is_closed {
+            return Err(Error::new(
+                ErrorKind::Closed,
+                format!("sequence {:?} is closed", self.sender),
+            ));
+        }
+        if state.next > state.reserved {
+            let reserved = state.next + BLOCK - 1;
+            state.write(Numbers { next: state.next, reserved }).await?;
+            state.reserved = reserved;
+        }
+        let number = state.next;
+        state.next += 1;
+        Ok(self.stamped(message, number, state.given_up.pop_front()))
+    }
+
+    fn stamped(
+        &self,
+        message: Message,
+        number: u64,
+        given_up: Option<RangeInclusive<u64>>,
+    ) -> Message {
+        let properties = message.extra.as_deref().map(|extra| &extra.properties);
+        let has_id = properties.is_some_and(|properties| properties.message_id.is_some());
+        let has_time = properties.is_some_and(|properties| properties.timestamp.is_some());
+        let mut message = message
+            .header(SENDER, self.sender.to_string())
+            .header(SEQUENCE, i64::try_from(number).unwrap_or(i64::MAX));
+        if !has_id {
+            message = message.message_id(format!("{}-{number}", self.sender));
+        }
+        if !has_time {
+            message = message.timestamp(clock::now());
+        }
+        match given_up {
+            Some(numbers) => {
+                message.header(GIVEN_UP, format!("{}-{}", numbers.start(), numbers.end()))
+            }
+            None => message,
+        }
+    }
+
+    /// These numbers do not come: the next message that is numbered tells whoever gets it. Whoever has got one of them before
+    /// keeps it as it is, and one that comes all the same is parked.
+    pub async fn give_up(&self, numbers: RangeInclusive<u64>) {
+        if !numbers.is_empty() {
+            self.state.lock().await.given_up.push_back(numbers);
+        }
+    }
+
+    /// Writes down which numbers were used, so that the next one who opens the file goes on without a gap.
+    pub async fn close(self) -> Result<(), Error> {
+        let mut state = self.state.lock().await;
+        if !state.is_closed {
+            let next = state.next;
+            state.write(Numbers { next, reserved: next - 1 }).await?;
+            state.is_closed = true;
+            state.file = None;
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    async fn write(&self, numbers: Numbers) -> Result<(), Error> {
+        let Some(file) = self.file.clone() else { return Ok(()) };
+        blocking(move || file.write(numbers)).await
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    spawn_blocking(work).await.unwrap_or_else(|error| {
+        Err(Error::caused(ErrorKind::Invalid, "the numbers of a sender cannot be kept", error))
+    })
+}
+
+/// What the file says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Numbers {
+    /// All before this one were used.
+    next: u64,
+    /// Up to this one, they may have been used.
+    reserved: u64,
+}
+
+/// The file of a sender.
+#[derive(Debug)]
+struct Kept {
+    sender: String,
+    path: PathBuf,
+    /// It is locked as long as this is there. The file itself is replaced with each write, so it cannot be the one.
+    _lock: File,
+}
+
+impl Kept {
+    fn open(sender: &str, path: PathBuf) -> Result<(Self, Numbers), Error> {
+        let failed = |error| problem(&path, error);
+        let lock_path = beside(&path, "lock");
+        let lock = OpenOptions::new().create(true).truncate(false).write(true).open(lock_path);
+        let lock = lock.map_err(failed)?;
+        lock.try_lock().map_err(|error| {
+            problem(&path, std::io::Error::other(format!("another program has it: {error}")))
+        })?;
+        let numbers = match std::fs::read_to_string(&path) {
+            Ok(text) => read(&text, sender).map_err(|text| {
+                Error::new(ErrorKind::Invalid, format!("sequence {}: {text}", path.display()))
+            })?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                Numbers { next: 1, reserved: 0 }
+            }
+            Err(error) => return Err(failed(error)),
+        };
+        Ok((Kept { sender: sender.to_owned(), path, _lock: lock }, numbers))
+    }
+
+    /// The file says either what it said or this, whatever happens.
+    fn write(&self, numbers: Numbers) -> Result<(), Error> {
+        let written = || {
+            let new = beside(&self.path, "new");
+            let mut file = File::create(&new)?;
+            let Numbers { next, reserved } = numbers;
+            write!(file, "{TITLE}\nnext {next}\nreserved {reserved}\nsender {}\n", self.sender)?;
+            file.sync_all()?;
+            std::fs::rename(&new, &self.path)?;
+            let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+        };
+        written().map_err(|error| problem(&self.path, error))
+    }
+}
+
+fn beside(path: &Path, what: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".");
+    name.push(what);
+    name.into()
+}
+
+fn problem(path: &Path, error: std::io::Error) -> Error {
+    let text = format!("sequence {} cannot be kept", path.display());
+    Error::caused(ErrorKind::Invalid, text, error)
+}
+
+fn read(text: &str, sender: &str) -> Result<Numbers, String> {
+    let mut lines = text.splitn(4, '\n');
+    let mut line = |before: &str| lines.next().and_then(|line| line.strip_prefix(before));
+    let title = line(TITLE);
+    let (next, reserved) = (line("next "), line("reserved "));
+    let owner = line("sender ").and_then(|owner| owner.strip_suffix('\n'));
+    let number = |text: Option<&str>| text.and_then(|text| text.parse::<u64>().ok());
+    match (title, number(next), number(reserved), owner) {
+        (Some(""), Some(next), Some(reserved), Some(owner)) if next > 0 && reserved < u64::MAX => {
+            if owner != sender {
+                return Err(format!("it is that of the sender {owner:?}, and not of {sender:?}"));
+            }
+            Ok(Numbers { next, reserved })
+        }
+        _ => Err("it is no sequence, or damaged".to_owned()),
+    }
+}

@@ -1,0 +1,126 @@
+//! Has requests handled, and answers them.
+
+use std::sync::Arc;
+
+use super::replier::{Outlet, WayBack};
+use crate::consumer::{BoxError, Call, Incoming};
+use crate::inbox::once::{Once, Passed, is_done, sender_of};
+use crate::inbox::{Changes, Opened, Unknown};
+use crate::retry::{Diagnosis, Failure, Verdict};
+
+/// Has requests handled, and answers them.
+pub(super) struct Answering {
+    /// With the layers around them.
+    pub(super) methods: Call,
+    pub(super) outlet: Outlet,
+    pub(super) retries_calls: bool,
+}
+
+impl Answering {
+    /// Whenever a request comes.
+    pub(super) fn call(self) -> Call {
+        Call::plain(move |incoming| Box::pin(self.answer(incoming)))
+    }
+
+    /// Once, and with the same reply for each copy.
+    pub(super) fn once(self, once: Once) -> Call {
+        let shared = Arc::new((self, once));
+        Call::plain(move |incoming| {
+            let shared = Arc::clone(&shared);
+            Box::pin(async move { shared.0.answer_once(incoming, &shared.1).await })
+        })
+    }
+
+    fn answer(&self, mut incoming: Incoming) -> impl Future<Output = Result<(), BoxError>> + use<> {
+        let way = WayBack::of(incoming.raw_properties(), &self.outlet);
+        incoming.set_way_back(way.clone());
+        let retries_calls = self.retries_calls;
+        let handling = self.methods.call(&incoming);
+        async move {
+            let handled = handling.await;
+            let seen = outcome(&way, handled, retries_calls)?;
+            sent(way.finish(seen.as_ref().map_or(Ok(()), Err)).await)
+        }
+    }
+
+    async fn answer_once(&self, mut incoming: Incoming, once: &Once) -> Result<(), BoxError> {
+        let way = WayBack::recorded(incoming.raw_properties(), &self.outlet);
+        let mut work = match once.open(&incoming).await? {
+            Opened::New(work) => work,
+            Opened::Done(reply) => {
+                match reply {
+                    Some(reply) => sent(way.send_recorded(reply).await)?,
+                    None => self.tell(&way, &nothing_left()).await?,
+                }
+                return Err(once.duplicate());
+            }
+            Opened::Released => return Err(Passed::Release.into()),
+            Opened::Unknown(unknown) => {
+                let error = unknown.failure().into();
+                // Otherwise it is told when it is parked.
+                if !self.retries_calls {
+                    self.tell(&way, &error).await?;
+                }
+                return Err(error);
+            }
+        };
+        work.lend(&mut incoming);
+        incoming.set_way_back(way.clone());
+        let sender = sender_of(&incoming);
+        let handled = self.methods.call(&incoming).await;
+        // With what was lent.
+        drop(incoming);
+        let changes = match is_done(&handled) {
+            true => Changes::Keep,
+            false => Changes::Undo,
+        };
+        let seen = match outcome(&way, handled, self.retries_calls) {
+            Ok(seen) => seen,
+            Err(error) => {
+                // A cast that has nothing left to do.
+                if changes == Changes::Keep {
+                    once.commit(work, changes, None, &sender).await?;
+                }
+                return Err(error);
+            }
+        };
+        let reply = way.recordable(seen.as_ref().map_or(Ok(()), Err));
+        once.commit(work, changes, reply.as_ref(), &sender).await?;
+        match reply {
+            Some(reply) => sent(way.send_recorded(reply).await),
+            None => Ok(()),
+        }
+    }
+
+    async fn tell(&self, way: &WayBack, error: &BoxError) -> Result<(), BoxError> {
+        sent(way.finish(Err(&Diagnosis::of(error))).await)
+    }
+}
+
+/// A request was handled, and its reply is no longer known.
+fn nothing_left() -> BoxError {
+    let text = "the request was handled before, and its reply is no longer known";
+    Failure::done(text).kind(Unknown::Forgotten.as_str()).into()
+}
+
+/// What of an outcome is to be told to who asked: nothing, an error, or nothing yet, because it is tried again.
+fn outcome(
+    way: &WayBack,
+    handled: Result<(), BoxError>,
+    retries_calls: bool,
+) -> Result<Option<Diagnosis>, BoxError> {
+    let Err(error) = handled else { return Ok(None) };
+    let seen = Diagnosis::of(&error);
+    let is_done = seen.verdict == Verdict::Done;
+    // What is done is not tried again, and never parked.
+    if !way.is_wanted() || (retries_calls && !is_done) {
+        return Err(error);
+    }
+    tracing::debug!(kind = seen.kind, "a request failed: {}", seen.text);
+    Ok(Some(seen))
+}
+
+/// A reply that may not have gone out must not be lost: somebody handles the request again.
+fn sent(replied: Result<(), crate::error::Error>) -> Result<(), BoxError> {
+    replied.map_err(|error| Failure::requeue(error).into())
+}

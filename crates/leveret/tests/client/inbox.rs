@@ -1,0 +1,240 @@
+//! Handling messages exactly once, where the clock is in the test's hands, and what an inbox refuses.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use leveret::inbox::{Doing, Inbox, MemoryInbox, Opened, Remember, Sequence};
+use leveret::{
+    BatchOptions, BoxError, ErrorKind, Incoming, Message, Queue, Replier, RetryPolicy, State,
+    Summary,
+};
+use leveret_testkit::{ScratchFolder, eventually};
+use tokio::time::{Instant, sleep};
+
+use crate::services::Running;
+use crate::{PATIENCE, broker, client_of, client_with, depth, soon};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn by_id() -> MemoryInbox {
+    MemoryInbox::new(Remember::ids_for(HOUR))
+}
+
+async fn count(State(count): State<Arc<AtomicU32>>) {
+    count.fetch_add(1, Ordering::SeqCst);
+}
+
+#[tokio::test(start_paused = true)]
+async fn ids_are_forgotten_after_their_time_and_old_messages_are_not_handled_then() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    let handled = Arc::<AtomicU32>::default();
+    let inbox = by_id();
+    let dated = Sequence::fresh("s").stamp(Message::new("dated").message_id("dated")).await;
+    let dated = dated.unwrap();
+    let undated = Message::new("undated").message_id("undated");
+    let runner = client.consumer("q").state(Arc::clone(&handled));
+    let stop = async {
+        for (wait, expected) in [(0, 2), (1800, 2), (1700, 2)] {
+            sleep(Duration::from_secs(wait)).await;
+            publisher.publish("q", dated.clone()).await.unwrap();
+            publisher.publish("q", undated.clone()).await.unwrap();
+            eventually(PATIENCE, "an empty queue", async || depth(&broker, "q") == Some(0)).await;
+            assert_eq!((handled.load(Ordering::SeqCst), inbox.len()), (expected, 2));
+        }
+        // A little later than an hour, because clocks differ.
+        sleep(Duration::from_secs(300)).await;
+        assert!(inbox.is_empty());
+        publisher.publish("q", dated.clone()).await.unwrap();
+        publisher.publish("q", undated.clone()).await.unwrap();
+        eventually(PATIENCE, "a parked one", async || depth(&broker, "q.parked") == Some(1)).await;
+        eventually(PATIENCE, "the other", async || handled.load(Ordering::SeqCst) == 3).await;
+    };
+    let summary = runner.exactly_once(inbox.clone()).handle(count).run_until(stop).await.unwrap();
+    assert_eq!((summary.handled, summary.duplicates, summary.parked), (3, 4, 1), "{summary:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_without_a_timestamp_can_be_refused() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    publisher.publish("q", "undated").await.unwrap();
+    let inbox = MemoryInbox::new(Remember::ids_for(HOUR).require_timestamp());
+    let runner = client.consumer("q").exactly_once(inbox).handle(async || {});
+    let stop = eventually(PATIENCE, "a parked one", async || depth(&broker, "q.parked") == Some(1));
+    assert_eq!(runner.run_until(stop).await.unwrap().parked, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_inbox_holds_messages_until_others_are_forgotten() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    publisher.publish_batch((0..5).map(|_| ("q", "x"))).await.unwrap();
+    let handled = Arc::<AtomicU32>::default();
+    let minute = Duration::from_secs(60);
+    let inbox = MemoryInbox::new(Remember::ids_for(minute)).most(2);
+    let runner = client.consumer("q").workers(3).state(Arc::clone(&handled));
+    let began = Instant::now();
+    let stop = async {
+        eventually(PATIENCE, "two", async || handled.load(Ordering::SeqCst) == 2).await;
+        sleep(minute).await;
+        assert_eq!(handled.load(Ordering::SeqCst), 2);
+        eventually(10 * minute, "all", async || handled.load(Ordering::SeqCst) == 5).await;
+    };
+    let summary = runner.exactly_once(inbox.clone()).handle(count).run_until(stop).await.unwrap();
+    assert!(began.elapsed() >= 4 * minute, "{:?}", began.elapsed());
+    assert_eq!((summary.handled, summary.parked), (5, 0), "{summary:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_copy_waits_for_the_first_one_and_is_handled_if_that_fails() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    for body in ["first", "copy", "another copy"] {
+        let message = Message::new(body).message_id("1");
+        publisher.publish("q", message).await.unwrap();
+    }
+    let order = Arc::new(Mutex::new(Vec::<String>::new()));
+    let handler = async |body: String, State(order): State<Arc<Mutex<Vec<String>>>>| {
+        order.lock().unwrap().push(format!("{body} begins"));
+        sleep(Duration::from_secs(5)).await;
+        order.lock().unwrap().push(format!("{body} ends"));
+        match body.as_str() {
+            "first" => Err("no"),
+            _ => Ok(()),
+        }
+    };
+    let runner = client.consumer("q").workers(3).state(Arc::clone(&order));
+    let runner = runner.retry(RetryPolicy::never()).exactly_once(by_id()).handle(handler);
+    let stop = async {
+        eventually(PATIENCE, "four lines", async || order.lock().unwrap().len() == 4).await;
+        sleep(Duration::from_secs(10)).await;
+    };
+    let summary = runner.run_until(stop).await.unwrap();
+    let order = order.lock().unwrap();
+    assert_eq!(order[..2], ["first begins", "first ends"]);
+    assert!(order[2].ends_with("copy begins") && order[3].ends_with("copy ends"), "{order:?}");
+    let Summary { handled, parked, duplicates, .. } = summary;
+    assert_eq!((handled, parked, duplicates), (1, 1, 1), "{summary:?}");
+}
+
+/// An inbox that cannot be asked for a time.
+struct Away {
+    inbox: MemoryInbox,
+    until: Instant,
+    asked: Arc<AtomicU32>,
+}
+
+impl Inbox for Away {
+    fn open<'a>(&'a self, incoming: &'a Incoming) -> Doing<'a, Opened> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        match Instant::now() < self.until {
+            true => Box::pin(async { Err::<Opened, BoxError>("the database is away".into()) }),
+            false => self.inbox.open(incoming),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_the_inbox_is_away_messages_wait_and_no_attempt_is_counted() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    publisher.publish_batch((0..3).map(|_| ("q", "x"))).await.unwrap();
+    let asked = Arc::<AtomicU32>::default();
+    // Longer than a message is held, so that it goes back to its queue meanwhile.
+    let until = Instant::now() + Duration::from_secs(100);
+    let away = Away { inbox: by_id(), until, asked: Arc::clone(&asked) };
+    let attempts = Arc::<AtomicU32>::default();
+    let handler = async |incoming: Incoming, State(attempts): State<Arc<AtomicU32>>| {
+        attempts.fetch_add(incoming.attempt(), Ordering::SeqCst);
+    };
+    let runner = client.consumer("q").workers(3).retry(RetryPolicy::never());
+    let runner = runner.state(Arc::clone(&attempts)).exactly_once(away).handle(handler);
+    let stop = eventually(10 * PATIENCE, "all", async || attempts.load(Ordering::SeqCst) == 3);
+    let summary = runner.run_until(stop).await.unwrap();
+    assert_eq!((summary.handled, summary.parked), (3, 0), "{summary:?}");
+    assert!((10..200).contains(&asked.load(Ordering::SeqCst)), "{asked:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_exactly_once_is_refused() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let consumer = || client.consumer("q").exactly_once(by_id());
+    let runners = [
+        consumer().auto_ack().handle(async || {}),
+        consumer().at_most_once().handle(async || {}),
+        consumer().deduplicate(HOUR).handle(async || {}),
+    ];
+    for runner in runners {
+        let error = soon("a refusal", runner.run()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains("exactly once"), "{error}");
+    }
+    let options = BatchOptions { size: 10, within: HOUR };
+    let batches = consumer().handle_batches(options, |_| async {});
+    let error = soon("a refusal", batches.run_until(std::future::pending::<()>())).await;
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::Invalid);
+    let service = client.service("s").exactly_once(by_id()).transactional();
+    let error = soon("a refusal", service.method("m", async || {}).run()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_method_that_sends_several_replies_is_refused() {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    let service = client.service("s").exactly_once(by_id());
+    let service = service.method("m", async |mut replier: Replier| replier.send("one").await);
+    let _service = Running::start(service).await;
+    let rpc = client.rpc("s").build().await.unwrap();
+    let error = soon("a reply", rpc.call::<()>("m", "")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Remote);
+    assert!(error.to_string().contains("one reply"), "{error}");
+}
+
+fn number_of(message: &Message) -> String {
+    let debug = format!("{message:?}");
+    let (_, rest) = debug.split_once("leveret-sequence").expect("a number");
+    rest.chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect()
+}
+
+#[tokio::test]
+async fn a_sequence_goes_on_where_it_was_closed_and_beyond_where_it_was_not() {
+    let folder = ScratchFolder::new();
+    let path = folder.path().join("jobs.sequence");
+    let numbers = Sequence::open("shop", &path).await.unwrap();
+    let taken = Sequence::open("shop", &path).await.unwrap_err();
+    assert_eq!(taken.kind(), ErrorKind::Invalid, "{taken}");
+    for expected in 1..=3 {
+        let message = numbers.stamp("x").await.unwrap();
+        assert_eq!(number_of(&message), expected.to_string());
+    }
+    let clone = numbers.clone();
+    numbers.close().await.unwrap();
+    assert_eq!(clone.stamp("x").await.unwrap_err().kind(), ErrorKind::Closed);
+
+    let numbers = Sequence::open("shop", &path).await.unwrap();
+    assert_eq!(
+        (numbers.uncertain(), number_of(&numbers.stamp("x").await.unwrap())),
+        (None, "4".to_owned())
+    );
+    // A crash: nothing is written any more.
+    drop(numbers);
+    let numbers = Sequence::open("shop", &path).await.unwrap();
+    assert_eq!(numbers.uncertain(), Some(4..=1003));
+    for number in 1004..3010 {
+        assert_eq!(number_of(&numbers.stamp("x").await.unwrap()), number.to_string());
+    }
+    drop(numbers);
+    let other = Sequence::open("another shop", &path).await.unwrap_err();
+    assert!(other.to_string().contains("another shop"), "{other}");
+    std::fs::write(&path, "nonsense").unwrap();
+    assert_eq!(Sequence::open("shop", &path).await.unwrap_err().kind(), ErrorKind::Invalid);
+}

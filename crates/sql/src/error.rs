@@ -1,0 +1,96 @@
+//! What can go wrong with a database.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::time::Duration;
+
+/// An error of the outbox, the inbox, or their database.
+///
+/// [`kind`](Self::kind) is what to branch on; the text tells a person what was attempted, and why it failed.
+pub struct Error(Box<Inner>);
+
+struct Inner {
+    kind: ErrorKind,
+    text: String,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+/// What kind of error it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// What was asked for cannot be: a name that is none, a message that cannot be sent.
+    Invalid,
+    /// The tables are not there: see [`Schema::migrate`](crate::Schema::migrate).
+    NotMigrated,
+    /// The tables are those of a later version of this crate.
+    NewerSchema,
+    /// The database failed, or cannot be reached.
+    Database,
+    /// The broker failed, or cannot be reached.
+    Broker,
+}
+
+impl Error {
+    pub(crate) fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
+        Error(Box::new(Inner { kind, text: text.into(), source: None }))
+    }
+
+    /// The database has failed at this.
+    pub(crate) fn database(what: impl Into<String>, source: sqlx::Error) -> Self {
+        let (kind, text, source) = (ErrorKind::Database, what.into(), Some(source.into()));
+        Error(Box::new(Inner { kind, text, source }))
+    }
+
+    /// The broker, or what was to be sent to it, has failed at this.
+    pub(crate) fn broker(what: impl Into<String>, source: leveret::Error) -> Self {
+        let kind = match source.kind() {
+            leveret::ErrorKind::Invalid | leveret::ErrorKind::Payload => ErrorKind::Invalid,
+            _ => ErrorKind::Broker,
+        };
+        Error(Box::new(Inner { kind, text: what.into(), source: Some(source.into()) }))
+    }
+
+    /// The database did not answer.
+    pub(crate) fn late(what: impl std::fmt::Display, after: Duration) -> Self {
+        let text = format!("{what} took longer than {after:?}");
+        Error::new(ErrorKind::Database, text)
+    }
+
+    /// The kind, to branch on.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// The client's own error, if there is one behind this.
+    pub fn leveret(&self) -> Option<&leveret::Error> {
+        self.0.source.as_deref()?.downcast_ref()
+    }
+
+    /// The database's own error, if there is one behind this.
+    pub fn sql(&self) -> Option<&sqlx::Error> {
+        self.0.source.as_deref()?.downcast_ref()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.text)?;
+        match &self.0.source {
+            Some(source) => write!(f, ": {source}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}({self})", self.0.kind)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source.as_deref().map(|source| source as &(dyn StdError + 'static))
+    }
+}

@@ -1,0 +1,282 @@
+//! An inbox in the application's database: what handlers change there, and the record that a message was handled, are committed
+//! together.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use leveret::inbox::{Doing, HighWater, Known, Opened, Progress, Remember, Unknown};
+use leveret::{BoxError, Incoming};
+use sqlx::{Pool, Transaction};
+use tokio::sync::{Mutex, OwnedMutexGuard};
+
+use crate::error::Error;
+use crate::schema::Schema;
+
+mod cleaner;
+mod records;
+mod tx;
+mod work;
+
+use cleaner::Cleaner;
+pub use records::Records;
+use records::{Statements, reply};
+pub use tx::Tx;
+use work::{Record, SqlWork};
+
+/// Remembers in a database which messages were handled: handlers get a transaction as an argument [`Tx`], and what they change
+/// with it, the record of the message, what they put into an outbox, and the reply are committed together, before the message is
+/// acked. So the work is done once, wherever the program, the broker or the database breaks. See
+/// [`leveret::inbox`] for what that promises, and [`Remember`] for what is remembered.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+/// use std::time::Duration;
+/// use leveret::inbox::Remember;
+/// use leveret::{Client, Failure, Json, Message, Queue, Topology};
+/// use leveret_sql::{Inbox, Schema, Tx};
+/// use sqlx::{Sqlite, SqlitePool};
+///
+/// async fn deposit(Json(cents): Json<i64>, mut tx: Tx<Sqlite>) -> Result<(), Failure> {
+///     sqlx::query("UPDATE account SET cents = cents + ?").bind(cents).execute(&mut *tx).await?;
+///     Ok(())
+/// }
+///
+/// # let folder = std::env::temp_dir().join(format!("leveret-sql-doc-{}", std::process::id()));
+/// # std::fs::create_dir_all(&folder)?;
+/// # let url = format!("sqlite://{}?mode=rwc", folder.join("bank.db").display());
+/// let pool = SqlitePool::connect(&url).await?; // or a PgPool
+/// sqlx::raw_sql("CREATE TABLE account (cents INTEGER); INSERT INTO account VALUES (0)").execute(&pool).await?;
+/// Schema::default().migrate(&pool).await?;
+///
+/// let client = Client::embedded().await?;
+/// client.apply(&Topology::new().queue(Queue::quorum("deposits"))).await?;
+/// let publisher = client.publisher("").build().await?;
+/// for _ in 0..3 {
+///     publisher.publish("deposits", Message::new("100").message_id("my savings")).await?;
+/// }
+/// # let (enough, is_enough) = tokio::sync::oneshot::channel::<()>();
+/// # let stop = async {
+/// #     let _ = is_enough.await;
+/// # };
+/// # let watched = client.clone();
+/// # tokio::spawn(async move {
+/// #     while watched.inspect_queue("deposits").await.unwrap().messages > 0 {
+/// #         tokio::time::sleep(Duration::from_millis(10)).await;
+/// #     }
+/// #     tokio::time::sleep(Duration::from_millis(300)).await;
+/// #     drop(enough);
+/// # });
+/// let remember = Remember::ids_for(Duration::from_secs(7 * 86_400));
+/// let summary = client
+///     .consumer("deposits")
+///     .exactly_once(Inbox::new(pool.clone(), remember))
+///     .handle(deposit)
+///     .run_until(stop)
+///     .await?;
+/// assert_eq!((summary.handled, summary.duplicates), (1, 2));
+/// let cents: i64 = sqlx::query_scalar("SELECT cents FROM account").fetch_one(&pool).await?;
+/// assert_eq!(cents, 100);
+/// # pool.close().await;
+/// # std::fs::remove_dir_all(&folder)?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Each message that is at work has a connection of the pool, so this should have one for each worker. On SQLite, where only one
+/// transaction at a time may write, messages are handled one after the other. With
+/// [`Remember::high_water`], those of one sender are.
+///
+/// What has expired is deleted in the background, a little at a time, once a minute.
+pub struct Inbox<D: Records>(Arc<Shared<D>>);
+
+pub(crate) struct Shared<D: Records> {
+    pool: Pool<D>,
+    remember: Remember,
+    statements: Statements,
+    /// Whose turn it is to write, where only one may.
+    turn: Option<Arc<Mutex<()>>>,
+    cleaner: Cleaner,
+}
+
+impl<D: Records> Inbox<D> {
+    /// An inbox in the default [`Schema`], whose tables [have been made](Schema::migrate).
+    pub fn new(pool: Pool<D>, remember: Remember) -> Self {
+        Inbox::in_schema(pool, remember, &Schema::default())
+    }
+
+    /// The same in another schema.
+    pub fn in_schema(pool: Pool<D>, remember: Remember, schema: &Schema) -> Self {
+        Inbox(Arc::new(Shared {
+            pool,
+            remember,
+            statements: D::statements(schema),
+            turn: D::ONE_WRITER.then(Arc::default),
+            cleaner: Cleaner::default(),
+        }))
+    }
+
+    /// Deletes what has expired now, and says how many rows those were. It is done once a minute anyway, as long as messages
+    /// come.
+    pub async fn clean(&self) -> Result<u64, Error> {
+        self.0.clean().await
+    }
+
+    /// The mark of a sender whose messages came over a queue, or within a [scope](Remember::scope).
+    pub async fn high_water(&self, scope: &str, sender: &str) -> Result<HighWater, Error> {
+        let Shared { pool, statements, .. } = &*self.0;
+        let found = async {
+            let mut transaction = pool.begin().await?;
+            D::mark(&mut transaction, statements, (scope, sender)).await
+        };
+        found.await.map_err(|error| Error::database("looking up a mark of the inbox", error))
+    }
+
+    /// Waits no longer for these numbers of a sender, and says which of them were missing.
+    pub async fn give_up(
+        &self,
+        scope: &str,
+        sender: &str,
+        numbers: std::ops::RangeInclusive<u64>,
+    ) -> Result<Vec<std::ops::RangeInclusive<u64>>, Error> {
+        let Shared { statements, .. } = &*self.0;
+        let changed = async {
+            let (mut transaction, _turn) = self.0.begin().await?;
+            let mut mark = D::mark(&mut transaction, statements, (scope, sender)).await?;
+            let missing = mark.give_up(numbers);
+            D::set_mark(&mut transaction, statements, (scope, sender), &mark).await?;
+            transaction.commit().await?;
+            Ok(missing)
+        };
+        changed.await.map_err(|error| Error::database("giving up numbers of the inbox", error))
+    }
+}
+
+/// Whose turn it is, where only one may write.
+pub(crate) type Turn = Option<OwnedMutexGuard<()>>;
+
+impl<D: Records> Shared<D> {
+    /// Begins a transaction that is going to write, when it is its turn.
+    async fn begin(&self) -> sqlx::Result<(Transaction<'static, D>, Turn)> {
+        let turn = match &self.turn {
+            Some(turn) => Some(Arc::clone(turn).lock_owned().await),
+            None => None,
+        };
+        Ok((D::begin(&self.pool).await?, turn))
+    }
+
+    async fn clean(&self) -> Result<u64, Error> {
+        let mut rows = 0;
+        loop {
+            let now = in_milliseconds(SystemTime::now());
+            let cleaned = D::clean(&self.pool, &self.statements, now).await;
+            match cleaned.map_err(|error| Error::database("cleaning the inbox", error))? {
+                0 => return Ok(rows),
+                some => rows += some,
+            }
+        }
+    }
+
+    async fn open(self: &Arc<Self>, incoming: &Incoming) -> Result<Opened, BoxError> {
+        Cleaner::start(self);
+        let record = match self.remember.read(incoming) {
+            Known::Unknown(unknown) => return Ok(Opened::Unknown(unknown)),
+            Known::Release { scope, ids } => return self.release(&scope, &ids).await,
+            Known::Nothing => Record::Nothing,
+            Known::Id { scope, id } => Record::Id { scope, id },
+            Known::Number { scope, sender, number, given_up } => {
+                Record::Number { scope, sender, number, given_up, mark: HighWater::default() }
+            }
+        };
+        let (mut transaction, turn) = self.begin().await?;
+        let (found, record) = self.look_up(&mut transaction, record).await?;
+        match found {
+            Found::New => Ok(Opened::New(Box::new(SqlWork::new(self, transaction, record, turn)))),
+            Found::Done(reply) => Ok(Opened::Done(reply)),
+            Found::Unknown(unknown) => Ok(Opened::Unknown(unknown)),
+        }
+    }
+
+    /// Looks whether it is new, and if so locks it against copies.
+    async fn look_up(
+        &self,
+        connection: &mut D::Connection,
+        mut record: Record,
+    ) -> sqlx::Result<(Found, Record)> {
+        let statements = &self.statements;
+        let found = match &mut record {
+            Record::Nothing => Found::New,
+            Record::Id { scope, id } => {
+                let expires_at = self.remember.keeps_ids_for().map(in_future);
+                match D::add(connection, statements, (scope, id), expires_at).await? {
+                    true => Found::New,
+                    false => {
+                        let found = D::reply(connection, statements, (scope, id)).await?;
+                        Found::Done(found.map(reply))
+                    }
+                }
+            }
+            Record::Number { scope, sender, number, mark, .. } => {
+                *mark = D::mark(connection, statements, (scope, sender)).await?;
+                match mark.progress_of(*number) {
+                    Progress::New if mark.has_room_for(*number) => Found::New,
+                    Progress::New => Found::Unknown(Unknown::Gaps),
+                    Progress::GivenUp => Found::Unknown(Unknown::GivenUp),
+                    Progress::Done => {
+                        let sender = (scope.as_str(), sender.as_str());
+                        let found = D::number_reply(connection, statements, sender, *number);
+                        Found::Done(found.await?.map(reply))
+                    }
+                }
+            }
+        };
+        Ok((found, record))
+    }
+
+    async fn release(&self, scope: &str, ids: &[Vec<u8>]) -> Result<Opened, BoxError> {
+        let Some(linger) = self.remember.lingers_for() else { return Ok(Opened::Released) };
+        let (mut transaction, _turn) = self.begin().await?;
+        for id in ids {
+            let expires_at = in_future(linger);
+            D::release(&mut transaction, &self.statements, (scope, id), expires_at).await?;
+        }
+        transaction.commit().await?;
+        Ok(Opened::Released)
+    }
+}
+
+/// What is known of a message.
+enum Found {
+    New,
+    Done(Option<leveret::Message>),
+    Unknown(Unknown),
+}
+
+fn in_milliseconds(time: SystemTime) -> i64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn in_future(time: Duration) -> i64 {
+    let later = i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
+    in_milliseconds(SystemTime::now()).saturating_add(later)
+}
+
+impl<D: Records> leveret::inbox::Inbox for Inbox<D> {
+    fn open<'a>(&'a self, incoming: &'a Incoming) -> Doing<'a, Opened> {
+        Box::pin(self.0.open(incoming))
+    }
+}
+
+impl<D: Records> Clone for Inbox<D> {
+    fn clone(&self) -> Self {
+        Inbox(Arc::clone(&self.0))
+    }
+}
+
+impl<D: Records> fmt::Debug for Inbox<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inbox").field("remember", &self.0.remember).finish_non_exhaustive()
+    }
+}

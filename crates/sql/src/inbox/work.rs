@@ -1,0 +1,138 @@
+//! A message at work: its transaction, and what is to be recorded.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use leveret::inbox::{Changes, Doing, HighWater, Report, Work};
+use leveret::{BoxError, Incoming, Message};
+use sqlx::Transaction;
+
+use super::records::{Records, kept};
+use super::tx::Slot;
+use super::{Found, Shared, Turn, in_future};
+
+/// What a message is recorded as.
+pub(crate) enum Record {
+    Nothing,
+    Id {
+        scope: String,
+        id: Vec<u8>,
+    },
+    Number {
+        scope: String,
+        sender: String,
+        number: u64,
+        given_up: Option<RangeInclusive<u64>>,
+        /// As it was found, and is locked.
+        mark: HighWater,
+    },
+}
+
+/// The transaction, as long as the message is at work: whoever still has a part in it then lets it be rolled back.
+struct Held<D: Records>(Slot<D>);
+
+impl<D: Records> Drop for Held<D> {
+    fn drop(&mut self) {
+        drop(self.0.close());
+    }
+}
+
+/// Dropped, its transaction is rolled back.
+pub(crate) struct SqlWork<D: Records> {
+    inbox: Arc<Shared<D>>,
+    slot: Held<D>,
+    record: Record,
+    /// After the transaction, in the order in which they are dropped.
+    _turn: Turn,
+}
+
+impl<D: Records> SqlWork<D> {
+    pub(super) fn new(
+        inbox: &Arc<Shared<D>>,
+        transaction: Transaction<'static, D>,
+        record: Record,
+        turn: Turn,
+    ) -> Self {
+        SqlWork {
+            inbox: Arc::clone(inbox),
+            slot: Held(Slot::new(transaction)),
+            record,
+            _turn: turn,
+        }
+    }
+
+    async fn finish(self, changes: Changes, reply: Option<&Message>) -> Result<Report, BoxError> {
+        let SqlWork { inbox, slot, record, _turn } = self;
+        let transaction = slot.0.close().ok_or(
+            "the handler has kept its Tx beyond its end, so that nothing of it can be committed",
+        )?;
+        let (mut transaction, record) = match changes {
+            Changes::Keep => (transaction, record),
+            Changes::Undo => inbox.begin_anew(transaction, record).await?,
+        };
+        let report = inbox.write_down(&mut transaction, record, reply).await?;
+        transaction.commit().await?;
+        Ok(report)
+    }
+}
+
+impl<D: Records> Work for SqlWork<D> {
+    fn lend(&mut self, incoming: &mut Incoming) {
+        incoming.lend(self.slot.0.clone());
+    }
+
+    fn commit(self: Box<Self>, changes: Changes, reply: Option<&Message>) -> Doing<'_, Report> {
+        let reply = reply.cloned();
+        Box::pin(async move { self.finish(changes, reply.as_ref()).await })
+    }
+}
+
+impl<D: Records> Shared<D> {
+    /// Undoes what was done in a transaction, and begins another one for the same record.
+    async fn begin_anew(
+        &self,
+        transaction: Transaction<'static, D>,
+        record: Record,
+    ) -> Result<(Transaction<'static, D>, Record), BoxError> {
+        transaction.rollback().await?;
+        let mut transaction = D::begin(&self.pool).await?;
+        match self.look_up(&mut transaction, record).await? {
+            (Found::New, record) => Ok((transaction, record)),
+            // It comes again, and gets that one's reply.
+            _ => Err("a copy of the message was handled at the same time".into()),
+        }
+    }
+
+    /// Writes down that a message was handled, as far as that is not done.
+    async fn write_down(
+        &self,
+        connection: &mut D::Connection,
+        record: Record,
+        reply: Option<&Message>,
+    ) -> Result<Report, BoxError> {
+        let (statements, reply) = (&self.statements, reply.map(kept).transpose()?);
+        match record {
+            Record::Nothing => D::is_sound(connection).await?,
+            Record::Id { scope, id } => match reply {
+                Some(reply) => D::set_reply(connection, statements, (&scope, &id), reply).await?,
+                None => D::is_there(connection, statements, (&scope, &id)).await?,
+            },
+            Record::Number { scope, sender, number, given_up, mut mark } => {
+                mark.add(number);
+                let mut told = given_up.map_or_else(Vec::new, |numbers| mark.give_up(numbers));
+                told.extend(mark.settle(self.remember.gaps_policy()));
+                let sender = (scope.as_str(), sender.as_str());
+                D::set_mark(connection, statements, sender, &mark).await?;
+                if let (Some(reply), Some(time)) = (reply, self.remember.keeps_ids_for()) {
+                    let expires_at = in_future(time);
+                    let set = D::set_number_reply(
+                        connection, statements, sender, number, reply, expires_at,
+                    );
+                    set.await?;
+                }
+                return Ok(Report::of_given_up(told));
+            }
+        }
+        Ok(Report::default())
+    }
+}

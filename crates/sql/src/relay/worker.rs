@@ -1,0 +1,211 @@
+//! The tasks of a relay: workers, who is told of new messages, and who cleans up.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leveret::{Backoff, ErrorKind as Kind};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::Instrument as _;
+
+use super::batch::{self, Sent};
+use super::health::Side;
+use super::{Error, Shared};
+use crate::outbox::store::Claimed;
+
+/// How often to see whether the broker is back, and how much there is to do.
+const GLANCE: Duration = Duration::from_millis(50);
+const SURVEY: Duration = Duration::from_secs(15);
+
+/// Claims, publishes and settles, one batch after the other.
+pub(super) struct Worker {
+    shared: Arc<Shared>,
+    stopped: watch::Receiver<bool>,
+}
+
+impl Worker {
+    pub(super) fn new(shared: &Arc<Shared>, stopped: watch::Receiver<bool>) -> Self {
+        Worker { shared: Arc::clone(shared), stopped }
+    }
+
+    /// Until the relay is stopped, or the client has ended.
+    pub(super) async fn run(self, mut bell: watch::Receiver<()>) -> Result<(), Error> {
+        let backoff = Backoff::default();
+        let mut failures = 0;
+        while !*self.stopped.borrow() {
+            // What rings from here on is not missed.
+            bell.mark_unchanged();
+            let pause = match self.step().await {
+                Ok(0) => self.shared.poll(),
+                Ok(_) => {
+                    failures = 0;
+                    continue;
+                }
+                Err(error) if has_ended(&self.shared, &error) => return Err(error),
+                Err(_) => {
+                    failures += 1;
+                    self.broker_is_back().await;
+                    self.pause(backoff.pause(failures)).await;
+                    continue;
+                }
+            };
+            failures = 0;
+            tokio::select! {
+                _ = bell.changed() => {}
+                () = self.pause(pause) => {}
+            }
+        }
+        Ok(())
+    }
+
+    async fn pause(&self, time: Duration) {
+        let mut stopped = self.stopped.clone();
+        let _ = timeout(time, stopped.wait_for(|stopped| *stopped)).await;
+    }
+
+    /// Waits for the broker, so that nobody else waits for lanes that nothing can be sent from. Not for ever: what else may be
+    /// wrong with the client is its own affair.
+    async fn broker_is_back(&self) {
+        let deadline = Instant::now() + self.shared.settings.patience;
+        while !self.shared.is_connected() && !*self.stopped.borrow() && Instant::now() < deadline {
+            sleep(GLANCE).await;
+        }
+    }
+
+    /// One batch. Says how many rows have changed: none, if there is nothing to do.
+    pub(super) async fn step(&self) -> Result<usize, Error> {
+        let claimed = self.claim().await.inspect_err(|error| self.shared.state.failed(error))?;
+        let Some(claimed) = claimed else { return Ok(0) };
+        let span = tracing::info_span!(target: "leveret", "relay", messages = claimed.rows.len());
+        let settled = self.settle(claimed).instrument(span).await;
+        settled.inspect_err(|error| self.shared.state.failed(error))
+    }
+
+    async fn claim(&self) -> Result<Option<Claimed>, Error> {
+        let wish = self.shared.wish();
+        let claimed = self.in_time("reading messages", self.shared.store.claim(&wish)).await?;
+        self.shared.state.is_well(Side::Database);
+        Ok(claimed)
+    }
+
+    async fn settle(&self, claimed: Claimed) -> Result<usize, Error> {
+        let Claimed { rows, claim } = claimed;
+        let (count, began) = (rows.len(), Instant::now());
+        let sent = batch::publish(&self.shared, rows, &self.stopped).await;
+        let Sent { settled, ages, broker } = sent;
+        self.in_time("noting what was sent", claim.settle(&settled)).await?;
+        self.shared.state.settled(&settled, &ages, began.elapsed());
+        match broker {
+            Some(error) => {
+                let text = format!("sending {count} messages of {}", self.shared.what());
+                Err(Error::broker(text, error))
+            }
+            None => {
+                self.shared.state.is_well(Side::Broker);
+                Ok(settled.sent.len() + settled.refused.len())
+            }
+        }
+    }
+
+    async fn in_time<T>(
+        &self,
+        what: &str,
+        work: impl Future<Output = sqlx::Result<T>>,
+    ) -> Result<T, Error> {
+        let what = || format!("{what} of {}", self.shared.what());
+        match timeout(self.shared.settings.patience, work).await {
+            Ok(done) => done.map_err(|error| Error::database(what(), error)),
+            Err(_) => Err(Error::late(what(), self.shared.settings.patience)),
+        }
+    }
+}
+
+/// Whether the client will never publish again: it was closed, or has given up.
+fn has_ended(shared: &Shared, error: &Error) -> bool {
+    match error.leveret().map(leveret::Error::kind) {
+        Some(Kind::Closed | Kind::Unreachable) => true,
+        Some(Kind::Refused) => !shared.is_connected(),
+        _ => false,
+    }
+}
+
+impl Shared {
+    pub(super) fn is_connected(&self) -> bool {
+        let health = self.client.health();
+        health.connections.iter().all(|line| line.is_up && line.blocked.is_none())
+    }
+
+    fn what(&self) -> String {
+        format!("outbox {:?}", self.schema.name())
+    }
+}
+
+/// Has the workers look when the database tells of new messages.
+pub(super) struct Listener {
+    shared: Arc<Shared>,
+}
+
+impl Listener {
+    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+        Listener { shared: Arc::clone(shared) }
+    }
+
+    /// Until it is dropped, or at once if the database tells nothing.
+    pub(super) async fn run(self, ringer: watch::Sender<()>) {
+        let backoff = Backoff::default();
+        let mut failures = 0;
+        loop {
+            let mut bell = match self.shared.store.listen().await {
+                Ok(Some(bell)) => bell,
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::warn!("cannot listen for messages of {}: {error}", self.shared.what());
+                    sleep(backoff.pause(failures)).await;
+                    failures += 1;
+                    continue;
+                }
+            };
+            failures = 0;
+            self.shared.state.listens(true);
+            // What came before is not told.
+            ringer.send_replace(());
+            while bell.rings().await.is_ok() {
+                ringer.send_replace(());
+            }
+            self.shared.state.listens(false);
+        }
+    }
+}
+
+/// Deletes what was kept for long enough, and looks from time to time how much there is.
+pub(super) struct Sweeper {
+    shared: Arc<Shared>,
+}
+
+impl Sweeper {
+    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+        Sweeper { shared: Arc::clone(shared) }
+    }
+
+    /// Until it is dropped.
+    pub(super) async fn run(self) {
+        let keep = self.shared.settings.keep;
+        let pause = keep.map_or(SURVEY, |keep| keep.clamp(GLANCE, SURVEY));
+        loop {
+            if let Err(error) = self.sweep(keep).await {
+                tracing::warn!("cannot clean up {}: {error}", self.shared.what());
+            }
+            sleep(pause).await;
+        }
+    }
+
+    async fn sweep(&self, keep: Option<Duration>) -> sqlx::Result<()> {
+        if let Some(keep) = keep {
+            while self.shared.store.clean_up(keep).await? > 0 {}
+        }
+        if self.shared.state.is_counted() {
+            self.shared.state.counted(self.shared.store.backlog().await?);
+        }
+        Ok(())
+    }
+}

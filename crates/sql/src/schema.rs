@@ -1,0 +1,100 @@
+//! Where the tables are.
+
+use std::sync::Arc;
+
+use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
+
+use crate::error::{Error, ErrorKind};
+
+/// PostgreSQL cuts names off after 63 bytes; ours have something appended to them.
+const LONGEST: usize = 40;
+
+/// The place of our tables among those of the application: a schema of PostgreSQL, or a prefix of the names of tables in
+/// SQLite. `leveret` by default.
+///
+/// ```
+/// # use leveret_sql::Schema;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// let schema = Schema::new("billing")?;
+/// schema.migrate(&pool).await?; // makes the tables billing_outbox and so on, or brings them up to date
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Schema {
+    name: Arc<str>,
+}
+
+impl Schema {
+    /// A name of ASCII letters, digits and underscores that does not begin with a digit or `pg_`, of 40 bytes at most. It is
+    /// taken as it is written: `Billing` is not `billing`.
+    pub fn new(name: impl AsRef<str>) -> Result<Self, Error> {
+        let name = name.as_ref();
+        let is_sound = (1..=LONGEST).contains(&name.len())
+            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+            && !name.as_bytes()[0].is_ascii_digit()
+            && !name.to_ascii_lowercase().starts_with("pg_");
+        if is_sound {
+            return Ok(Schema { name: name.into() });
+        }
+        let text = format!(
+            "{name:?} is no name for a schema: take ASCII letters, digits and underscores, {LONGEST} at most, with no digit \
+             and no pg_ at the beginning"
+        );
+        Err(Error::new(ErrorKind::Invalid, text))
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// SQL in which `{outbox}` stands for our table of this name.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn postgres(&self, sql: &str) -> SqlStr {
+        named(sql, &format!("\"{}\".\"", self.name))
+    }
+
+    /// SQL in which `{outbox}` stands for our table of this name.
+    #[cfg(feature = "sqlite")]
+    pub(crate) fn sqlite(&self, sql: &str) -> SqlStr {
+        named(sql, &format!("\"{}_", self.name))
+    }
+}
+
+impl Default for Schema {
+    fn default() -> Self {
+        Schema { name: "leveret".into() }
+    }
+}
+
+/// Nothing but names that [`Schema::new`] has looked at is put into SQL, so it is safe.
+fn named(sql: &str, prefix: &str) -> SqlStr {
+    let sql = sql.replace('{', prefix).replace('}', "\"");
+    AssertSqlSafe(Arc::<str>::from(sql)).into_sql_str()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_could_be_more_than_names_are_refused() {
+        for name in ["", "a b", "a\"b", "a;b", "1a", "pg_own", "PG_own", "ä", &"a".repeat(41)] {
+            assert_eq!(Schema::new(name).unwrap_err().kind(), ErrorKind::Invalid, "{name}");
+        }
+        for name in ["a", "_1", "Billing", &"a".repeat(40)] {
+            assert!(Schema::new(name).is_ok(), "{name}");
+        }
+    }
+
+    #[cfg(all(feature = "postgres", feature = "sqlite"))]
+    #[test]
+    fn tables_are_named_by_schema_or_prefix() {
+        let schema = Schema::new("own").unwrap();
+        assert_eq!(schema.postgres("FROM {outbox} o").as_str(), r#"FROM "own"."outbox" o"#);
+        assert_eq!(schema.sqlite("FROM {outbox} o").as_str(), r#"FROM "own_outbox" o"#);
+    }
+}

@@ -1,0 +1,154 @@
+//! A process that is killed at named points, and another one that goes on.
+
+use std::fs::File;
+use std::time::Duration;
+
+use leveret::inbox::{Changes, Doing, Opened, Remember, Report, Sequence, Work};
+use leveret::{Client, Failure, Incoming, Json, Message, Queue, Topology};
+use leveret_sql::{Inbox, Tx};
+use leveret_testkit::process::{Ending, GuardedProcess};
+use leveret_testkit::{ScratchFolder, eventually};
+use rustix::process::{Signal, getpid, kill_process};
+use tokio::time::timeout;
+
+use super::{DAY, Effect, SOON, Scene, apply, effect};
+use crate::database::{Db, pool_of};
+
+/// What tells a process where to go, and where to die.
+const DATABASE: &str = "LEVERET_TEST_WORKER_DATABASE";
+const BROKER: &str = "LEVERET_TEST_WORKER_BROKER";
+const POINT: &str = "LEVERET_TEST_WORKER_POINT";
+const NUMBERED: &str = "LEVERET_TEST_WORKER_NUMBERED";
+
+const POINTS: [&str; 6] = [
+    "before open",
+    "after open",
+    "before the work",
+    "after the work",
+    "before commit",
+    "after commit",
+];
+
+fn dies_at(point: &str) {
+    if std::env::var(POINT).is_ok_and(|wanted| wanted == point) {
+        kill_process(getpid(), Signal::KILL).expect("this process can be killed");
+    }
+}
+
+/// An inbox whose process dies around what it does.
+struct Dying(Inbox<Db>);
+
+struct DyingWork(Box<dyn Work>);
+
+impl leveret::inbox::Inbox for Dying {
+    fn open<'a>(&'a self, incoming: &'a Incoming) -> Doing<'a, Opened> {
+        Box::pin(async {
+            dies_at("before open");
+            let opened = leveret::inbox::Inbox::open(&self.0, incoming).await?;
+            dies_at("after open");
+            Ok(match opened {
+                Opened::New(work) => Opened::New(Box::new(DyingWork(work))),
+                other => other,
+            })
+        })
+    }
+}
+
+impl Work for DyingWork {
+    fn lend(&mut self, incoming: &mut Incoming) {
+        self.0.lend(incoming);
+    }
+
+    fn commit(self: Box<Self>, changes: Changes, reply: Option<&Message>) -> Doing<'_, Report> {
+        let reply = reply.cloned();
+        Box::pin(async move {
+            dies_at("before commit");
+            let report = self.0.commit(changes, reply.as_ref()).await?;
+            dies_at("after commit");
+            Ok(report)
+        })
+    }
+}
+
+async fn work(Json(effect): Json<Effect>, mut tx: Tx<Db>) -> Result<String, Failure> {
+    dies_at("before the work");
+    apply(&effect, &mut tx).await?;
+    dies_at("after the work");
+    Ok(format!("{effect:?} by process {}", std::process::id()))
+}
+
+fn remember(numbered: bool) -> Remember {
+    match numbered {
+        true => Remember::high_water(),
+        false => Remember::ids_for(DAY),
+    }
+}
+
+#[tokio::test]
+#[ignore = "a worker, for the other test to kill"]
+async fn worker() {
+    let variable = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"));
+    let client = Client::connect(&*variable(BROKER)).await.unwrap();
+    let remember = remember(std::env::var(NUMBERED).is_ok());
+    let inbox = Dying(Inbox::new(pool_of(&variable(DATABASE)).await, remember));
+    client.service("s").method("m", work).exactly_once(inbox).run().await.unwrap();
+}
+
+fn start_worker(
+    scene: &Scene,
+    broker: &str,
+    point: &str,
+    numbered: bool,
+    log: File,
+) -> GuardedProcess {
+    let mut command = vec!["env".to_owned()];
+    command.push(format!("{DATABASE}={}", scene.database.url()));
+    command.push(format!("{BROKER}=amqp://{broker}"));
+    command.push(format!("{POINT}={point}"));
+    command.extend(numbered.then(|| format!("{NUMBERED}=yes")));
+    command.push(std::env::current_exe().unwrap().display().to_string());
+    command.extend(["--exact", "--ignored", "inbox::crashes::worker"].map(str::to_owned));
+    GuardedProcess::start(command, Ending::Kill, log)
+}
+
+/// Wherever a process dies, the work is done once, and all copies get one and the same reply.
+#[tokio::test]
+async fn the_work_is_done_once_wherever_its_process_is_killed() {
+    let scene = Scene::new().await;
+    let folder = ScratchFolder::new();
+    let log = || File::create(folder.path().join("log")).unwrap();
+    let broker = scene.broker.listen("127.0.0.1:0").await.unwrap().to_string();
+    let queues = Topology::new().queue(Queue::classic("answers")).queue(Queue::classic("s"));
+    scene.client.apply(&queues).await.unwrap();
+    let mut answers = scene.client.consumer("answers").stream().await.unwrap();
+    for numbered in [false, true] {
+        let numbers = Sequence::fresh("asker");
+        for point in POINTS {
+            let name = format!("{point} {numbered}");
+            let body = serde_json::to_vec(&effect(&name)).unwrap();
+            let request = Message::new(body).reply_to("answers").kind("m").correlation_id(&name);
+            let request = numbers.stamp(request).await.unwrap();
+            scene.publisher.publish("s", request.clone()).await.unwrap();
+            let mut dies = start_worker(&scene, &broker, point, numbered, log());
+            eventually(SOON, format!("the death {point}"), || {
+                std::future::ready(dies.exit_status().is_some())
+            })
+            .await;
+
+            let _goes_on = start_worker(&scene, &broker, "nowhere", numbered, log());
+            scene.publisher.publish("s", request).await.unwrap();
+            let mut replies = Vec::new();
+            for _ in 0..2 {
+                let reply = timeout(SOON, answers.next()).await.expect("a reply").unwrap().unwrap();
+                replies.push((reply.raw_properties().as_bytes().to_vec(), reply.body().to_vec()));
+                reply.ack().unwrap();
+            }
+            assert_eq!(replies[0], replies[1], "{name}");
+            scene.until_empty("s").await;
+            assert_eq!(scene.effects(&name).await, 1, "{name}");
+        }
+    }
+    // No reply that nobody has asked for.
+    let more = timeout(Duration::from_millis(300), answers.next()).await;
+    assert!(more.is_err(), "a reply too many");
+}

@@ -1,0 +1,213 @@
+//! What a handler does, and what stays of it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use leveret::inbox::Remember;
+use leveret::{Attempt, Client, Delivery, Failure, Json, Message, RetryPolicy, State, Topology};
+use leveret_sql::{Inbox, Tx};
+use leveret_testkit::eventually;
+use tokio::sync::oneshot;
+use tokio::time::{sleep, timeout};
+use tower::timeout::TimeoutLayer;
+
+use super::{DAY, Effect, SOON, Scene, apply, effect, handle};
+use crate::database::Db;
+
+fn quickly() -> RetryPolicy {
+    RetryPolicy::fixed(Duration::from_millis(50)).max_retries(3)
+}
+
+#[tokio::test]
+async fn what_comes_many_times_to_many_workers_and_instances_is_done_once() {
+    const MESSAGES: usize = 60;
+    const COPIES: usize = 4;
+    let scene = Scene::new().await;
+    for number in 0..MESSAGES * COPIES {
+        // Copies are close to each other, so that they are at work at the same time.
+        let name = format!("{}", (number / (2 * COPIES)) * 2 + number % 2);
+        scene.publish(&name, &effect(&name)).await;
+    }
+    let mut instances = Vec::new();
+    for _ in 0..2 {
+        let client = Client::builder().broker(&scene.broker).connect().await.unwrap();
+        let inbox = Inbox::new(scene.database.pool().await, Remember::ids_for(DAY));
+        let runner = client.consumer("q").workers(8).retry(quickly()).exactly_once(inbox);
+        let (stop, stopped) = oneshot::channel::<()>();
+        instances.push((stop, tokio::spawn(runner.handle(handle).run_until(stopped))));
+    }
+    scene.until_empty("q").await;
+    let (mut handled, mut duplicates) = (0, 0);
+    for (stop, instance) in instances {
+        drop(stop);
+        let summary = instance.await.unwrap().unwrap();
+        handled += summary.handled as usize;
+        duplicates += summary.duplicates as usize;
+    }
+    assert_eq!((handled, duplicates), (MESSAGES, MESSAGES * (COPIES - 1)));
+    for number in 0..MESSAGES {
+        assert_eq!(scene.effects(&number.to_string()).await, 1, "message {number}");
+    }
+}
+
+#[tokio::test]
+async fn of_a_handler_that_fails_panics_or_is_cut_short_nothing_stays() {
+    let scene = Scene::new().await;
+    for name in ["fails", "panics", "hangs", "gone", "fine"] {
+        scene.publish(name, &effect(name)).await;
+    }
+    let handler = async |Json(effect): Json<Effect>, Attempt(attempt): Attempt, mut tx: Tx<Db>| {
+        apply(&effect, &mut tx).await?;
+        match effect.name.as_str() {
+            "fails" if attempt < 3 => Err(Failure::retry("not yet")),
+            "panics" if attempt < 3 => panic!("not yet"),
+            "hangs" if attempt < 3 => std::future::pending().await,
+            "gone" => Err(Failure::done("there is nothing more to do")),
+            _ => Ok(()),
+        }
+    };
+    let runner = scene.client.consumer("q").workers(2).retry(quickly());
+    let runner = runner.layer(TimeoutLayer::new(Duration::from_millis(500)));
+    let runner = runner.exactly_once(scene.by_id()).handle(handler);
+    let stop = async {
+        for name in ["fails", "panics", "hangs", "gone", "fine"] {
+            scene.until_effects(name, 1).await;
+        }
+        scene.until_empty("q").await;
+    };
+    let summary = timeout(SOON, runner.run_until(stop)).await.unwrap().unwrap();
+    assert_eq!((summary.handled, summary.failed, summary.parked), (5, 6, 0), "{summary:?}");
+    assert_eq!(scene.count("effects").await, 5);
+}
+
+#[tokio::test]
+async fn a_handler_that_keeps_its_transaction_has_failed() {
+    let scene = Scene::new().await;
+    scene.publish("1", &effect("kept")).await;
+    let (sender, mut kept) = tokio::sync::mpsc::channel(10);
+    let handler = move |Json(effect): Json<Effect>, mut tx: Tx<Db>| {
+        let sender = sender.clone();
+        async move {
+            apply(&effect, &mut tx).await?;
+            sender.send(tx).await.map_err(|_| Failure::retry("nobody keeps it"))
+        }
+    };
+    let runner = scene.client.consumer("q").retry(RetryPolicy::never());
+    let runner = runner.exactly_once(scene.by_id()).handle(handler);
+    let summary = runner.run_until(scene.until_depth("q.parked", 1)).await.unwrap();
+    assert_eq!((summary.handled, summary.parked), (0, 1), "{summary:?}");
+    assert!(scene.parked().await[0].1.contains("kept its Tx"), "{:?}", scene.parked().await);
+    drop(kept.recv().await);
+    // The connection is usable again, and nothing of it is there.
+    eventually(SOON, "the lock to be gone", async || {
+        let insert = "INSERT INTO effects (name, amount) VALUES ('after', 1)";
+        let inserted = sqlx::query(insert).execute(&scene.pool).await;
+        inserted.map(drop).map_err(|error| error.to_string())
+    })
+    .await;
+    assert_eq!((scene.effects("kept").await, scene.records().await), (0, 0));
+}
+
+/// On PostgreSQL, where a statement that fails spoils the whole transaction.
+pub async fn a_handler_that_hides_the_failure_of_its_transaction_has_failed() {
+    let scene = Scene::new().await;
+    scene.publish("1", &effect("spoilt")).await;
+    let handler = async |Json(effect): Json<Effect>, mut tx: Tx<Db>| {
+        apply(&effect, &mut tx).await?;
+        let _ = sqlx::query("SELECT nonsense").execute(&mut *tx).await;
+        Ok::<_, Failure>(())
+    };
+    let runner = scene.client.consumer("q").retry(RetryPolicy::never());
+    let runner = runner.exactly_once(scene.by_id()).handle(handler);
+    let summary = runner.run_until(scene.until_depth("q.parked", 1)).await.unwrap();
+    assert_eq!((summary.handled, summary.parked), (0, 1), "{summary:?}");
+    assert_eq!(scene.effects("spoilt").await, 0);
+}
+
+fn image(reply: &Delivery) -> (Vec<u8>, Vec<u8>) {
+    (reply.raw_properties().as_bytes().to_vec(), reply.body().to_vec())
+}
+
+#[tokio::test]
+async fn copies_of_a_request_get_the_same_reply_also_from_another_instance() {
+    let scene = Scene::new().await;
+    let answers = Topology::new().queue(leveret::Queue::classic("answers"));
+    scene.client.apply(&answers).await.unwrap();
+    let drawn = Arc::<AtomicU32>::default();
+    let method =
+        async |Json(effect): Json<Effect>, mut tx: Tx<Db>, State(drawn): State<Arc<AtomicU32>>| {
+            apply(&effect, &mut tx).await?;
+            let number = drawn.fetch_add(1, Ordering::SeqCst);
+            match effect.name.as_str() {
+                "error" => Err(Failure::permanent(format!("no. {number}")).kind("declined")),
+                "gone" => Err(Failure::done(format!("gone at {number}")).kind("gone")),
+                _ => Ok(Message::new(format!("{number}")).header("drawn", i64::from(number))),
+            }
+        };
+    for remember in [Remember::ids_for(DAY), Remember::high_water()] {
+        let numbers = leveret::inbox::Sequence::fresh("asker");
+        let mut stream = scene.client.consumer("answers").stream().await.unwrap();
+        for name in ["value", "error", "gone"] {
+            let before = scene.effects(name).await;
+            let body = serde_json::to_vec(&effect(name)).unwrap();
+            let request = Message::new(body).reply_to("answers").kind("m").correlation_id("c");
+            let request = numbers.stamp(request).await.unwrap();
+            let mut replies = Vec::new();
+            for _ in 0..3 {
+                // Each by an instance that knows nothing but what is in the database.
+                let service = scene.client.service("s").state(Arc::clone(&drawn));
+                let service =
+                    service.method("m", method).exactly_once(scene.inbox(remember.clone()));
+                service.declare().await.unwrap();
+                scene.publisher.publish("s", request.clone()).await.unwrap();
+                let answered = async {
+                    let reply = stream.next().await.unwrap().unwrap();
+                    replies.push(image(&reply));
+                    reply.ack().unwrap();
+                };
+                timeout(SOON, service.run_until(answered)).await.unwrap().unwrap();
+            }
+            assert_eq!(replies[0], replies[1]);
+            assert_eq!(replies[0], replies[2]);
+            let added = scene.effects(name).await - before;
+            assert_eq!(added, i64::from(name != "error"), "{name}");
+        }
+    }
+    assert_eq!(drawn.load(Ordering::SeqCst), 6);
+}
+
+#[tokio::test]
+async fn a_transaction_can_be_asked_for_once_and_where_there_is_one() {
+    let scene = Scene::new().await;
+    scene.publish("1", &effect("x")).await;
+    let twice = async |_one: Tx<Db>, _two: Tx<Db>| {};
+    let runner = scene.client.consumer("q").retry(RetryPolicy::never());
+    let runner = runner.exactly_once(scene.by_id()).handle(twice);
+    runner.run_until(scene.until_depth("q.parked", 1)).await.unwrap();
+    scene.publish("2", &effect("x")).await;
+    let runner = scene.client.consumer("q").retry(RetryPolicy::never()).handle(handle);
+    runner.run_until(scene.until_depth("q.parked", 2)).await.unwrap();
+    let parked = scene.parked().await;
+    assert!(parked[0].1.contains("twice"), "{parked:?}");
+    assert!(parked[1].1.contains("exactly_once"), "{parked:?}");
+}
+
+#[tokio::test]
+async fn without_tables_messages_wait() {
+    let scene = Scene::new().await;
+    let other = leveret_sql::Schema::new("other").unwrap();
+    let inbox = Inbox::in_schema(scene.pool.clone(), Remember::ids_for(DAY), &other);
+    scene.publish("1", &effect("late")).await;
+    let runner = scene.client.consumer("q").retry(RetryPolicy::never());
+    let runner = runner.exactly_once(inbox).handle(handle);
+    let stop = async {
+        sleep(Duration::from_millis(300)).await;
+        assert_eq!(scene.effects("late").await, 0);
+        other.migrate(&scene.pool).await.unwrap();
+        scene.until_effects("late", 1).await;
+        scene.until_empty("q").await;
+    };
+    let summary = timeout(SOON, runner.run_until(stop)).await.unwrap().unwrap();
+    assert_eq!((summary.handled, summary.failed), (1, 0), "{summary:?}");
+}

@@ -1,0 +1,143 @@
+//! What is remembered, and for how long.
+
+use std::time::Duration;
+
+use leveret::inbox::{Gaps, Remember, Sequence, release};
+use leveret::{ClientEvent, Message, RetryPolicy};
+use leveret_testkit::eventually;
+use tokio::time::timeout;
+
+use super::{SOON, Scene, effect, handle};
+
+fn body(name: &str) -> Vec<u8> {
+    serde_json::to_vec(&effect(name)).unwrap()
+}
+
+#[tokio::test]
+async fn a_mark_for_each_sender_is_all_that_numbers_need() {
+    const SENDERS: usize = 5;
+    const MESSAGES: usize = 40;
+    let scene = Scene::new().await;
+    let mut senders = Vec::new();
+    let mut messages = Vec::new();
+    for sender in 0..SENDERS {
+        let sequence = Sequence::fresh("sender");
+        for number in 0..MESSAGES {
+            messages.push(sequence.stamp(body(&format!("{sender} {number}"))).await.unwrap());
+        }
+        senders.push(sequence);
+    }
+    // All of them out of order, and a third of them twice.
+    let count = messages.len();
+    let places = (0..count).map(|place| (place * 77) % count).chain((0..count).step_by(3));
+    for place in places.clone() {
+        scene.publisher.publish("q", messages[place].clone()).await.unwrap();
+    }
+    let inbox = scene.inbox(Remember::high_water());
+    let runner = scene.client.consumer("q").workers(8).exactly_once(inbox.clone()).handle(handle);
+    let summary = timeout(SOON, runner.run_until(scene.until_empty("q"))).await.unwrap().unwrap();
+    assert_eq!(summary.handled as usize, count, "{summary:?}");
+    assert_eq!(summary.duplicates as usize, places.count() - count, "{summary:?}");
+    assert_eq!(scene.count("effects").await as usize, count);
+    for sequence in &senders {
+        let mark = inbox.high_water("q", sequence.sender()).await.unwrap();
+        assert_eq!((mark.mark() as usize, mark.missing()), (MESSAGES, vec![]));
+    }
+    assert_eq!((scene.marks().await as usize, scene.records().await), (SENDERS, 0));
+}
+
+#[tokio::test]
+async fn a_gap_is_waited_for_until_it_is_given_up() {
+    let scene = Scene::new().await;
+    let mut events = scene.client.watch();
+    let numbers = Sequence::fresh("sender");
+    let mut messages = Vec::new();
+    for number in 1..=8 {
+        messages.push(numbers.stamp(body(&number.to_string())).await.unwrap());
+    }
+    for number in [1, 3, 5, 8] {
+        scene.publisher.publish("q", messages[number - 1].clone()).await.unwrap();
+    }
+    let inbox = scene.inbox(Remember::high_water().gaps(Gaps::GiveUpBehind(5)));
+    let runner = scene.client.consumer("q").retry(RetryPolicy::default());
+    let runner = runner.exactly_once(inbox.clone()).handle(handle);
+    let stop = async {
+        scene.until_empty("q").await;
+        let event = loop {
+            match timeout(SOON, events.next()).await.unwrap().unwrap() {
+                ClientEvent::GivenUp { sender, from, to, .. } => break (sender, from, to),
+                _ => continue,
+            }
+        };
+        assert_eq!(event, (numbers.sender().to_owned(), 2, 2));
+        let mark = inbox.high_water("q", numbers.sender()).await.unwrap();
+        assert_eq!((mark.mark(), mark.missing()), (3, vec![4..=4, 6..=7]));
+        let given_up = inbox.give_up("q", numbers.sender(), 1..=6).await.unwrap();
+        assert_eq!(given_up, [4..=4, 6..=6]);
+        for number in [2, 4, 7] {
+            scene.publisher.publish("q", messages[number - 1].clone()).await.unwrap();
+        }
+        scene.until_depth("q.parked", 2).await;
+        scene.until_effects("7", 1).await;
+    };
+    timeout(SOON, runner.run_until(stop)).await.unwrap().unwrap();
+    assert_eq!(inbox.high_water("q", numbers.sender()).await.unwrap().mark(), 8);
+    assert!(scene.parked().await.iter().all(|(kind, _)| kind == "given-up"));
+    assert_eq!((scene.effects("2").await, scene.effects("4").await), (0, 0));
+}
+
+#[tokio::test]
+async fn ids_and_replies_are_deleted_when_they_have_expired() {
+    let scene = Scene::new().await;
+    // Ids stay a minute longer than they are asked for, so this is long past.
+    let sql = "INSERT INTO inbox_table (scope, id, expires_at) VALUES ($1, $2, $3)";
+    let sql = sql.replace("inbox_table", &scene.table("inbox"));
+    for number in 0..2500i64 {
+        let insert = sqlx::query(sqlx::AssertSqlSafe(sql.clone()))
+            .bind("q")
+            .bind(number.to_be_bytes().to_vec());
+        insert.bind((number < 2400).then_some(1i64)).execute(&scene.pool).await.unwrap();
+    }
+    let inbox = scene.by_id();
+    assert_eq!(inbox.clean().await.unwrap(), 2400);
+    assert_eq!((inbox.clean().await.unwrap(), scene.records().await), (0, 100));
+}
+
+#[tokio::test]
+async fn what_its_sender_has_released_is_forgotten_after_a_while() {
+    let scene = Scene::new().await;
+    let inbox = scene.inbox(Remember::until_released(Duration::from_millis(300)));
+    let runner = scene.client.consumer("q").exactly_once(inbox.clone()).handle(handle);
+    let stop = async {
+        for id in ["1", "2", "3", "1"] {
+            scene.publish(id, &effect(id)).await;
+        }
+        scene.until_empty("q").await;
+        assert_eq!((inbox.clean().await.unwrap(), scene.records().await), (0, 3));
+        scene.publisher.publish("q", release(["1", "2", "unknown"])).await.unwrap();
+        scene.until_empty("q").await;
+        eventually(SOON, "one record", async || {
+            inbox.clean().await.unwrap();
+            scene.records().await == 1
+        })
+        .await;
+    };
+    let summary = timeout(SOON, runner.run_until(stop)).await.unwrap().unwrap();
+    assert_eq!((summary.handled, summary.duplicates, summary.released), (3, 1, 1), "{summary:?}");
+}
+
+#[tokio::test]
+async fn what_has_nothing_to_be_known_by_is_parked_or_handled_as_it_comes() {
+    let scene = Scene::new().await;
+    let nameless = || Remember::high_water();
+    scene.publisher.publish("q", Message::new(body("nameless"))).await.unwrap();
+    let runner = scene.client.consumer("q").exactly_once(scene.inbox(nameless())).handle(handle);
+    runner.run_until(scene.until_depth("q.parked", 1)).await.unwrap();
+    assert_eq!(scene.parked().await[0].0, "unidentified");
+    let inbox = scene.inbox(nameless().handle_unidentified());
+    for _ in 0..2 {
+        scene.publisher.publish("q", Message::new(body("nameless"))).await.unwrap();
+    }
+    let runner = scene.client.consumer("q").exactly_once(inbox).handle(handle);
+    runner.run_until(scene.until_effects("nameless", 2)).await.unwrap();
+}

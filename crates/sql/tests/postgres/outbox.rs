@@ -1,0 +1,72 @@
+//! The outbox.
+
+use std::time::Duration;
+
+use leveret_sql::{Outbox, Outgoing};
+use leveret_testkit::eventually;
+use leveret_testkit::postgres::{Database, database};
+use sqlx::PgPool;
+
+use crate::support::outbox::{self, Stage, write};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+async fn pool() -> (Database, PgPool) {
+    let database = database().await;
+    let pool = PgPool::connect(database.url()).await.unwrap();
+    (database, pool)
+}
+
+outbox::tests!();
+
+#[tokio::test]
+async fn what_was_sent_is_kept_for_as_long_as_asked() {
+    let (database, pool) = pool().await;
+    let count = async || database.sql("SELECT count(*) FROM leveret.outbox").await.parse().unwrap();
+    outbox::what_was_sent_is_kept_for_as_long_as_asked(pool, count).await;
+}
+
+#[tokio::test]
+async fn a_row_that_cannot_be_read_is_set_aside_at_once() {
+    let (database, pool) = pool().await;
+    let spoil =
+        async || drop(database.sql(r"UPDATE leveret.outbox SET properties = '\xffff'").await);
+    outbox::a_row_that_cannot_be_read_is_set_aside_at_once(pool, spoil).await;
+}
+
+/// It would look again in an hour.
+#[tokio::test]
+async fn a_relay_is_told_of_new_messages() {
+    let (_database, pool) = pool().await;
+    let stage = Stage::new(pool).await;
+    let relay = stage.relay().poll_every(Duration::from_secs(3600)).build().await.unwrap();
+    let monitor = relay.monitor();
+    let story = async {
+        let listens = || std::future::ready(monitor.health().is_listening);
+        eventually(DEADLINE, "the relay to listen", listens).await;
+        stage.write([Outgoing::new("", "q", "1")]).await;
+        assert_eq!(stage.texts("q", 1).await, ["1"]);
+        // Told of nothing, it sleeps; until it is told, and finds both.
+        let silent = Outbox::default().without_notify();
+        write(&stage.pool, &silent, [Outgoing::new("", "q", "2").ordered_by("a")]).await;
+        assert_eq!(monitor.summary().sent, 1);
+        stage.write([Outgoing::new("", "q", "3").ordered_by("a")]).await;
+        assert_eq!(stage.texts("q", 2).await, ["2", "3"]);
+    };
+    assert_eq!(relay.run_until(story).await.unwrap().sent, 3);
+}
+
+/// Another transaction holds its key's lane for as long as it lives, as a relay does that is at work.
+#[tokio::test]
+async fn a_lane_that_somebody_works_on_is_left_alone() {
+    let (_database, pool) = pool().await;
+    let stage = Stage::new(pool).await;
+    stage.write([Outgoing::new("", "q", "hello")]).await;
+    let mut other = stage.pool.begin().await.unwrap();
+    let lock = "SELECT * FROM leveret.outbox_lanes FOR UPDATE";
+    sqlx::query(lock).execute(&mut *other).await.unwrap();
+    let relay = stage.relay().build().await.unwrap();
+    assert_eq!(relay.drain().await.unwrap().sent, 0);
+    other.rollback().await.unwrap();
+    assert_eq!(relay.drain().await.unwrap().sent, 1);
+}

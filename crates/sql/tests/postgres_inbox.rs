@@ -1,0 +1,42 @@
+//! The inbox on PostgreSQL.
+
+mod inbox;
+
+/// The database that the tests are on.
+mod database {
+    use leveret_testkit::postgres;
+    use sqlx::PgPool;
+    use sqlx::postgres::PgPoolOptions;
+
+    pub(crate) type Db = sqlx::Postgres;
+
+    pub(crate) struct Database(postgres::Database);
+
+    impl Database {
+        pub(crate) async fn new() -> Self {
+            Database(postgres::database().await)
+        }
+
+        pub(crate) async fn pool(&self) -> PgPool {
+            pool_of(&self.url()).await
+        }
+
+        pub(crate) fn url(&self) -> String {
+            self.0.url().to_owned()
+        }
+    }
+
+    /// The name of one of our tables.
+    pub(crate) fn table(name: &str) -> String {
+        format!("leveret.{name}")
+    }
+
+    pub(crate) async fn pool_of(url: &str) -> PgPool {
+        PgPoolOptions::new().max_connections(10).connect(url).await.expect("a pool")
+    }
+}
+
+#[tokio::test]
+async fn a_handler_that_hides_the_failure_of_its_transaction_has_failed() {
+    inbox::handling::a_handler_that_hides_the_failure_of_its_transaction_has_failed().await;
+}

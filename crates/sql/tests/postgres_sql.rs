@@ -1,0 +1,8 @@
+//! On PostgreSQL.
+
+mod support;
+
+mod postgres {
+    mod migrating;
+    mod outbox;
+}

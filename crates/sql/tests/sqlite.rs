@@ -1,0 +1,10 @@
+//! On SQLite, which needs no server.
+
+mod support;
+
+mod sqlite {
+    mod kills;
+    mod migrating;
+    mod outbox;
+    mod troubles;
+}

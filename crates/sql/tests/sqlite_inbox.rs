@@ -1,0 +1,39 @@
+//! The inbox on SQLite.
+
+mod inbox;
+
+/// The database that the tests are on.
+mod database {
+    use leveret_testkit::ScratchFolder;
+    use sqlx::SqlitePool;
+    use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
+
+    pub(crate) type Db = sqlx::Sqlite;
+
+    pub(crate) struct Database(ScratchFolder);
+
+    impl Database {
+        pub(crate) async fn new() -> Self {
+            Database(ScratchFolder::new())
+        }
+
+        pub(crate) async fn pool(&self) -> SqlitePool {
+            pool_of(&self.url()).await
+        }
+
+        pub(crate) fn url(&self) -> String {
+            format!("sqlite://{}?mode=rwc", self.0.path().join("test.db").display())
+        }
+    }
+
+    /// The name of one of our tables.
+    pub(crate) fn table(name: &str) -> String {
+        format!("leveret_{name}")
+    }
+
+    pub(crate) async fn pool_of(url: &str) -> SqlitePool {
+        let options: SqliteConnectOptions = url.parse().expect("a URL");
+        let options = options.journal_mode(SqliteJournalMode::Wal);
+        SqlitePoolOptions::new().max_connections(10).connect_with(options).await.expect("a pool")
+    }
+}
