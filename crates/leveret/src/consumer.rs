@@ -293,8 +293,9 @@ impl ConsumerBuilder {
     /// as one of [`Summary::duplicates`]. See [`inbox`](crate::inbox) for what that promises, and for an example.
     ///
     /// The handler, with the layers around it, works between the begin of the inbox's transaction and its commit, and the
-    /// message is acked after that. Together with [`auto_ack`](Self::auto_ack), [`at_most_once`](Self::at_most_once),
-    /// [`deduplicate`](Self::deduplicate) or batches it is refused.
+    /// message is acked after that. Together with [`auto_ack`](Self::auto_ack), [`at_most_once`](Self::at_most_once)
+    /// or [`deduplicate`](Self::deduplicate) it is refused. A [batch](Self::handle_batches) has one transaction and one commit; if
+    /// anything of it fails, its messages are handled again one by one.
     pub fn exactly_once(mut self, inbox: impl Inbox) -> Self {
         self.running.inbox = Some(Arc::new(inbox));
         self

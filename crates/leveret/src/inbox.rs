@@ -93,6 +93,35 @@ pub trait Inbox: Send + Sync + 'static {
     ///
     /// An error means that the inbox cannot be asked now: the message is held, and asked for again.
     fn open<'a>(&'a self, incoming: &'a Incoming) -> Doing<'a, Opened>;
+
+    /// Begins the work for several messages, which is committed together. Of two copies among them one is new.
+    ///
+    /// An inbox that does not say otherwise has no batches.
+    fn open_batch<'a>(&'a self, batch: &'a [Incoming]) -> Doing<'a, OpenedBatch> {
+        let _ = batch;
+        Box::pin(std::future::ready(Err("this inbox has no batches".into())))
+    }
+}
+
+/// What an [`Inbox`] knows of several messages.
+pub struct OpenedBatch {
+    /// The work for those that are new.
+    pub work: Box<dyn Work>,
+    /// Of each message, in the order of the batch.
+    pub messages: Vec<Standing>,
+}
+
+/// What an [`Inbox`] knows of one message of several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It was not handled before.
+    New,
+    /// It was, or a copy of it is handled with this batch.
+    Done,
+    /// It is the sender's word that no more copies of others come, and they are forgotten.
+    Released,
+    /// Nobody can tell whether it was handled.
+    Unknown(Unknown),
 }
 
 /// What an [`Inbox`] knows of a message.
@@ -127,23 +156,28 @@ pub enum Changes {
     Undo,
 }
 
-/// What there is to say about a commit.
+/// What there is to say about a commit; mostly nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
-    /// Numbers of the message's sender that are no longer waited for. It is told by an event, a counter and a line in the log.
-    pub given_up: Vec<RangeInclusive<u64>>,
+    /// Numbers that are no longer waited for, with their sender. It is told by an event, a counter and a line in the log.
+    pub given_up: Vec<(String, RangeInclusive<u64>)>,
 }
 
 impl Report {
-    /// These numbers are no longer waited for.
-    pub fn of_given_up(given_up: Vec<RangeInclusive<u64>>) -> Self {
-        Report { given_up }
+    /// These numbers of a sender are no longer waited for.
+    pub fn give_up(
+        &mut self,
+        sender: &str,
+        numbers: impl IntoIterator<Item = RangeInclusive<u64>>,
+    ) {
+        let sender = |numbers| (sender.to_owned(), numbers);
+        self.given_up.extend(numbers.into_iter().map(sender));
     }
 }
 
 /// Why nobody can tell whether a message was handled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Unknown {
     /// It has nothing to be known by.

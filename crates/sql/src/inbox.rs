@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leveret::inbox::{Doing, HighWater, Known, Opened, Progress, Remember, Unknown};
+use leveret::inbox::{Doing, HighWater, Known, Opened, OpenedBatch, Progress, Remember, Unknown};
 use leveret::{BoxError, Incoming};
 use sqlx::{Pool, Transaction};
 use tokio::sync::{Mutex, OwnedMutexGuard};
@@ -13,6 +13,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 use crate::error::Error;
 use crate::schema::Schema;
 
+mod batch;
 mod cleaner;
 mod records;
 mod tx;
@@ -87,6 +88,14 @@ use work::{Record, SqlWork};
 /// Each message that is at work has a connection of the pool, so this should have one for each worker. On SQLite, where only one
 /// transaction at a time may write, messages are handled one after the other. With
 /// [`Remember::high_water`], those of one sender are.
+///
+/// # Batches
+///
+/// With [`handle_batches`](leveret::ConsumerBuilder::handle_batches) several messages have one transaction and one commit, which is
+/// faster where commits take long. The handler takes its transaction from the batch, with [`Tx::of`], and does the work for all
+/// messages, or fails; then each of them is handled again on its own.
+///
+/// # Expiry
 ///
 /// What has expired is deleted in the background, a little at a time, once a minute.
 pub struct Inbox<D: Records>(Arc<Shared<D>>);
@@ -179,7 +188,6 @@ impl<D: Records> Shared<D> {
     }
 
     async fn open(self: &Arc<Self>, incoming: &Incoming) -> Result<Opened, BoxError> {
-        Cleaner::start(self);
         let record = match self.remember.read(incoming) {
             Known::Unknown(unknown) => return Ok(Opened::Unknown(unknown)),
             Known::Release { scope, ids } => return self.release(&scope, &ids).await,
@@ -265,7 +273,13 @@ fn in_future(time: Duration) -> i64 {
 
 impl<D: Records> leveret::inbox::Inbox for Inbox<D> {
     fn open<'a>(&'a self, incoming: &'a Incoming) -> Doing<'a, Opened> {
+        Cleaner::start(&self.0);
         Box::pin(self.0.open(incoming))
+    }
+
+    fn open_batch<'a>(&'a self, batch: &'a [Incoming]) -> Doing<'a, OpenedBatch> {
+        Cleaner::start(&self.0);
+        Box::pin(self.0.open_batch(batch))
     }
 }
 

@@ -18,6 +18,8 @@ use super::stream::Deliveries;
 use crate::amqp::deadline_in;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
+use crate::inbox::once::{Once, is_done};
+use crate::inbox::{Changes, OpenedBatch, Standing};
 use crate::retry::Diagnosis;
 use crate::telemetry::Consumed;
 use crate::trace::TraceContext;
@@ -87,11 +89,7 @@ impl BatchRunner {
     pub async fn run_until(self, stop: impl Future) -> Result<Summary, Error> {
         let BatchRunner { mut builder, options, call } = self;
         builder.check()?;
-        if builder.has_inbox() {
-            let text =
-                "batches cannot be handled exactly once: leave out the inbox, or the batches";
-            return Err(Error::new(ErrorKind::Invalid, text));
-        }
+        let once = builder.take_once();
         let running = builder.running.clone();
         let size = usize::from(options.size.max(1));
         builder.settings.prefetch = builder.settings.prefetch.max(options.size);
@@ -106,7 +104,7 @@ impl BatchRunner {
         };
         let Some(started) = unless(&mut stop, starting).await else { return Ok(summary) };
         let (failing, mut deliveries) = started?;
-        let handling = Handling { call, counts, failing };
+        let handling = Handling { call, counts, failing, once };
         loop {
             let (batch, end) = tokio::select! {
                 collected = collect(&mut deliveries, size, options.within) => collected,
@@ -172,17 +170,109 @@ struct Handling {
     call: CallBatch,
     counts: Consumed,
     failing: Arc<Failing>,
+    once: Option<Once>,
 }
 
 impl Handling {
     /// Has a batch handled, and settles it.
     async fn handle(&self, batch: Vec<Delivery>) -> Summary {
+        match &self.once {
+            Some(once) => self.handle_once(batch, once).await,
+            None => self.handle_plainly(batch).await,
+        }
+    }
+
+    async fn handle_plainly(&self, batch: Vec<Delivery>) -> Summary {
         let in_flight = self.counts.begin(batch.len());
         let began = Instant::now();
-        let outcome = self.call(&batch).await;
+        let outcome = self.call(contents(&batch)).await;
         drop(in_flight);
-        let (mut summary, failed) = settle(batch, outcome);
+        let (summary, failed) = settle(batch, outcome);
         self.counts.end(began.elapsed(), summary.handled, failed.len() as u64);
+        self.settle_failed(summary, failed).await
+    }
+
+    /// Has the new ones among a batch handled, commits, and settles all of them. If it fails, each is handled again on its own,
+    /// so that one that cannot be handled is no harm to the others.
+    async fn handle_once(&self, batch: Vec<Delivery>, once: &Once) -> Summary {
+        let incoming = contents(&batch);
+        let opened = match once.open_batch(&incoming).await {
+            Ok(opened) => opened,
+            Err(error) => return self.fail(batch, &error).await,
+        };
+        let standings = match self.commit_once(incoming, opened, once).await {
+            Ok(standings) => standings,
+            Err(error) if batch.len() == 1 => return self.fail(batch, &error).await,
+            Err(error) => {
+                tracing::debug!("a batch is handled one by one: {error}");
+                let mut summary = Summary::default();
+                for delivery in batch {
+                    summary.add(Box::pin(self.handle_once(vec![delivery], once)).await);
+                }
+                return summary;
+            }
+        };
+        let (mut summary, mut failed) = (Summary::default(), Vec::new());
+        for (delivery, standing) in batch.into_iter().zip(standings) {
+            match standing {
+                Standing::New => summary.handled += 1,
+                Standing::Done => {
+                    once.count_duplicate();
+                    summary.duplicates += 1;
+                }
+                Standing::Released => summary.released += 1,
+                Standing::Unknown(unknown) => {
+                    failed.push((delivery, Diagnosis::of(&unknown.failure().into())));
+                    continue;
+                }
+            }
+            report(delivery.ack());
+        }
+        self.settle_failed(summary, failed).await
+    }
+
+    /// Has the new ones among a batch handled and commits, and says what each of them is.
+    async fn commit_once(
+        &self,
+        incoming: Vec<Incoming>,
+        opened: OpenedBatch,
+        once: &Once,
+    ) -> Result<Vec<Standing>, BoxError> {
+        let OpenedBatch { mut work, messages } = opened;
+        let is_new = |(incoming, standing): (Incoming, &Standing)| {
+            (*standing == Standing::New).then_some(incoming)
+        };
+        let mut new: Vec<_> = incoming.into_iter().zip(&messages).filter_map(is_new).collect();
+        let count = new.len() as u64;
+        if count == 0 {
+            return Ok(messages);
+        }
+        new.iter_mut().for_each(|incoming| work.lend(incoming));
+        let in_flight = self.counts.begin(new.len());
+        let began = Instant::now();
+        let handled = whole(self.call(new).await, count);
+        let committed = match is_done(&handled) {
+            true => once.commit(work, Changes::Keep, None).await,
+            false => handled,
+        };
+        drop(in_flight);
+        let handled = if committed.is_ok() { count } else { 0 };
+        self.counts.end(began.elapsed(), handled, count - handled);
+        committed.map(|()| messages)
+    }
+
+    /// All of them have failed.
+    async fn fail(&self, batch: Vec<Delivery>, error: &BoxError) -> Summary {
+        let seen = Diagnosis::of(error);
+        let failed = batch.into_iter().map(|delivery| (delivery, seen.clone())).collect();
+        self.settle_failed(Summary::default(), failed).await
+    }
+
+    async fn settle_failed(
+        &self,
+        mut summary: Summary,
+        failed: Vec<(Delivery, Diagnosis)>,
+    ) -> Summary {
         let mut settling = JoinSet::new();
         for (delivery, diagnosis) in failed {
             let failing = Arc::clone(&self.failing);
@@ -198,8 +288,7 @@ impl Handling {
     }
 
     /// Calls the handler. The batch is a trace of its own, with links to those of its messages.
-    async fn call(&self, batch: &[Delivery]) -> BatchOutcome {
-        let incoming: Vec<_> = batch.iter().map(|delivery| delivery.content().clone()).collect();
+    async fn call(&self, incoming: Vec<Incoming>) -> BatchOutcome {
         let span = span_of(&incoming);
         let call = Arc::clone(&self.call);
         let call = contained(|| Box::pin(async move { Ok(call(incoming).await) }));
@@ -249,6 +338,19 @@ fn span_of(batch: &[Incoming]) -> Span {
     span
 }
 
+/// The outcome of a batch that is committed as a whole: the first error is that of all.
+fn whole(outcome: BatchOutcome, count: u64) -> Result<(), BoxError> {
+    match outcome {
+        BatchOutcome::Whole(outcome) => outcome,
+        BatchOutcome::Each(outcomes) => {
+            if outcomes.len() as u64 != count {
+                return Err("the handler did not say what became of each message".into());
+            }
+            outcomes.into_iter().filter(|one| !is_done(one)).collect()
+        }
+    }
+}
+
 /// Settles what is done, and gives the rest, with the reasons.
 fn settle(batch: Vec<Delivery>, outcome: BatchOutcome) -> (Summary, Vec<(Delivery, Diagnosis)>) {
     let mut summary = Summary::default();
@@ -293,4 +395,9 @@ fn settle_all(mut batch: Vec<Delivery>) {
     }
     // For the others nothing is sent any more.
     drop(batch);
+}
+
+/// The messages, as a handler sees them.
+fn contents(batch: &[Delivery]) -> Vec<Incoming> {
+    batch.iter().map(|delivery| delivery.content().clone()).collect()
 }

@@ -1,6 +1,6 @@
 //! An inbox in memory.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 
 use super::high_water::{HighWater, Progress};
 use super::remember::{Known, Remember};
-use super::{Changes, Doing, Inbox, Opened, Report, Unknown, Work};
+use super::{Changes, Doing, Inbox, Opened, OpenedBatch, Report, Standing, Unknown, Work};
 use crate::amqp::{deadline_in, lock};
 use crate::consumer::{BoxError, Incoming};
 use crate::message::Message;
@@ -142,9 +142,36 @@ impl MemoryInbox {
     }
 
     async fn open_within(&self, incoming: &Incoming) -> Result<Opened, BoxError> {
-        let known = self.0.remember.read(incoming);
+        self.open_known(&self.0.remember.read(incoming)).await
+    }
+
+    async fn open_batch_within(&self, batch: &[Incoming]) -> Result<OpenedBatch, BoxError> {
+        let mut known = HashSet::new();
+        let (mut works, mut messages) = (Vec::new(), Vec::new());
+        for incoming in batch {
+            let one = self.0.remember.read(incoming);
+            // A copy of one that is part of this would wait for its end.
+            if !known.insert(one.clone()) && matches!(one, Known::Id { .. } | Known::Number { .. })
+            {
+                messages.push(Standing::Done);
+                continue;
+            }
+            messages.push(match self.open_known(&one).await? {
+                Opened::New(work) => {
+                    works.push(work);
+                    Standing::New
+                }
+                Opened::Done(_) => Standing::Done,
+                Opened::Released => Standing::Released,
+                Opened::Unknown(unknown) => Standing::Unknown(unknown),
+            });
+        }
+        Ok(OpenedBatch { work: Box::new(Together(works)), messages })
+    }
+
+    async fn open_known(&self, known: &Known) -> Result<Opened, BoxError> {
         loop {
-            match self.begin(&known) {
+            match self.begin(known) {
                 Ok(opened) => return Ok(opened),
                 Err(Busy::Full) => return Err("the inbox is full".into()),
                 // It changes when it ends: its sender is gone.
@@ -165,6 +192,13 @@ impl Inbox for MemoryInbox {
         Box::pin(async move {
             let opened = timeout(PATIENCE, self.open_within(incoming)).await;
             opened.unwrap_or_else(|_| Err("a copy of the message is still being handled".into()))
+        })
+    }
+
+    fn open_batch<'a>(&'a self, batch: &'a [Incoming]) -> Doing<'a, OpenedBatch> {
+        Box::pin(async move {
+            let opened = timeout(PATIENCE, self.open_batch_within(batch)).await;
+            opened.unwrap_or_else(|_| Err("copies of messages are still being handled".into()))
         })
     }
 }
@@ -234,22 +268,39 @@ impl AtWork {
         };
         let mark = state.marks.entry((scope.clone(), sender.clone())).or_default();
         mark.add(*number);
-        let mut given_up =
-            self.given_up.clone().map_or_else(Vec::new, |numbers| mark.give_up(numbers));
-        given_up.extend(mark.settle(remember.gaps_policy()));
+        let mut report = Report::default();
+        if let Some(numbers) = self.given_up.clone() {
+            report.give_up(sender, mark.give_up(numbers));
+        }
+        report.give_up(sender, mark.settle(remember.gaps_policy()));
         if reply.is_some() {
             if state.done.len() >= *most {
                 state.forget_first();
             }
             state.keep(self.key.clone(), reply, time);
         }
-        Report::of_given_up(given_up)
+        report
     }
 }
 
 impl Drop for AtWork {
     fn drop(&mut self) {
         lock(&self.inbox.state).at_work.remove(&self.key);
+    }
+}
+
+/// Messages that are handled together. In memory no commit fails, so that they are committed one by one.
+struct Together(Vec<Box<dyn Work>>);
+
+impl Work for Together {
+    fn commit(self: Box<Self>, changes: Changes, _reply: Option<&Message>) -> Doing<'_, Report> {
+        Box::pin(async move {
+            let mut report = Report::default();
+            for work in self.0 {
+                report.given_up.extend(work.commit(changes, None).await?.given_up);
+            }
+            Ok(report)
+        })
     }
 }
 

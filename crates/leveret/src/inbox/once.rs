@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{Changes, Inbox, Opened, Report, Work};
+use super::{Changes, Doing, Inbox, Opened, OpenedBatch, Report, Work};
 use crate::client::{Client, ClientEvent};
 use crate::consumer::{BoxError, Call, Incoming};
 use crate::message::Message;
@@ -81,28 +81,39 @@ impl Once {
             Opened::Unknown(unknown) => return Err(unknown.failure().into()),
         };
         work.lend(&mut incoming);
-        let sender = sender_of(&incoming);
         let handled = handler.call(&incoming).await;
         // With what was lent.
         drop(incoming);
         if is_done(&handled) {
-            self.commit(work, Changes::Keep, None, &sender).await?;
+            self.commit(work, Changes::Keep, None).await?;
         }
         handled
     }
 
     pub(crate) fn duplicate(&self) -> BoxError {
-        self.counts.duplicate();
+        self.count_duplicate();
         Passed::Duplicate.into()
+    }
+
+    pub(crate) fn count_duplicate(&self) {
+        self.counts.duplicate();
     }
 
     /// Asks the inbox, again and again for a while if it cannot be asked.
     pub(crate) async fn open(&self, incoming: &Incoming) -> Result<Opened, BoxError> {
+        self.asked(|| self.inbox.open(incoming)).await
+    }
+
+    /// The same for several messages.
+    pub(crate) async fn open_batch(&self, batch: &[Incoming]) -> Result<OpenedBatch, BoxError> {
+        self.asked(|| self.inbox.open_batch(batch)).await
+    }
+
+    async fn asked<'a, T>(&self, ask: impl Fn() -> Doing<'a, T>) -> Result<T, BoxError> {
         let began = Instant::now();
         let mut pause = PAUSES.0;
         loop {
-            let opened = timeout(HOLD, self.inbox.open(incoming)).await;
-            let error = match opened {
+            let error = match timeout(HOLD, ask()).await {
                 Ok(Ok(opened)) => return Ok(opened),
                 Ok(Err(error)) => error,
                 Err(_) => "it does not answer".into(),
@@ -127,21 +138,19 @@ impl Once {
         work: Box<dyn Work>,
         changes: Changes,
         reply: Option<&Message>,
-        sender: &str,
     ) -> Result<(), BoxError> {
         let committed = timeout(COMMIT, work.commit(changes, reply)).await;
         let report = committed.unwrap_or_else(|_| Err("the commit takes too long".into()))?;
-        self.tell(report, sender);
+        self.tell(report);
         Ok(())
     }
 
-    fn tell(&self, report: Report, sender: &str) {
-        for numbers in report.given_up {
+    fn tell(&self, report: Report) {
+        for (sender, numbers) in report.given_up {
             let (from, to) = numbers.into_inner();
             self.counts.given_up(to - from + 1);
             let queue = self.queue.clone();
             tracing::warn!(queue, sender, from, to, "messages are no longer waited for");
-            let sender = sender.to_owned();
             self.client.core().announce(ClientEvent::GivenUp { queue, sender, from, to });
         }
     }
@@ -153,10 +162,4 @@ pub(crate) fn is_done(handled: &Result<(), BoxError>) -> bool {
         Ok(()) => true,
         Err(error) => Diagnosis::of(error).verdict == Verdict::Done,
     }
-}
-
-/// Who has counted a message; nobody, if it is known otherwise.
-pub(crate) fn sender_of(incoming: &Incoming) -> String {
-    let sender = incoming.header(super::remember::SENDER);
-    sender.as_ref().and_then(|sender| sender.as_str()).unwrap_or_default().to_owned()
 }

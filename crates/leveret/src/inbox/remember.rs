@@ -56,7 +56,7 @@ enum How {
 }
 
 /// What a message is to an inbox. This is for who writes one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Known {
     /// It is known by its id.
     Id {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::replier::{Outlet, WayBack};
 use crate::consumer::{BoxError, Call, Incoming};
-use crate::inbox::once::{Once, Passed, is_done, sender_of};
+use crate::inbox::once::{Once, Passed, is_done};
 use crate::inbox::{Changes, Opened, Unknown};
 use crate::retry::{Diagnosis, Failure, Verdict};
 
@@ -66,7 +66,6 @@ impl Answering {
         };
         work.lend(&mut incoming);
         incoming.set_way_back(way.clone());
-        let sender = sender_of(&incoming);
         let handled = self.methods.call(&incoming).await;
         // With what was lent.
         drop(incoming);
@@ -79,13 +78,13 @@ impl Answering {
             Err(error) => {
                 // A cast that has nothing left to do.
                 if changes == Changes::Keep {
-                    once.commit(work, changes, None, &sender).await?;
+                    once.commit(work, changes, None).await?;
                 }
                 return Err(error);
             }
         };
         let reply = way.recordable(seen.as_ref().map_or(Ok(()), Err));
-        once.commit(work, changes, reply.as_ref(), &sender).await?;
+        once.commit(work, changes, reply.as_ref()).await?;
         match reply {
             Some(reply) => sent(way.send_recorded(reply).await),
             None => Ok(()),

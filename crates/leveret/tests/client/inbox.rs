@@ -177,10 +177,6 @@ async fn what_cannot_be_exactly_once_is_refused() {
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
         assert!(error.to_string().contains("exactly once"), "{error}");
     }
-    let options = BatchOptions { size: 10, within: HOUR };
-    let batches = consumer().handle_batches(options, |_| async {});
-    let error = soon("a refusal", batches.run_until(std::future::pending::<()>())).await;
-    assert_eq!(error.unwrap_err().kind(), ErrorKind::Invalid);
     let service = client.service("s").exactly_once(by_id()).transactional();
     let error = soon("a refusal", service.method("m", async || {}).run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
@@ -237,4 +233,45 @@ async fn a_sequence_goes_on_where_it_was_closed_and_beyond_where_it_was_not() {
     assert!(other.to_string().contains("another shop"), "{other}");
     std::fs::write(&path, "nonsense").unwrap();
     assert_eq!(Sequence::open("shop", &path).await.unwrap_err().kind(), ErrorKind::Invalid);
+}
+
+#[tokio::test(start_paused = true)]
+async fn batches_have_one_commit_and_what_spoils_one_is_alone_with_it() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    for inbox in [by_id(), MemoryInbox::new(Remember::high_water())] {
+        let numbers = Sequence::fresh("s");
+        for number in 0..30 {
+            let message = numbers.stamp(if number == 7 { "spoilt" } else { "fine" }).await.unwrap();
+            publisher.publish_batch([("q", message.clone()), ("q", message)]).await.unwrap();
+        }
+        let calls = Arc::new(Mutex::new(Vec::<usize>::new()));
+        let noted = Arc::clone(&calls);
+        let handler = move |batch: Vec<Incoming>| {
+            noted.lock().unwrap().push(batch.len());
+            async move {
+                match batch.iter().any(|incoming| incoming.body() == "spoilt") {
+                    true => Err("one is spoilt"),
+                    false => Ok(()),
+                }
+            }
+        };
+        let options = BatchOptions { size: 20, within: Duration::from_secs(1) };
+        let runner = client.consumer("q").retry(RetryPolicy::never()).exactly_once(inbox.clone());
+        let runner = runner.handle_batches(options, handler);
+        let stop = async {
+            eventually(PATIENCE, "an empty queue", async || depth(&broker, "q") == Some(0)).await;
+            sleep(Duration::from_secs(10)).await;
+        };
+        let summary = runner.run_until(stop).await.unwrap();
+        // Both copies of the one that fails are parked: neither was handled.
+        let Summary { handled, duplicates, parked, .. } = summary;
+        assert_eq!((handled, duplicates, parked), (29, 29, 2), "{summary:?}");
+        // Ten new ones in each batch, and the first batch one by one after that.
+        let mut calls = std::mem::take(&mut *calls.lock().unwrap());
+        calls.sort_unstable();
+        assert_eq!(calls, [vec![1; 11], vec![10; 3]].concat());
+        client.parking_lot("q.parked").purge().run().await.unwrap();
+    }
 }

@@ -1,5 +1,8 @@
 //! The tables of the inbox.
 
+#[cfg(feature = "postgres")]
+use std::collections::HashSet;
+
 use futures_util::future::BoxFuture;
 use leveret::Message;
 use leveret::amqp::RawProperties;
@@ -32,6 +35,9 @@ pub(super) fn reply((properties, body): Kept) -> Message {
 #[doc(hidden)]
 pub struct Statements {
     add: SqlStr,
+    /// On PostgreSQL alone.
+    #[cfg_attr(not(feature = "postgres"), allow(dead_code))]
+    add_all: SqlStr,
     reply: SqlStr,
     set_reply: SqlStr,
     is_there: SqlStr,
@@ -47,6 +53,9 @@ pub struct Statements {
 
 const ADD: &str =
     "INSERT INTO {inbox} (scope, id, expires_at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
+const ADD_ALL: &str = "INSERT INTO {inbox} (scope, id, expires_at) \
+     SELECT scope, id, $3 FROM unnest($1::text[], $2::bytea[]) AS new (scope, id) \
+     ON CONFLICT DO NOTHING RETURNING scope, id";
 const REPLY: &str = "SELECT properties, body FROM {inbox} WHERE scope = $1 AND id = $2";
 const SET_REPLY: &str =
     "UPDATE {inbox} SET properties = $3, body = $4 WHERE scope = $1 AND id = $2";
@@ -80,6 +89,14 @@ pub trait Records: Backend {
         id: (&'a str, &'a [u8]),
         expires_at: Option<i64>,
     ) -> BoxFuture<'a, sqlx::Result<bool>>;
+
+    /// The same for several, and whether each was new.
+    fn add_all<'a>(
+        connection: &'a mut Self::Connection,
+        statements: &'a Statements,
+        ids: &'a [(&'a str, &'a [u8])],
+        expires_at: Option<i64>,
+    ) -> BoxFuture<'a, sqlx::Result<Vec<bool>>>;
 
     fn reply<'a>(
         connection: &'a mut Self::Connection,
@@ -169,7 +186,7 @@ fn signed(number: u64) -> i64 {
 
 macro_rules! records {
     ($feature:literal, $database:ty, $name:ident: $one_writer:literal, $begin:literal, lock $lock:literal,
-     clean $clean:literal, $clean_replies:literal) => {
+     clean $clean:literal, $clean_replies:literal, $add_all:path) => {
         #[cfg(feature = $feature)]
         impl Records for $database {
             const ONE_WRITER: bool = $one_writer;
@@ -177,6 +194,7 @@ macro_rules! records {
             fn statements(schema: &Schema) -> Statements {
                 Statements {
                     add: schema.$name(ADD),
+                    add_all: schema.$name(ADD_ALL),
                     reply: schema.$name(REPLY),
                     set_reply: schema.$name(SET_REPLY),
                     is_there: schema.$name(IS_THERE),
@@ -203,6 +221,15 @@ macro_rules! records {
             ) -> BoxFuture<'a, sqlx::Result<bool>> {
                 let add = sqlx::query(statements.add.clone()).bind(scope).bind(id).bind(expires_at);
                 Box::pin(async move { Ok(add.execute(connection).await?.rows_affected() == 1) })
+            }
+
+            fn add_all<'a>(
+                connection: &'a mut Self::Connection,
+                statements: &'a Statements,
+                ids: &'a [(&'a str, &'a [u8])],
+                expires_at: Option<i64>,
+            ) -> BoxFuture<'a, sqlx::Result<Vec<bool>>> {
+                Box::pin($add_all(connection, statements, ids, expires_at))
             }
 
             fn reply<'a>(
@@ -331,13 +358,46 @@ macro_rules! records {
     };
 }
 
+/// All in one statement.
+#[cfg(feature = "postgres")]
+async fn add_at_once(
+    connection: &mut sqlx::PgConnection,
+    statements: &Statements,
+    ids: &[(&str, &[u8])],
+    expires_at: Option<i64>,
+) -> sqlx::Result<Vec<bool>> {
+    let (scopes, keys): (Vec<&str>, Vec<&[u8]>) = ids.iter().copied().unzip();
+    let add = sqlx::query_as(statements.add_all.clone()).bind(scopes).bind(keys).bind(expires_at);
+    let added: Vec<(String, Vec<u8>)> = add.fetch_all(connection).await?;
+    let added: HashSet<_> =
+        added.iter().map(|(scope, id)| (scope.as_str(), id.as_slice())).collect();
+    Ok(ids.iter().map(|id| added.contains(id)).collect())
+}
+
+/// One by one, which costs little where the database is in the process.
+#[cfg(feature = "sqlite")]
+async fn add_each(
+    connection: &mut sqlx::SqliteConnection,
+    statements: &Statements,
+    ids: &[(&str, &[u8])],
+    expires_at: Option<i64>,
+) -> sqlx::Result<Vec<bool>> {
+    let mut added = Vec::new();
+    for id in ids {
+        added.push(<sqlx::Sqlite as Records>::add(connection, statements, *id, expires_at).await?);
+    }
+    Ok(added)
+}
+
 records!(
     "postgres", sqlx::Postgres, postgres: false, "BEGIN", lock " FOR UPDATE",
     clean "DELETE FROM {inbox} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {inbox} WHERE expires_at <= $1 LIMIT $2))",
-    "DELETE FROM {inbox_replies} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {inbox_replies} WHERE expires_at <= $1 LIMIT $2))"
+    "DELETE FROM {inbox_replies} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {inbox_replies} WHERE expires_at <= $1 LIMIT $2))",
+    add_at_once
 );
 records!(
     "sqlite", sqlx::Sqlite, sqlite: true, "BEGIN IMMEDIATE", lock "",
     clean "DELETE FROM {inbox} WHERE rowid IN (SELECT rowid FROM {inbox} WHERE expires_at <= $1 LIMIT $2)",
-    "DELETE FROM {inbox_replies} WHERE rowid IN (SELECT rowid FROM {inbox_replies} WHERE expires_at <= $1 LIMIT $2)"
+    "DELETE FROM {inbox_replies} WHERE rowid IN (SELECT rowid FROM {inbox_replies} WHERE expires_at <= $1 LIMIT $2)",
+    add_each
 );

@@ -34,6 +34,27 @@ pub struct Tx<D: Database> {
     slot: Slot<D>,
 }
 
+impl<D: Database> Tx<D> {
+    /// The transaction of a batch of messages, see [`handle_batches`](leveret::ConsumerBuilder::handle_batches).
+    ///
+    /// ```
+    /// use leveret::{Failure, Incoming};
+    /// use leveret_sql::Tx;
+    /// use sqlx::Sqlite;
+    ///
+    /// async fn count(batch: Vec<Incoming>) -> Result<(), Failure> {
+    ///     let mut tx = Tx::<Sqlite>::of(&batch)?;
+    ///     let sql = "UPDATE counter SET count = count + ?";
+    ///     sqlx::query(sql).bind(batch.len() as i64).execute(&mut *tx).await?;
+    ///     Ok(())
+    /// }
+    /// ```
+    pub fn of(batch: &[Incoming]) -> Result<Self, leveret::Error> {
+        let first = batch.first().ok_or_else(|| leveret::Error::invalid("the batch is empty"))?;
+        Tx::from_incoming(first)
+    }
+}
+
 /// Where the transaction is while nobody works with it.
 pub(super) struct Slot<D: Database>(Arc<Mutex<State<D>>>);
 

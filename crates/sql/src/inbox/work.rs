@@ -29,7 +29,24 @@ pub(crate) enum Record {
 }
 
 /// The transaction, as long as the message is at work: whoever still has a part in it then lets it be rolled back.
-struct Held<D: Records>(Slot<D>);
+pub(super) struct Held<D: Records>(Slot<D>);
+
+impl<D: Records> Held<D> {
+    pub(super) fn new(transaction: Transaction<'static, D>) -> Self {
+        Held(Slot::new(transaction))
+    }
+
+    pub(super) fn lend(&self, incoming: &mut Incoming) {
+        incoming.lend(self.0.clone());
+    }
+
+    /// Takes it out, to commit it.
+    pub(super) fn take(&self) -> Result<Transaction<'static, D>, BoxError> {
+        let kept =
+            "the handler has kept its Tx beyond its end, so that nothing of it can be committed";
+        self.0.close().ok_or_else(|| kept.into())
+    }
+}
 
 impl<D: Records> Drop for Held<D> {
     fn drop(&mut self) {
@@ -53,19 +70,12 @@ impl<D: Records> SqlWork<D> {
         record: Record,
         turn: Turn,
     ) -> Self {
-        SqlWork {
-            inbox: Arc::clone(inbox),
-            slot: Held(Slot::new(transaction)),
-            record,
-            _turn: turn,
-        }
+        SqlWork { inbox: Arc::clone(inbox), slot: Held::new(transaction), record, _turn: turn }
     }
 
     async fn finish(self, changes: Changes, reply: Option<&Message>) -> Result<Report, BoxError> {
         let SqlWork { inbox, slot, record, _turn } = self;
-        let transaction = slot.0.close().ok_or(
-            "the handler has kept its Tx beyond its end, so that nothing of it can be committed",
-        )?;
+        let transaction = slot.take()?;
         let (mut transaction, record) = match changes {
             Changes::Keep => (transaction, record),
             Changes::Undo => inbox.begin_anew(transaction, record).await?,
@@ -78,7 +88,7 @@ impl<D: Records> SqlWork<D> {
 
 impl<D: Records> Work for SqlWork<D> {
     fn lend(&mut self, incoming: &mut Incoming) {
-        incoming.lend(self.slot.0.clone());
+        self.slot.lend(incoming);
     }
 
     fn commit(self: Box<Self>, changes: Changes, reply: Option<&Message>) -> Doing<'_, Report> {
@@ -119,8 +129,11 @@ impl<D: Records> Shared<D> {
             },
             Record::Number { scope, sender, number, given_up, mut mark } => {
                 mark.add(number);
-                let mut told = given_up.map_or_else(Vec::new, |numbers| mark.give_up(numbers));
-                told.extend(mark.settle(self.remember.gaps_policy()));
+                let mut report = Report::default();
+                if let Some(numbers) = given_up {
+                    report.give_up(&sender, mark.give_up(numbers));
+                }
+                report.give_up(&sender, mark.settle(self.remember.gaps_policy()));
                 let sender = (scope.as_str(), sender.as_str());
                 D::set_mark(connection, statements, sender, &mark).await?;
                 if let (Some(reply), Some(time)) = (reply, self.remember.keeps_ids_for()) {
@@ -130,7 +143,7 @@ impl<D: Records> Shared<D> {
                     );
                     set.await?;
                 }
-                return Ok(Report::of_given_up(told));
+                return Ok(report);
             }
         }
         Ok(Report::default())

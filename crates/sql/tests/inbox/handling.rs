@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leveret::inbox::Remember;
 use leveret::{Attempt, Client, Delivery, Failure, Json, Message, RetryPolicy, State, Topology};
-use leveret_sql::{Inbox, Tx};
+use leveret_sql::{Inbox, Outbox, Outgoing, Tx};
 use leveret_testkit::eventually;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
@@ -191,6 +191,36 @@ async fn a_transaction_can_be_asked_for_once_and_where_there_is_one() {
     let parked = scene.parked().await;
     assert!(parked[0].1.contains("twice"), "{parked:?}");
     assert!(parked[1].1.contains("exactly_once"), "{parked:?}");
+}
+
+#[tokio::test]
+async fn what_a_handler_writes_into_an_outbox_is_sent_once_and_only_if_it_succeeds() {
+    let scene = Scene::new().await;
+    let told = Topology::new().queue(leveret::Queue::classic("told"));
+    scene.client.apply(&told).await.unwrap();
+    for _ in 0..3 {
+        scene.publish("fine", &effect("fine")).await;
+    }
+    scene.publish("fails", &effect("fails")).await;
+    let handler = async |Json(effect): Json<Effect>, mut tx: Tx<Db>| {
+        let outgoing = Outgoing::new("", "told", format!("{} is done", effect.name));
+        Outbox::default().write(&mut *tx, outgoing).await?;
+        match effect.name.as_str() {
+            "fails" => Err(Failure::permanent("no")),
+            _ => Ok(()),
+        }
+    };
+    let runner = scene.client.consumer("q").exactly_once(scene.by_id()).handle(handler);
+    let relay = Outbox::default().relay(&scene.client, &scene.pool).build().await.unwrap();
+    let stop = async {
+        scene.until_empty("q").await;
+        scene.until_depth("told", 1).await;
+    };
+    let runner = timeout(SOON, runner.run_until(stop));
+    let relay = relay.run_until(async { runner.await.unwrap().unwrap() });
+    assert_eq!(timeout(SOON, relay).await.unwrap().unwrap().sent, 1);
+    let told = scene.broker.peek("/", "told", 10).unwrap();
+    assert_eq!(told.len(), 1);
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, unreachable_pub)]
 
+mod batches;
 mod crashes;
 pub mod handling;
 mod remembering;

@@ -51,13 +51,13 @@ fn asked_for() -> Option<usize> {
 /// The broker that is restarted.
 enum House {
     Embedded(Broker, String),
-    RabbitMq(RabbitNode),
+    RabbitMq(Box<RabbitNode>),
 }
 
 impl House {
     async fn start() -> Self {
         match asked_for() {
-            Some(_) => House::RabbitMq(RabbitNode::start(Version::under_test()).await),
+            Some(_) => House::RabbitMq(Box::new(RabbitNode::start(Version::under_test()).await)),
             None => {
                 let broker = Broker::builder().start().unwrap();
                 let address = broker.listen("127.0.0.1:0").await.unwrap();

@@ -1,0 +1,170 @@
+//! Several messages with one commit.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use leveret::inbox::{
+    Changes, Doing, HighWater, Known, OpenedBatch, Progress, Report, Standing, Unknown, Work,
+};
+use leveret::{BoxError, Incoming, Message};
+
+use super::records::Records;
+use super::work::Held;
+use super::{Shared, Turn, in_future};
+
+/// A sender within its scope.
+type Sender = (String, String);
+
+/// What was written down, or is to be, of several messages.
+#[derive(Default)]
+struct Notes {
+    /// One of the ids that were written down.
+    id: Option<(String, Vec<u8>)>,
+    /// With the numbers of this batch.
+    marks: BTreeMap<Sender, HighWater>,
+    report: Report,
+}
+
+/// Dropped, its transaction is rolled back.
+struct BatchWork<D: Records> {
+    inbox: Arc<Shared<D>>,
+    slot: Held<D>,
+    notes: Notes,
+    _turn: Turn,
+}
+
+impl<D: Records> Shared<D> {
+    /// Begins a transaction for all messages of a batch that are new.
+    pub(super) async fn open_batch(
+        self: &Arc<Self>,
+        batch: &[Incoming],
+    ) -> Result<OpenedBatch, BoxError> {
+        let known: Vec<_> = batch.iter().map(|incoming| self.remember.read(incoming)).collect();
+        for one in &known {
+            if let Known::Release { scope, ids } = one {
+                self.release(scope, ids).await?;
+            }
+        }
+        let (mut transaction, turn) = self.begin().await?;
+        let mut notes = Notes::default();
+        let mut new = self.add_ids(&mut transaction, &known, &mut notes).await?;
+        self.lock_marks(&mut transaction, &known, &mut notes).await?;
+        let mut messages = Vec::new();
+        for one in &known {
+            messages.push(match one {
+                Known::Nothing => Standing::New,
+                Known::Unknown(unknown) => Standing::Unknown(*unknown),
+                Known::Release { .. } => Standing::Released,
+                // The first of several copies is the new one.
+                Known::Id { scope, id } => match new.remove(&(scope.as_str(), id.as_slice())) {
+                    true => Standing::New,
+                    false => Standing::Done,
+                },
+                Known::Number { .. } => notes.count(one),
+            });
+        }
+        for (sender, mark) in &mut notes.marks {
+            notes.report.give_up(&sender.1, mark.settle(self.remember.gaps_policy()));
+        }
+        let (inbox, slot) = (Arc::clone(self), Held::new(transaction));
+        Ok(OpenedBatch { work: Box::new(BatchWork { inbox, slot, notes, _turn: turn }), messages })
+    }
+
+    /// Writes down all ids, and says which are new.
+    async fn add_ids<'k>(
+        &self,
+        connection: &mut D::Connection,
+        known: &'k [Known],
+        notes: &mut Notes,
+    ) -> sqlx::Result<BTreeSet<(&'k str, &'k [u8])>> {
+        // In order, so that two batches do not wait for each other.
+        let ids: BTreeSet<_> = known
+            .iter()
+            .filter_map(|one| match one {
+                Known::Id { scope, id } => Some((scope.as_str(), id.as_slice())),
+                _ => None,
+            })
+            .collect();
+        if ids.is_empty() {
+            return Ok(ids);
+        }
+        let ids: Vec<_> = ids.into_iter().collect();
+        let expires_at = self.remember.keeps_ids_for().map(in_future);
+        let added = D::add_all(connection, &self.statements, &ids, expires_at).await?;
+        let is_new = |(id, is_new): (&(&'k str, &'k [u8]), bool)| is_new.then_some(*id);
+        let new: BTreeSet<_> = ids.iter().zip(added).filter_map(is_new).collect();
+        notes.id = new.first().map(|(scope, id)| (scope.to_string(), id.to_vec()));
+        Ok(new)
+    }
+
+    /// Locks the marks of all senders, in order.
+    async fn lock_marks(
+        &self,
+        connection: &mut D::Connection,
+        known: &[Known],
+        notes: &mut Notes,
+    ) -> sqlx::Result<()> {
+        for one in known {
+            if let Known::Number { scope, sender, .. } = one {
+                notes.marks.entry((scope.clone(), sender.clone())).or_default();
+            }
+        }
+        for ((scope, sender), mark) in &mut notes.marks {
+            *mark = D::mark(connection, &self.statements, (scope, sender)).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes down what is not yet, and finds out whether all else is still there.
+    async fn write_down_batch(
+        &self,
+        connection: &mut D::Connection,
+        notes: &Notes,
+    ) -> sqlx::Result<()> {
+        for ((scope, sender), mark) in &notes.marks {
+            D::set_mark(connection, &self.statements, (scope, sender), mark).await?;
+        }
+        match &notes.id {
+            Some((scope, id)) => D::is_there(connection, &self.statements, (scope, id)).await,
+            None => D::is_sound(connection).await,
+        }
+    }
+}
+
+impl Notes {
+    /// What a numbered message is, which then counts as done.
+    fn count(&mut self, known: &Known) -> Standing {
+        let Known::Number { scope, sender, number, given_up } = known else { return Standing::New };
+        let Some(mark) = self.marks.get_mut(&(scope.clone(), sender.clone())) else {
+            return Standing::New;
+        };
+        match mark.progress_of(*number) {
+            Progress::Done => return Standing::Done,
+            Progress::GivenUp => return Standing::Unknown(Unknown::GivenUp),
+            Progress::New if !mark.has_room_for(*number) => {
+                return Standing::Unknown(Unknown::Gaps);
+            }
+            Progress::New => mark.add(*number),
+        };
+        if let Some(numbers) = given_up.clone() {
+            self.report.give_up(sender, mark.give_up(numbers));
+        }
+        Standing::New
+    }
+}
+
+impl<D: Records> Work for BatchWork<D> {
+    fn lend(&mut self, incoming: &mut Incoming) {
+        self.slot.lend(incoming);
+    }
+
+    fn commit(self: Box<Self>, _changes: Changes, _reply: Option<&Message>) -> Doing<'_, Report> {
+        Box::pin(async move {
+            let BatchWork { inbox, slot, notes, _turn } = *self;
+            let mut transaction = slot.take()?;
+            inbox.write_down_batch(&mut transaction, &notes).await?;
+            transaction.commit().await?;
+            Ok(notes.report)
+        })
+    }
+}
