@@ -28,6 +28,9 @@
 //! All of them are on by default: `postgres`, `sqlite` (which is compiled in), `metrics`. Encryption on the way to PostgreSQL is
 //! sqlx's: switch on one of its features, such as `tls-rustls`.
 
+#[cfg(not(any(feature = "postgres", feature = "sqlite")))]
+compile_error!("leveret-sql needs a database: switch on its feature `postgres` or `sqlite`");
+
 mod backend;
 mod error;
 mod migrate;

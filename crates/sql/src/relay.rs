@@ -160,7 +160,8 @@ impl RelayBuilder {
         let RelayBuilder { client, store, schema, settings } = self;
         store.check().await?;
         let state = Arc::new(State::new(&schema));
-        let publishers = Publishers::new(client.clone(), settings.batch, settings.patience);
+        let window = settings.batch.saturating_mul(settings.workers);
+        let publishers = Publishers::new(client.clone(), window, settings.patience);
         let shared = Shared { client, store, schema, settings, publishers, state };
         Ok(Relay { shared: Arc::new(shared) })
     }

@@ -16,6 +16,7 @@ use super::store::{
 };
 use super::{Backlog, Outbox, OutboxConnection};
 use crate::error::Error;
+use crate::schema::Schema;
 
 /// `ORDER BY` gives the rows ids in the order in which they were written.
 const INSERT: &str = "\
@@ -115,6 +116,14 @@ async fn notify(connection: &mut PgConnection, outbox: &Outbox) -> sqlx::Result<
     Ok(())
 }
 
+/// Who tells relays does so in the same round trip. What is told twice in a transaction is told once.
+pub(super) fn insert(schema: &Schema, notify: bool) -> SqlStr {
+    match notify {
+        true => schema.postgres(&format!("{INSERT} RETURNING pg_notify($8, '')")),
+        false => schema.postgres(INSERT),
+    }
+}
+
 impl OutboxConnection for PgConnection {
     fn write_rows<'a>(
         &'a mut self,
@@ -122,12 +131,7 @@ impl OutboxConnection for PgConnection {
         rows: Vec<NewRow>,
     ) -> BoxFuture<'a, sqlx::Result<()>> {
         Box::pin(async move {
-            let mut sql = outbox.schema().postgres(INSERT);
-            if outbox.notifies() {
-                // In the same round trip. What is told twice in a transaction is told once.
-                sql = outbox.schema().postgres(&format!("{INSERT} RETURNING pg_notify($8, '')"));
-            }
-            let mut insert = sqlx::query(sql)
+            let mut insert = sqlx::query(outbox.inserts.postgres.clone())
                 .bind(rows.iter().map(|row| row.lane).collect::<Vec<_>>())
                 .bind(rows.iter().map(|row| row.ordering_key.as_deref()).collect::<Vec<_>>())
                 .bind(rows.iter().map(|row| row.exchange.as_str()).collect::<Vec<_>>())

@@ -19,15 +19,17 @@ async fn a_broker_that_is_away_is_waited_for_and_counts_for_no_message() {
     let broker = Broker::builder().start().unwrap();
     let address = broker.listen("127.0.0.1:0").await.unwrap();
     let proxy = FaultProxy::to(address).await;
-    let client = Client::connect(&*format!("amqp://{}", proxy.addr())).await.unwrap();
+    let client = Client::builder().broker(&broker).connect().await.unwrap();
     let stage = Stage::with(pool, client).await;
-    // Each message may be refused once; but it is not refused.
-    let relay = stage.relay().attempts(1).patience(Duration::from_millis(300));
-    let relay = relay.build().await.unwrap();
+    // Only the relay goes by the proxy. Messages that are refused are set aside at once; but they are not refused.
+    let client = Client::connect(&*format!("amqp://{}", proxy.addr())).await.unwrap();
+    let relay = stage.outbox.relay(&client, &stage.pool).attempts(1);
+    let relay = relay.patience(Duration::from_millis(300)).build().await.unwrap();
     let monitor = relay.monitor();
     let story = async {
         stage.write([Outgoing::new("", "q", "1").ordered_by("a")]).await;
         assert_eq!(stage.texts("q", 1).await, ["1"]);
+        eventually(DEADLINE, "the row to be gone", async || stage.backlog().await == (0, 0)).await;
         proxy.refuse().await;
         proxy.cut(Cut::Reset);
         stage.write([Outgoing::new("", "q", "2").ordered_by("a")]).await;
