@@ -149,7 +149,8 @@ impl RelayBuilder {
         self
     }
 
-    /// Messages that were sent stay in the table for so long, for whoever wants to look at them. By default they are deleted.
+    /// Messages that were sent stay in the table for so long, for whoever wants to look at them. By default they are deleted. All
+    /// relays of an outbox should agree on this.
     pub fn keep_sent(mut self, time: Duration) -> Self {
         self.settings.keep = Some(time);
         self

@@ -26,6 +26,9 @@ FROM unnest($1::smallint[], $2::text[], $3::text[], $4::text[], $5::boolean[], $
     WITH ORDINALITY AS r(lane, ordering_key, exchange, routing_key, mandatory, properties, body, place)
 ORDER BY place";
 
+/// Whatever the database's default is: in the other levels the second statement would see what the first one saw.
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
+
 /// The lanes that have waited longest, of those that nobody works on.
 const LANES: &str = "\
 SELECT l.lane
@@ -185,7 +188,7 @@ impl Store for PostgresStore {
 
     fn claim<'a>(&'a self, wish: &'a Wish) -> BoxFuture<'a, sqlx::Result<Option<Claimed>>> {
         Box::pin(async move {
-            let mut transaction = self.pool.begin().await?;
+            let mut transaction = self.pool.begin_with(BEGIN).await?;
             let lanes: Vec<i16> = sqlx::query_scalar(self.lanes.clone())
                 .bind(LANES_AT_ONCE)
                 .fetch_all(&mut *transaction)

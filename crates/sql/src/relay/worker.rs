@@ -193,8 +193,9 @@ impl Sweeper {
 
     /// Until it is dropped.
     pub(super) async fn run(self) {
-        let keep = self.shared.settings.keep;
-        let pause = keep.map_or(SURVEY, |keep| keep.clamp(GLANCE, SURVEY));
+        // Even if nothing is kept: there may be something that was kept before.
+        let keep = self.shared.settings.keep.unwrap_or_default();
+        let pause = if keep.is_zero() { SURVEY } else { keep.clamp(GLANCE, SURVEY) };
         loop {
             if let Err(error) = self.sweep(keep).await {
                 tracing::warn!("{error}");
@@ -203,11 +204,9 @@ impl Sweeper {
         }
     }
 
-    async fn sweep(&self, keep: Option<Duration>) -> Result<(), Error> {
+    async fn sweep(&self, keep: Duration) -> Result<(), Error> {
         let Shared { store, state, .. } = &*self.shared;
-        if let Some(keep) = keep {
-            while self.shared.in_time("cleaning up messages", store.clean_up(keep)).await? > 0 {}
-        }
+        while self.shared.in_time("cleaning up messages", store.clean_up(keep)).await? > 0 {}
         if state.is_counted() {
             state.counted(self.shared.in_time("counting messages", store.backlog()).await?);
         }

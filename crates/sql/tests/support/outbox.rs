@@ -295,6 +295,14 @@ pub async fn what_was_sent_is_kept_for_as_long_as_asked<D: Backend>(
     let relay = stage.relay().keep_sent(Duration::from_millis(1)).build().await.unwrap();
     let gone = eventually(DEADLINE, "the rows to go", async || count().await == 0);
     relay.run_until(gone).await.unwrap();
+
+    // What was kept before goes even if nothing is to be kept any more.
+    stage.write([to_q("kept")]).await;
+    kept.drain().await.unwrap();
+    assert_eq!(count().await, 1);
+    let relay = stage.relay().build().await.unwrap();
+    let gone = eventually(DEADLINE, "the row to go", async || count().await == 0);
+    relay.run_until(gone).await.unwrap();
 }
 
 pub async fn what_was_sent_when_it_is_stopped_is_noted<D: Backend>(pool: Pool<D>)
