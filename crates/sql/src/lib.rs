@@ -41,5 +41,8 @@ mod schema;
 pub use backend::Backend;
 pub use error::{Error, ErrorKind};
 pub use outbox::{Aside, Backlog, Outbox, OutboxConnection, Outgoing, SetAside};
-pub use relay::{Order, Relay, RelayBuilder, RelayHealth, RelayMonitor, RelaySummary};
+pub use relay::{
+    Order, Relay, RelayBuilder, RelayEvent, RelayEvents, RelayHealth, RelayMonitor, RelaySummary,
+    Side,
+};
 pub use schema::Schema;

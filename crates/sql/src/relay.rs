@@ -12,6 +12,7 @@
 //! message may come twice, but never for the first time after a later one.
 
 mod batch;
+mod event;
 mod health;
 mod publishers;
 mod telemetry;
@@ -25,7 +26,8 @@ use leveret::{Backoff, Client};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-pub use health::{RelayHealth, RelayMonitor};
+pub use event::{RelayEvent, RelayEvents};
+pub use health::{RelayHealth, RelayMonitor, Side};
 
 use crate::error::Error;
 use crate::outbox::store::{SharedStore, Wish};

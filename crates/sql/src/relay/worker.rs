@@ -120,7 +120,8 @@ impl Worker {
         let sent = batch::publish(&self.shared, rows, &self.stopped).await;
         let Sent { settled, ages, broker } = sent;
         self.shared.in_time("noting what was sent", claim.settle(&settled)).await?;
-        self.shared.state.settled(&settled, &ages, began.elapsed());
+        let changed = settled.sent.len() + settled.refused.len();
+        self.shared.state.settled(settled, &ages, began.elapsed());
         match broker {
             Some(error) => {
                 let text = format!("sending {count} messages of {}", self.shared.what());
@@ -128,7 +129,7 @@ impl Worker {
             }
             None => {
                 self.shared.state.is_well(Side::Broker);
-                Ok(settled.sent.len() + settled.refused.len())
+                Ok(changed)
             }
         }
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leveret::Client;
 use leveret_broker::Broker;
-use leveret_sql::Outgoing;
+use leveret_sql::{Outgoing, RelayEvent, Side};
 use leveret_testkit::proxy::Cut;
 use leveret_testkit::{FaultProxy, eventually};
 
@@ -26,6 +26,7 @@ async fn a_broker_that_is_away_is_waited_for_and_counts_for_no_message() {
     let relay = stage.outbox.relay(&client, &stage.pool).attempts(1);
     let relay = relay.patience(Duration::from_millis(300)).build().await.unwrap();
     let monitor = relay.monitor();
+    let mut events = monitor.watch();
     let story = async {
         stage.write([Outgoing::new("", "q", "1").ordered_by("a")]).await;
         assert_eq!(stage.texts("q", 1).await, ["1"]);
@@ -46,6 +47,10 @@ async fn a_broker_that_is_away_is_waited_for_and_counts_for_no_message() {
         .await;
     };
     let summary = relay.run_until(story).await.unwrap();
+    let went = events.next().await.unwrap();
+    assert!(matches!(went, RelayEvent::Interrupted { side: Side::Broker, .. }), "{went}");
+    let came = events.next().await.unwrap();
+    assert!(matches!(came, RelayEvent::Resumed { side: Side::Broker }), "{came}");
     assert_eq!((summary.refused, summary.set_aside), (0, 0));
     assert_eq!(stage.backlog().await, (0, 0));
 }
