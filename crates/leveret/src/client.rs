@@ -256,6 +256,7 @@ impl Client {
         topology: &Topology,
     ) -> Result<(Applied, Vec<Failed>), Error> {
         let core = self.core();
+        core.kinds.forget_all();
         let patience = core.options.timeout;
         let deadline = deadline_in(patience);
         let home = core.home();
@@ -290,6 +291,7 @@ impl Client {
         let deleted = self.on_channel(&what, delete).await?;
         self.core().remembered.forget_queue(queue);
         self.core().delays.was_deleted(queue);
+        self.core().kinds.forget(name);
         Ok(deleted)
     }
 

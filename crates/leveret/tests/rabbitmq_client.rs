@@ -9,6 +9,7 @@ mod rabbitmq_client {
     mod events;
     mod handling;
     mod parking;
+    mod parking_kinds;
     mod parking_limits;
     mod pool;
     mod profiles;

@@ -40,9 +40,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+use super::kind::{Kind, kind_of};
 use super::message::ParkedMessage;
-use super::quorum::{Kind, kind_of};
-use crate::amqp::{Channel, Connection, ConsumeOptions, Consumer, Delivery};
+use crate::amqp::{Channel, Connection, ConsumeOptions, Consumer, Delivery, GetOptions};
 use crate::client::{Client, version};
 use crate::error::{Error, ErrorKind};
 
@@ -115,6 +115,8 @@ pub(super) struct Walk {
     give_back: GiveBack,
     /// Whether what stays has to be put in anew, because the broker may count what is given back.
     renews: bool,
+    /// Whether there may be no consumer, since the queue may be gone with it.
+    gets: bool,
     has_priorities: bool,
     next_size: u64,
     seen: u64,
@@ -151,13 +153,16 @@ impl Walk {
                     if kind == Kind::DeletesItself {
                         return Err(deletes_itself(&name));
                     }
-                    let renews = version < (4, 3) && kind == Kind::MayBeQuorum;
                     let mut walk = Walk::new(client.clone(), name, &up.connection, channel);
-                    walk.renews = renews;
+                    walk.renews = version < (4, 3) && kind == Kind::MayBeQuorum;
+                    walk.gets = kind == Kind::MayDeleteItself;
                     return Ok((walk, u64::from(depth)));
                 }
                 Err(error) if error.is_connection_error() => {}
-                Err(error) => return Err(Error::from_amqp(what, error)),
+                Err(error) => {
+                    client.core().kinds.forget(&name);
+                    return Err(Error::from_amqp(what, error));
+                }
             }
         }
     }
@@ -172,6 +177,7 @@ impl Walk {
             consumer: None,
             give_back: if version >= (4, 0) { GiveBack::ByNack } else { GiveBack::ByClosing },
             renews: false,
+            gets: false,
             has_priorities: version >= (4, 0),
             next_size: FIRST_PAGE,
             seen: 0,
@@ -220,27 +226,58 @@ impl Walk {
         }
         let channel = self.turn_page().await?;
         let size = most.min(self.next_size).max(1);
-        let acked = self.acked;
+        let mut page = Vec::with_capacity(size as usize);
+        match self.gets {
+            true => self.get(&channel, &mut page, size).await?,
+            false => self.consume(&channel, &mut page, size).await?,
+        }
+        let bytes: usize = page.iter().map(|taken| taken.message.size()).sum();
+        let average = (bytes as u64 / (page.len() as u64).max(1)).max(1);
+        let largest = if self.renews { MAX_RENEWED_PAGE } else { MAX_PAGE };
+        self.next_size = (PAGE_BYTES / average).clamp(1, largest);
+        Ok(page)
+    }
+
+    /// By a consumer, which is the faster way.
+    async fn consume(
+        &mut self,
+        channel: &Channel,
+        page: &mut Vec<Taken>,
+        size: u64,
+    ) -> Result<(), Error> {
         let options = ConsumeOptions { prefetch: size as u16, ..ConsumeOptions::default() };
         let consuming = channel.consume(&self.queue, options).await;
-        let consumer = consuming.map_err(|error| self.failed(error))?;
-        self.consumer = Some(consumer);
-        self.acked_for_sure = acked;
-        let mut page = Vec::with_capacity(size as usize);
-        self.fill(&mut page, size).await?;
+        self.consumer = Some(consuming.map_err(|error| self.failed(error))?);
+        self.acked_for_sure = self.acked;
+        self.fill(page, size).await?;
         let cancelled = match &mut self.consumer {
             Some(consumer) => consumer.cancel().await,
             None => Ok(()),
         };
         cancelled.map_err(|error| self.failed(error))?;
         // What was on its way meanwhile.
-        self.fill(&mut page, size).await?;
+        self.fill(page, size).await?;
         self.consumer = None;
-        let bytes: usize = page.iter().map(|taken| taken.message.size()).sum();
-        let average = (bytes as u64 / (page.len() as u64).max(1)).max(1);
-        let largest = if self.renews { MAX_RENEWED_PAGE } else { MAX_PAGE };
-        self.next_size = (PAGE_BYTES / average).clamp(1, largest);
-        Ok(page)
+        Ok(())
+    }
+
+    /// One by one, without a consumer.
+    async fn get(
+        &mut self,
+        channel: &Channel,
+        page: &mut Vec<Taken>,
+        size: u64,
+    ) -> Result<(), Error> {
+        while (page.len() as u64) < size && !self.is_at_end {
+            let got = channel.get(&self.queue, GetOptions::default()).await;
+            let got = got.map_err(|error| self.failed(error))?;
+            self.acked_for_sure = self.acked;
+            match got {
+                Some(delivery) => page.push(self.taken(delivery)),
+                None => self.is_at_end = true,
+            }
+        }
+        Ok(())
     }
 
     /// Takes what the consumer gets, until it has so many, ends, or there are no more.
