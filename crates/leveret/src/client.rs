@@ -424,9 +424,12 @@ impl Client {
         }
     }
 
-    /// Closes all connections: what was published is confirmed first, up to a deadline; consumers end. Closing twice is
-    /// no error, and it never hangs.
+    /// Closes all connections: what was published is confirmed first, and what somebody has taken out of a [parking lot
+    /// ](Client::parking_lot) to look at it is put back, up to a deadline; consumers end. Closing twice is no error, and it never
+    /// hangs.
     pub async fn close(&self) {
+        // As long as there are connections.
+        let _ = timeout(CLOSE, self.core().hands.close()).await;
         let first = self.core().begin_close();
         for line in self.core().lines() {
             let _ = timeout(CLOSE, line.ended()).await;

@@ -7,6 +7,7 @@ use bytes::Bytes;
 
 use crate::amqp::{self, Properties, RawProperties, Refused, ShortStr, Source, Value};
 use crate::error::{Error, ErrorKind};
+use crate::parking::key_without_mark;
 
 /// A message that was delivered, to be settled by consuming it: [`ack`](Delivery::ack), [`requeue`](Delivery::requeue)
 /// or [`discard`](Delivery::discard). One that is dropped goes back to its queue.
@@ -51,7 +52,7 @@ impl Delivery {
 
     /// The routing key it was published with.
     pub fn routing_key(&self) -> ShortStr<'_> {
-        self.inner.routing_key()
+        key_without_mark(&self.inner.exchange(), self.inner.routing_key(), &self.queue)
     }
 
     /// The queue it came from, as the consumer was told it.

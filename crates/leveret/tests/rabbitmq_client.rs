@@ -9,6 +9,8 @@ mod rabbitmq_client {
     mod events;
     mod handling;
     mod parking;
+    mod parking_beside;
+    mod parking_drops;
     mod parking_kinds;
     mod parking_limits;
     mod pool;

@@ -13,7 +13,7 @@ use super::registry::Registry;
 use crate::amqp::lock;
 use crate::delay::ready::Ready;
 use crate::error::Error;
-use crate::parking::Kinds;
+use crate::parking::{Hands, Kinds};
 use crate::topology::Remembered;
 
 /// How a client connects and comes back.
@@ -50,6 +50,7 @@ pub(crate) struct Core {
     pub(crate) remembered: Remembered,
     pub(crate) delays: Ready,
     pub(crate) kinds: Kinds,
+    pub(crate) hands: Hands,
     pub(crate) health: Registry,
     announcer: Announcer,
     lines: Mutex<Lines>,
@@ -71,6 +72,7 @@ impl Core {
             remembered: Remembered::default(),
             delays: Ready::default(),
             kinds: Kinds::default(),
+            hands: Hands::default(),
             health: Registry::default(),
             announcer: Announcer::new(),
             lines: Mutex::default(),
