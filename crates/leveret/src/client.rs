@@ -256,6 +256,7 @@ impl Client {
         topology: &Topology,
     ) -> Result<(Applied, Vec<Failed>), Error> {
         let core = self.core();
+        core.kinds.forget_all();
         let patience = core.options.timeout;
         let deadline = deadline_in(patience);
         let home = core.home();
@@ -290,6 +291,7 @@ impl Client {
         let deleted = self.on_channel(&what, delete).await?;
         self.core().remembered.forget_queue(queue);
         self.core().delays.was_deleted(queue);
+        self.core().kinds.forget(name);
         Ok(deleted)
     }
 
@@ -423,9 +425,12 @@ impl Client {
         }
     }
 
-    /// Closes all connections: what was published is confirmed first, up to a deadline; consumers end. Closing twice is
-    /// no error, and it never hangs.
+    /// Closes all connections: what was published is confirmed first, and what somebody has taken out of a [parking lot
+    /// ](Client::parking_lot) to look at it is put back, up to a deadline; consumers end. Closing twice is no error, and it never
+    /// hangs.
     pub async fn close(&self) {
+        // As long as there are connections.
+        let _ = timeout(CLOSE, self.core().hands.close()).await;
         let first = self.core().begin_close();
         for line in self.core().lines() {
             let _ = timeout(CLOSE, line.ended()).await;

@@ -63,7 +63,7 @@ impl Delivery {
 
     /// The routing key it was published with.
     pub fn routing_key(&self) -> ShortStr<'_> {
-        self.source().routing_key()
+        self.content.came_with_key()
     }
 
     /// The queue it came from, as the consumer was told it.

@@ -11,9 +11,14 @@ use crate::error::{Error, ErrorKind};
 mod convoy;
 mod filter;
 mod groups;
+mod hand;
+mod held;
 mod json;
+mod kind;
+mod mark;
 mod message;
-mod quorum;
+mod pace;
+mod run;
 mod staying;
 mod target;
 mod task;
@@ -26,6 +31,10 @@ pub use message::{ParkedMessage, PastError, Story};
 pub use target::{Draft, Target};
 pub use task::{NotDone, Progress, Task};
 pub use transfer::{Export, Import, Imported};
+
+pub(crate) use hand::Hands;
+pub(crate) use kind::Kinds;
+pub(crate) use mark::key_without_mark;
 
 use groups::Groups;
 use task::Action;
@@ -78,15 +87,33 @@ use task::Action;
 /// counts and times to live begin anew: do not look into queues all the time that others work on. From 4.3 on looking is not
 /// counted.
 ///
-/// Every version counts what the broker itself gives back because a connection was lost, and before 4.3 also if a task is
-/// dropped: of what is out at that moment, which is all that was seen, and before 4.3 a page of at most 100 messages.
+/// While others take messages from the lot, add some or look as well, every message that is there all the time is shown once; what
+/// somebody else has out at the moment is not seen. To know its own messages again, a look before 4.3 gives them a routing key
+/// that begins with `leveret.look.`; that is never shown here or by [consumers](Client::consumer) of this crate, and seen only by
+/// others who take them.
 ///
 /// From 4.3 on a quorum queue hands out first what was given back. To keep the order, whoever stops in the middle of messages
 /// that were looked at before goes on to the last of them: the first ten of a million messages cost as much as all of them, the
-/// second time. If several look into a lot at the same time, or a program ends while it looks, the order may change; before 4.3
-/// a look that others take messages during, or look at the same time, may then show some twice and others not at all.
+/// second time. The order may change if others take messages or look at the same time, or if a look is dropped or cut off.
 ///
-/// A queue that deletes itself with its last consumer is not looked into: that would delete it.
+/// # What is out
+///
+/// A look or task that is dropped loses nothing: what it has out at that moment is put back by a task of the client's own, which
+/// has the client's [timeout](crate::ClientBuilder::timeout) for that. [`Client::close`] waits for it, and puts back what others
+/// have out who are not done. So close the client before the program ends.
+///
+/// If the process is killed or the connection is lost, the broker gives back what is out, and every version counts that: all that was
+/// seen, and before 4.3 a page of at most 100 messages. A quorum queue whose delivery limit is 0 drops or dead-letters them then, as
+/// it does with those of any consumer; nobody who looks can do something against that, or is told the limit, since a policy may have
+/// set it. Lots that this crate makes have a limit out of reach: it takes a policy to lower it.
+///
+/// # Permissions
+///
+/// A queue that deletes itself with its last consumer is not looked into: that would delete it. Who may not declare it is not told
+/// that it does; from classic queues messages are then taken one by one without a consumer, which is slower and deletes nothing.
+///
+/// The permission to read is enough to look into classic queues, and from 4.3 on into all. What kind of queue it is can only be asked
+/// by what the broker refuses and notes in its log: once for a quorum queue, once a minute at most for another one.
 #[derive(Clone, Debug)]
 pub struct ParkingLot {
     client: Client,

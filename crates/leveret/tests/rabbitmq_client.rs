@@ -10,6 +10,9 @@ mod rabbitmq_client {
     mod handling;
     mod inbox;
     mod parking;
+    mod parking_beside;
+    mod parking_drops;
+    mod parking_kinds;
     mod parking_limits;
     mod pool;
     mod profiles;

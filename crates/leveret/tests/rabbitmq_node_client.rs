@@ -9,6 +9,7 @@ mod rabbitmq_node_client {
     mod events;
     mod health;
     mod nodes;
+    mod parking;
     mod plans;
     mod rpc;
     mod scene;

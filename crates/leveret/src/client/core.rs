@@ -13,6 +13,7 @@ use super::registry::Registry;
 use crate::amqp::lock;
 use crate::delay::ready::Ready;
 use crate::error::Error;
+use crate::parking::{Hands, Kinds};
 use crate::topology::Remembered;
 
 /// How a client connects and comes back.
@@ -48,6 +49,8 @@ pub(crate) struct Core {
     pub(crate) endpoints: Endpoints,
     pub(crate) remembered: Remembered,
     pub(crate) delays: Ready,
+    pub(crate) kinds: Kinds,
+    pub(crate) hands: Hands,
     pub(crate) health: Registry,
     announcer: Announcer,
     lines: Mutex<Lines>,
@@ -68,6 +71,8 @@ impl Core {
             endpoints,
             remembered: Remembered::default(),
             delays: Ready::default(),
+            kinds: Kinds::default(),
+            hands: Hands::default(),
             health: Registry::default(),
             announcer: Announcer::new(),
             lines: Mutex::default(),

@@ -222,6 +222,9 @@ impl Driver {
             silent = None;
             if !up.connection.is_closed() {
                 self.announce_not_restored(&failed);
+                if self.role == Role::Home {
+                    self.core.kinds.forget_all();
+                }
                 self.state.send_replace(State::Up(up.clone()));
                 let endpoint = up.endpoint.to_string();
                 let connection = self.name.clone();

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::amqp::{Properties, RawProperties, ShortStr, Source, Value};
+use crate::parking::key_without_mark;
 use crate::retry::stamp::Origin;
 use crate::retry::{Profile, Retry};
 use crate::rpc::WayBack;
@@ -82,7 +83,12 @@ impl Incoming {
 
     /// The routing key it was published with, also if it is tried again and came with another.
     pub fn routing_key(&self) -> ShortStr<'_> {
-        self.origin().map_or_else(|| self.source.routing_key(), |origin| origin.routing_key)
+        self.origin().map_or_else(|| self.came_with_key(), |origin| origin.routing_key)
+    }
+
+    /// The routing key it came with, whoever published it last.
+    pub(crate) fn came_with_key(&self) -> ShortStr<'_> {
+        key_without_mark(&self.source.exchange(), self.source.routing_key(), self.queue())
     }
 
     fn origin(&self) -> Option<Origin> {

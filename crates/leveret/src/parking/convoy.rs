@@ -95,13 +95,6 @@ impl<T> Convoy<T> {
         self.settled.pop_front()
     }
 
-    /// Forgets everything: what it was about is no longer in the sender's hands.
-    pub(super) fn clear(&mut self) {
-        self.window.clear();
-        self.settled.clear();
-        self.bytes = 0;
-    }
-
     async fn settle_first(&mut self) -> Result<(), Error> {
         let Some(Sent { which, parcel, moving }) = self.window.pop_front() else { return Ok(()) };
         self.bytes -= parcel.body.len();

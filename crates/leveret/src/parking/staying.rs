@@ -1,8 +1,7 @@
 //! Messages that stay in the lot and have to be put in anew, because the broker may count what is given back.
 
 use super::message::ParkedMessage;
-use super::target::straight_to;
-use super::task::note_address;
+use super::target::{note_address, straight_to};
 use super::walk::{Taken, Walk};
 use crate::mover::Parcel;
 
@@ -44,11 +43,6 @@ impl Staying {
     pub(super) fn has_begun(&self) -> bool {
         self.has_begun
     }
-
-    /// They are no longer in our hands.
-    pub(super) fn forget(&mut self) {
-        self.held.clear();
-    }
 }
 
 /// Where a walk stands.
@@ -58,14 +52,13 @@ pub(super) enum At {
     End,
 }
 
-/// The same message for the end of its queue; and without a note of how it had come there, should that not fit.
-pub(super) fn anew(message: &ParkedMessage, queue: &str) -> (Parcel, Option<Parcel>) {
+/// The same message for the end of its queue, with a note of how it had come there; and without.
+pub(super) fn anew(message: &ParkedMessage, queue: &str) -> (Parcel, Parcel) {
     let mut bare = message.parcel();
     straight_to(&mut bare, queue);
-    if (message.exchange(), message.routing_key()) == ("", queue) {
-        return (bare, None);
-    }
     let mut noted = bare.clone();
-    note_address(&mut noted, message);
-    (noted, Some(bare))
+    if (message.exchange(), message.routing_key()) != ("", queue) {
+        note_address(&mut noted, message);
+    }
+    (noted, bare)
 }

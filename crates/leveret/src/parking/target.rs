@@ -212,6 +212,17 @@ fn stow_copies(parcel: &mut Parcel) {
     }
 }
 
+/// How it had been published is noted, if it is not yet: it gets another address.
+pub(super) fn note_address(parcel: &mut Parcel, message: &ParkedMessage) {
+    let story = message.story();
+    if story.exchange.is_none() {
+        parcel.set(header::EXCHANGE, message.exchange());
+    }
+    if story.routing_key.is_none() {
+        parcel.set(header::ROUTING_KEY, message.routing_key());
+    }
+}
+
 /// As it was before it failed: without what was counted and noted, and with the properties that it could not keep.
 pub(super) fn reset(parcel: &mut Parcel) {
     for (name, stowed) in COPIES {

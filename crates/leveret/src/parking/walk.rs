@@ -17,6 +17,8 @@
 //!  [ 1 2 3 4 5 ] --> 1 2 put in anew, confirmed, acked --> [ 3 4 5 1 2 ] --> ... --> [ 1 2 3 4 5 ]
 //! ```
 //!
+//! They are marked, so that the walk knows where it began, though others take messages and add some.
+//!
 //! How messages go back decides whether they keep their place, and whether the broker counts it. Asked of the nodes:
 //!
 //! | quorum queue | nack | channel closed |
@@ -40,9 +42,10 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+use super::kind::{Kind, kind_of};
+use super::mark::{Mark, key_without_mark, without_mark};
 use super::message::ParkedMessage;
-use super::quorum::{Kind, kind_of};
-use crate::amqp::{Channel, Connection, ConsumeOptions, Consumer, Delivery};
+use crate::amqp::{Channel, Connection, ConsumeOptions, Consumer, Delivery, GetOptions};
 use crate::client::{Client, version};
 use crate::error::{Error, ErrorKind};
 
@@ -67,14 +70,18 @@ const NORMAL_PRIORITY: u8 = 4;
 const MAX_CHANNELS: usize = 1000;
 
 /// A message in the hands of a walk.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Taken {
     pub(super) place: Place,
-    pub(super) message: ParkedMessage,
+    pub(super) message: Arc<ParkedMessage>,
+    /// Who has put it in anew.
+    pub(super) marks: Vec<String>,
+    /// Whether that was who walks here.
+    pub(super) is_ours: bool,
 }
 
 /// Which delivery a message was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     page: usize,
     tag: u64,
@@ -115,7 +122,14 @@ pub(super) struct Walk {
     give_back: GiveBack,
     /// Whether what stays has to be put in anew, because the broker may count what is given back.
     renews: bool,
+    /// Whether there may be no consumer, since the queue may be gone with it.
+    gets: bool,
     has_priorities: bool,
+    /// Whether a message with a high priority was seen.
+    has_seen_early: bool,
+    mark: Mark,
+    /// How many of ours came one after the other.
+    ours_in_a_row: u32,
     next_size: u64,
     seen: u64,
     is_at_end: bool,
@@ -130,7 +144,11 @@ pub(super) struct Walk {
 
 impl Walk {
     /// A walk that stands before the first message, and how many there are.
-    pub(super) async fn begin(client: &Client, queue: &str) -> Result<(Walk, u64), Error> {
+    pub(super) async fn begin(
+        client: &Client,
+        queue: &str,
+        mark: Mark,
+    ) -> Result<(Walk, u64), Error> {
         let what = format!("cannot look into queue {queue:?}");
         let name = client.queue_name(queue);
         let patience = client.core().options.timeout;
@@ -151,18 +169,27 @@ impl Walk {
                     if kind == Kind::DeletesItself {
                         return Err(deletes_itself(&name));
                     }
-                    let renews = version < (4, 3) && kind == Kind::MayBeQuorum;
-                    let mut walk = Walk::new(client.clone(), name, &up.connection, channel);
-                    walk.renews = renews;
+                    let mut walk = Walk::new(client.clone(), name, &up.connection, channel, mark);
+                    walk.renews = version < (4, 3) && kind == Kind::MayBeQuorum;
+                    walk.gets = kind == Kind::MayDeleteItself;
                     return Ok((walk, u64::from(depth)));
                 }
                 Err(error) if error.is_connection_error() => {}
-                Err(error) => return Err(Error::from_amqp(what, error)),
+                Err(error) => {
+                    client.core().kinds.forget(&name);
+                    return Err(Error::from_amqp(what, error));
+                }
             }
         }
     }
 
-    fn new(client: Client, queue: String, connection: &Connection, channel: Channel) -> Self {
+    fn new(
+        client: Client,
+        queue: String,
+        connection: &Connection,
+        channel: Channel,
+        mark: Mark,
+    ) -> Self {
         let version = version(connection.server_properties());
         Walk {
             client,
@@ -172,7 +199,11 @@ impl Walk {
             consumer: None,
             give_back: if version >= (4, 0) { GiveBack::ByNack } else { GiveBack::ByClosing },
             renews: false,
+            gets: false,
             has_priorities: version >= (4, 0),
+            has_seen_early: false,
+            mark,
+            ours_in_a_row: 0,
             next_size: FIRST_PAGE,
             seen: 0,
             is_at_end: false,
@@ -212,35 +243,67 @@ impl Walk {
         Ok(channel)
     }
 
-    /// The next messages, at most so many; none if there are no more. What was taken before stays out until it is acked
-    /// or the walk ends.
-    pub(super) async fn page(&mut self, most: u64) -> Result<Vec<Taken>, Error> {
+    /// Adds the next messages to a page, at most so many; none if there are no more. What was taken before stays out until it is
+    /// acked or the walk ends.
+    pub(super) async fn page(&mut self, most: u64, page: &mut Vec<Taken>) -> Result<(), Error> {
         if self.is_at_end {
-            return Ok(Vec::new());
+            return Ok(());
         }
         let channel = self.turn_page().await?;
         let size = most.min(self.next_size).max(1);
-        let acked = self.acked;
-        let options = ConsumeOptions { prefetch: size as u16, ..ConsumeOptions::default() };
-        let consuming = channel.consume(&self.queue, options).await;
-        let consumer = consuming.map_err(|error| self.failed(error))?;
-        self.consumer = Some(consumer);
-        self.acked_for_sure = acked;
-        let mut page = Vec::with_capacity(size as usize);
-        self.fill(&mut page, size).await?;
-        let cancelled = match &mut self.consumer {
-            Some(consumer) => consumer.cancel().await,
-            None => Ok(()),
-        };
-        cancelled.map_err(|error| self.failed(error))?;
-        // What was on its way meanwhile.
-        self.fill(&mut page, size).await?;
-        self.consumer = None;
+        match self.gets {
+            true => self.get(&channel, page, size).await?,
+            false => self.consume(&channel, page, size).await?,
+        }
         let bytes: usize = page.iter().map(|taken| taken.message.size()).sum();
         let average = (bytes as u64 / (page.len() as u64).max(1)).max(1);
         let largest = if self.renews { MAX_RENEWED_PAGE } else { MAX_PAGE };
         self.next_size = (PAGE_BYTES / average).clamp(1, largest);
-        Ok(page)
+        Ok(())
+    }
+
+    /// By a consumer, which is the faster way.
+    async fn consume(
+        &mut self,
+        channel: &Channel,
+        page: &mut Vec<Taken>,
+        size: u64,
+    ) -> Result<(), Error> {
+        let options = ConsumeOptions { prefetch: size as u16, ..ConsumeOptions::default() };
+        let consuming = channel.consume(&self.queue, options).await;
+        self.consumer = Some(consuming.map_err(|error| self.failed(error))?);
+        self.acked_for_sure = self.acked;
+        self.fill(page, size).await?;
+        self.stop_consuming(page).await
+    }
+
+    /// Ends the consumer, if there is one, and takes what was on its way to it.
+    pub(super) async fn stop_consuming(&mut self, page: &mut Vec<Taken>) -> Result<(), Error> {
+        let Some(consumer) = &mut self.consumer else { return Ok(()) };
+        let cancelled = consumer.cancel().await;
+        cancelled.map_err(|error| self.failed(error))?;
+        self.fill(page, u64::MAX).await?;
+        self.consumer = None;
+        Ok(())
+    }
+
+    /// One by one, without a consumer.
+    async fn get(
+        &mut self,
+        channel: &Channel,
+        page: &mut Vec<Taken>,
+        size: u64,
+    ) -> Result<(), Error> {
+        while (page.len() as u64) < size && !self.is_at_end {
+            let got = channel.get(&self.queue, GetOptions::default()).await;
+            let got = got.map_err(|error| self.failed(error))?;
+            self.acked_for_sure = self.acked;
+            match got {
+                Some(delivery) => page.push(self.taken(delivery)),
+                None => self.is_at_end = true,
+            }
+        }
+        Ok(())
     }
 
     /// Takes what the consumer gets, until it has so many, ends, or there are no more.
@@ -283,14 +346,52 @@ impl Walk {
     fn taken(&mut self, delivery: Delivery) -> Taken {
         let tag = delivery.delivery_tag();
         self.is_among_returned = delivery.redelivered() && is_of_quorum_queue(&delivery);
+        let redelivered = delivery.redelivered();
         let (source, raw, body) = delivery.leave();
-        self.seen += 1;
         let page = self.pages.len() - 1;
         self.pages[page].last_taken = Some(tag);
-        let exchange = source.exchange();
-        let (exchange, key) = (exchange.to_str_lossy(), source.routing_key());
-        let message = ParkedMessage::new(self.seen, &exchange, &key.to_str_lossy(), &raw, &body);
-        Taken { place: Place { page, tag }, message }
+        let (exchange, key) = (source.exchange(), source.routing_key());
+        let (marks, raw) = without_mark(&exchange, &key, &raw);
+        let key = key_without_mark(&exchange, key, &self.queue);
+        let (exchange, key) = (exchange.to_str_lossy(), key.to_str_lossy());
+        let is_ours = self.mark.is_among(&marks);
+        self.seen += u64::from(!is_ours);
+        let message = Arc::new(ParkedMessage::new(self.seen, &exchange, &key, &raw, &body));
+        self.look_out_for_ours(is_ours, redelivered, &message);
+        Taken { place: Place { page, tag }, message, marks, is_ours }
+    }
+
+    /// Notes how many of ours have come one after the other. What others give back comes before its turn, and tells nothing.
+    fn look_out_for_ours(&mut self, is_ours: bool, redelivered: bool, message: &ParkedMessage) {
+        let is_early = self.comes_early(message);
+        self.has_seen_early |= is_early;
+        match (is_ours, redelivered) {
+            (true, true) => {}
+            (true, false) if !is_early => self.ours_in_a_row += 1,
+            _ => self.ours_in_a_row = 0,
+        }
+    }
+
+    /// Whether all that was there has been seen, since the messages that come are those that were put in anew. One of them is not
+    /// enough: of two kinds of priority, quorum queues hand out two messages of the one for each of the other.
+    pub(super) fn is_around(&self) -> bool {
+        self.ours_in_a_row >= 2
+    }
+
+    /// Whether a message with a high priority was seen: others may come before it.
+    pub(super) fn has_seen_early(&self) -> bool {
+        self.has_seen_early
+    }
+
+    /// Begins anew before the first message.
+    pub(super) fn begin_anew(&mut self, mark: Mark) {
+        self.mark = mark;
+        self.ours_in_a_row = 0;
+        self.go_on_after(0);
+    }
+
+    pub(super) fn mark(&self) -> &Mark {
+        &self.mark
     }
 
     /// It is out of the queue.
@@ -301,13 +402,13 @@ impl Walk {
         Ok(())
     }
 
-    /// An error if what was taken is no longer in our hands.
-    pub(super) async fn check_held(&mut self) -> Result<(), Error> {
+    /// How many messages there are to be taken; an error if what was taken is no longer in our hands.
+    pub(super) async fn check_held(&mut self) -> Result<u64, Error> {
         let acked = self.acked;
         let answer = self.channel().inspect_queue(&self.queue).await;
-        answer.map_err(|error| self.failed(error))?;
+        let ready = answer.map_err(|error| self.failed(error))?.messages;
         self.acked_for_sure = acked;
-        Ok(())
+        Ok(u64::from(ready))
     }
 
     /// How many acks the broker has taken for sure.
@@ -321,6 +422,13 @@ impl Walk {
         page.last_left = page.last_left.max(Some(place.tag));
         page.left += 1;
         self.left += 1;
+    }
+
+    /// All that was taken and not acked stays at its place.
+    pub(super) fn leave_all(&mut self) {
+        for page in &mut self.pages {
+            page.last_left = page.last_taken;
+        }
     }
 
     /// Whether what stays must not be left, but put in anew.

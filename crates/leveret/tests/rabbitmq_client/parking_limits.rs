@@ -1,11 +1,10 @@
 //! Looking into queues in which the broker counts how often a message is given back, to drop it in the end.
 
-use leveret::{
-    Client, ErrorKind, Exchange, Filter, Message, Overflow, ParkingLot, Queue, Target, Topology,
-};
+use leveret::{Client, ErrorKind, Filter, Message, Overflow, ParkingLot, Queue, Target, Topology};
 use leveret_testkit::rabbitmq;
 use leveret_testkit::rabbitmq::{Version, Vhost};
 
+use super::parking_kinds::reader;
 use crate::support::client::{client, client_with, next, publisher, soon, until_depth};
 
 /// The delivery limit of a queue, and who has set it.
@@ -200,39 +199,6 @@ async fn messages_with_priorities_are_seen_once() {
     assert_eq!(sorted(drain(&other).await), all);
 }
 
-/// The type of a queue is found out, whatever other arguments it has; a classic one counts nothing.
-#[tokio::test]
-async fn messages_of_classic_queues_are_given_back_as_they_are() {
-    if Version::under_test() == Version::V4_3 {
-        return;
-    }
-    let plain = || Queue::classic("q");
-    let queues = [
-        plain(),
-        Queue::new("q").of_type(leveret::QueueType::Classic).max_priority(5),
-        plain().transient(),
-        plain().message_ttl(std::time::Duration::from_secs(600)).max_length(100),
-        plain().dead_letter_to("dead").dead_letter_key("").overflow(Overflow::RejectPublish),
-        plain().expires(std::time::Duration::from_secs(600)).single_active_consumer(),
-    ];
-    for queue in queues {
-        let vhost = rabbitmq::vhost().await;
-        let other = client(&vhost).await;
-        let told = format!("{queue:?}");
-        let topology =
-            Topology::new().exchange(Exchange::fanout("jobs")).queue(queue.bind("jobs", ""));
-        soon("a queue", other.apply(&topology)).await.unwrap();
-        let jobs = soon("a publisher", other.publisher("jobs").build()).await.unwrap();
-        soon("an outcome", jobs.publish("key", "job")).await.unwrap();
-        let lot = client(&vhost).await.parking_lot("q");
-        for _ in 0..2 {
-            let found = soon("a list", lot.list(&Filter::new(), 10)).await.unwrap();
-            // What is put in anew comes by the default exchange.
-            assert_eq!((found[0].exchange(), found[0].routing_key()), ("jobs", "key"), "{told}");
-        }
-    }
-}
-
 /// Who cannot put messages in anew does not take them out.
 #[tokio::test]
 async fn who_may_not_publish_is_told_before_anything_is_lost() {
@@ -242,13 +208,7 @@ async fn who_may_not_publish_is_told_before_anything_is_lost() {
     }
     let other = client_with(&vhost, Queue::quorum("q").delivery_limit(0)).await;
     fill(&other, 5).await;
-    let management = vhost.broker().management();
-    let user = serde_json::json!({ "password": "carrot", "tags": "" });
-    management.put(&["users", "looker"], user).await.unwrap();
-    let allowed = serde_json::json!({ "configure": "", "write": "", "read": ".*" });
-    management.put(&["permissions", vhost.name(), "looker"], allowed).await.unwrap();
-    let url = vhost.url().replacen("guest:guest@", "looker:carrot@", 1);
-    let looker = soon("a client", Client::connect(url)).await.unwrap();
+    let looker = reader(&vhost).await;
     let looked = soon("a list", looker.parking_lot("q").list(&Filter::new(), 10)).await;
     match Version::under_test() {
         Version::V4_3 => assert_eq!(looked.unwrap().len(), 5),
@@ -257,17 +217,4 @@ async fn who_may_not_publish_is_told_before_anything_is_lost() {
     looker.close().await;
     until_depth(&other, "q", 5).await;
     assert_eq!(drain(&other).await, [0, 1, 2, 3, 4]);
-}
-
-/// Our consumer would be its last one.
-#[tokio::test]
-async fn a_queue_that_deletes_itself_is_not_looked_into() {
-    let vhost = rabbitmq::vhost().await;
-    let other = client_with(&vhost, Queue::classic("q").auto_delete()).await;
-    fill(&other, 3).await;
-    let lot = client(&vhost).await.parking_lot("q");
-    let error = soon("an answer", lot.list(&Filter::new(), 10)).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
-    assert!(error.to_string().contains("deletes itself"), "{error}");
-    assert_eq!(drain(&other).await, [0, 1, 2]);
 }

@@ -1,0 +1,410 @@
+//! The messages that a task has taken out of a lot, and what becomes of them.
+//!
+//! ```text
+//!  Walk --> open --+--> let go -------------------------------> acked
+//!                  +--> sent: Convoy --> confirmed -----------> acked
+//!                  |                +--> refused --+
+//!                  +--> stays <--------------------+
+//!                         |
+//!                         +--> left at its place; or, if the walk says so, put in anew at the end of the queue with
+//!                              its page, confirmed, and then acked
+//! ```
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::convoy::Convoy;
+use super::mark::Mark;
+use super::message::ParkedMessage;
+use super::staying::{At, Staying, anew};
+use super::walk::{Place, Taken, Walk};
+use crate::amqp::RawProperties;
+use crate::client::Client;
+use crate::error::{Error, ErrorKind};
+use crate::mover::Parcel;
+use crate::random;
+
+/// How long to wait for room in a full queue.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// How many messages of a high priority are put in anew together. They were taken one here and one there, so each has an ack of its
+/// own; and that many a quorum queue of RabbitMQ takes at once.
+const FEW: usize = 24;
+
+/// A message that was sent and whose original is still in the lot.
+struct Sent {
+    taken: Taken,
+    purpose: Purpose,
+}
+
+/// Why a message is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    /// To leave the lot.
+    Leave,
+    /// To stay in it, as a new message.
+    Renew,
+}
+
+/// What has become of a message that was sent.
+pub(super) enum Outcome {
+    Left,
+    NotSent(Arc<ParkedMessage>, Error),
+}
+
+/// What is held.
+pub(crate) struct Held {
+    client: Client,
+    queue: String,
+    pub(super) walk: Walk,
+    convoy: Convoy<Sent>,
+    /// Taken, and not decided about. Not kept where the walk itself can give it back.
+    open: Vec<Taken>,
+    staying: Staying,
+    /// Old ones of those that were put in anew.
+    doubled: Vec<Place>,
+    /// How many were put in anew since it was marked who does.
+    renewed: u64,
+    pub(super) outcomes: VecDeque<Outcome>,
+    pub(super) is_over: bool,
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Held").field("queue", &self.queue).finish_non_exhaustive()
+    }
+}
+
+impl Held {
+    pub(super) fn new(client: &Client, queue: &str, walk: Walk, renewed: u64) -> Self {
+        Held {
+            client: client.clone(),
+            queue: queue.to_owned(),
+            walk,
+            convoy: Convoy::new(client, "sending on a parked message"),
+            open: Vec::new(),
+            staying: Staying::default(),
+            doubled: Vec::new(),
+            renewed,
+            outcomes: VecDeque::new(),
+            is_over: false,
+        }
+    }
+
+    /// The next messages that are not ours, at most so many; none if there are no more.
+    pub(super) async fn take(&mut self, most: u64) -> Result<Vec<Taken>, Error> {
+        let mut page = Vec::new();
+        while page.is_empty() && !self.walk.is_around() {
+            let most = self.within_reach(most).await?;
+            let mut all = Vec::new();
+            let taken = match most {
+                0 => Ok(()),
+                most => self.walk.page(most, &mut all).await,
+            };
+            if self.walk.renews() {
+                self.open.extend(all.iter().cloned());
+            }
+            taken?;
+            if all.is_empty() {
+                break;
+            }
+            let (ours, others): (Vec<Taken>, _) = all.into_iter().partition(|taken| taken.is_ours);
+            ours.into_iter().for_each(|taken| self.stay(taken));
+            page = others;
+        }
+        Ok(page)
+    }
+
+    /// How many can be taken before the first of ours, as far as the broker's count tells. It may be wrong once.
+    async fn within_reach(&mut self, most: u64) -> Result<u64, Error> {
+        if self.renewed == 0 {
+            return Ok(most);
+        }
+        for _ in 0..2 {
+            let front = self.walk.check_held().await?.saturating_sub(self.renewed);
+            if front > 0 {
+                return Ok(most.min(front));
+            }
+            sleep(PAUSE).await;
+        }
+        // If others take some of ours before the last of another priority, the count is too low.
+        Ok(if self.walk.has_seen_early() { most.min(2) } else { 0 })
+    }
+
+    /// It was decided what becomes of it.
+    fn close(&mut self, place: Place) {
+        self.open.retain(|taken| taken.place != place);
+    }
+
+    /// It leaves the lot.
+    pub(super) fn let_go(&mut self, taken: &Taken) -> Result<(), Error> {
+        self.close(taken.place);
+        self.walk.ack(taken.place)
+    }
+
+    /// It stays in the lot.
+    pub(super) fn stay(&mut self, taken: Taken) {
+        self.close(taken.place);
+        match self.walk.renews() {
+            true => self.staying.hold(taken),
+            false => self.walk.leave(taken.place),
+        }
+    }
+
+    /// They leave the lot once that is confirmed.
+    pub(super) async fn send(&mut self, messages: Vec<(Taken, Parcel)>) -> Result<(), Error> {
+        for (taken, parcel) in messages {
+            self.close(taken.place);
+            self.send_for(Purpose::Leave, taken, parcel).await?;
+        }
+        Ok(())
+    }
+
+    async fn send_for(
+        &mut self,
+        purpose: Purpose,
+        taken: Taken,
+        parcel: Parcel,
+    ) -> Result<(), Error> {
+        let result = self.convoy.send(Sent { taken, purpose }, parcel).await;
+        // Before all else: what is confirmed need not be sent twice.
+        self.settle()?;
+        result
+    }
+
+    /// Does what outcomes of messages under way ask for.
+    fn settle(&mut self) -> Result<(), Error> {
+        while let Some((Sent { taken, purpose }, outcome)) = self.convoy.settled() {
+            match (outcome, purpose) {
+                (Ok(()), Purpose::Renew) => {
+                    self.renewed += 1;
+                    self.doubled.push(taken.place);
+                }
+                (Ok(()), Purpose::Leave) => {
+                    self.walk.ack(taken.place)?;
+                    self.outcomes.push_back(Outcome::Left);
+                }
+                (Err(error), Purpose::Leave) => {
+                    self.outcomes.push_back(Outcome::NotSent(Arc::clone(&taken.message), error));
+                    self.stay(taken);
+                }
+                // There may be room when more are out.
+                (Err(error), Purpose::Renew) if error.kind() == ErrorKind::Nacked => {
+                    self.staying.hold(taken);
+                }
+                (Err(error), Purpose::Renew) => {
+                    let queue = self.queue.as_str();
+                    tracing::warn!(queue, "a message is given back, which may be counted: {error}");
+                    self.walk.leave(taken.place);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) async fn settle_all(&mut self) -> Result<(), Error> {
+        let settled = self.convoy.settle_all().await;
+        self.settle()?;
+        settled
+    }
+
+    /// Puts what stays at the end of the queue, if the walk may not leave it at its place. What could not be sent on is one of
+    /// them, so that is waited for.
+    pub(super) async fn put_back(&mut self, at: At) -> Result<(), Error> {
+        if !self.walk.renews() {
+            return Ok(());
+        }
+        self.settle_all().await?;
+        let mut due = self.staying.due(&self.walk, at);
+        let put = self.renew_all(&mut due, at).await;
+        due.into_iter().for_each(|taken| self.staying.hold(taken));
+        put?;
+        // A full queue takes messages again once many are out; but not any number can be.
+        match self.staying.is_full() {
+            true => Err(self.no_room()),
+            false => Ok(()),
+        }
+    }
+
+    /// Puts messages in anew, and leaves those that it did not come to.
+    async fn renew_all(&mut self, messages: &mut Vec<Taken>, at: At) -> Result<(), Error> {
+        if !messages.is_empty() {
+            // What is no longer in our hands would be there twice.
+            self.walk.check_held().await?;
+        }
+        while !messages.is_empty() {
+            let together = if at == At::Page { messages.len() } else { messages.len().min(FEW) };
+            let renewed = self.renew(messages, together).await;
+            self.ack_doubled()?;
+            renewed?;
+        }
+        Ok(())
+    }
+
+    /// Sends the first messages to the end of their queue, and waits until they are there.
+    async fn renew(&mut self, messages: &mut Vec<Taken>, count: usize) -> Result<(), Error> {
+        let mut sent = Ok(());
+        let mut done = 0;
+        while done < count && sent.is_ok() {
+            let taken = messages[done].clone();
+            let parcel = self.parcel_anew(&taken).await;
+            sent = self.send_for(Purpose::Renew, taken, parcel).await;
+            done += usize::from(sent.is_ok());
+        }
+        messages.drain(..done);
+        let settled = self.settle_all().await;
+        sent.and(settled)
+    }
+
+    /// What is in the queue as a new message is out as an old one. All of them at once, in order, are one ack: of many, RabbitMQ holds
+    /// some back where a quorum queue is slow, and forgets them if the channel is closed then.
+    fn ack_doubled(&mut self) -> Result<(), Error> {
+        let mut doubled = std::mem::take(&mut self.doubled);
+        doubled.sort();
+        doubled.into_iter().try_for_each(|place| self.walk.ack(place))
+    }
+
+    /// The same at the end, with a while of patience.
+    async fn put_back_rest(&mut self) -> Result<(), Error> {
+        let deadline = Instant::now() + self.client.core().options.timeout;
+        loop {
+            self.put_back(At::End).await?;
+            if self.staying.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(self.no_room());
+            }
+            sleep(PAUSE).await;
+        }
+    }
+
+    /// The same message for the end of its queue, with all that is to be noted on it, or as much of that as fits.
+    async fn parcel_anew(&mut self, taken: &Taken) -> Parcel {
+        let queue = self.client.queue_name(&self.queue);
+        let (noted, bare) = anew(&taken.message, &queue);
+        for mut parcel in [noted, bare.clone()] {
+            self.walk.mark().put_on(&mut parcel, &queue, &taken.marks);
+            if self.convoy.check(parcel.clone()).await.is_ok() {
+                return parcel;
+            }
+        }
+        bare
+    }
+
+    fn no_room(&self) -> Error {
+        let text = format!(
+            "queue {:?} takes no messages, so that what was taken out of it to be looked at goes back by the broker, which \
+             may count that",
+            self.queue
+        );
+        Error::new(ErrorKind::Nacked, text)
+    }
+
+    /// Begins anew before the first message, as somebody else.
+    pub(super) fn begin_anew(&mut self, mark: Mark) {
+        self.walk.begin_anew(mark);
+        self.renewed = 0;
+    }
+
+    /// How many were put in anew.
+    pub(super) fn renewed(&self) -> u64 {
+        self.renewed
+    }
+
+    /// Goes past so many messages that are put in anew: as often as there are, and all are in their order again.
+    pub(super) async fn pass_by(&mut self, messages: u64) -> Result<(), Error> {
+        let seen = self.walk.seen();
+        let mut left = messages;
+        while left > 0 {
+            let page = self.take(left).await?;
+            if page.is_empty() {
+                break;
+            }
+            left = left.saturating_sub(page.len() as u64);
+            for taken in page {
+                self.stay(taken);
+            }
+            self.put_back(At::Page).await?;
+        }
+        self.put_back_rest().await?;
+        self.walk.go_on_after(seen);
+        Ok(())
+    }
+
+    /// Comes to the end, with so many messages that may not have been seen.
+    pub(super) async fn end(&mut self, unseen: u64) -> Result<(), Error> {
+        self.settle_all().await?;
+        if self.staying.has_begun() {
+            self.pass_by(unseen).await?;
+        }
+        while self.walk.is_among_returned() {
+            for taken in self.take(u64::MAX).await? {
+                self.stay(taken);
+            }
+        }
+        self.put_back_rest().await?;
+        self.walk.end().await?;
+        self.is_over = true;
+        Ok(())
+    }
+
+    /// Whether messages can be put in anew: better not to take any if not.
+    pub(super) async fn check_renewing(&mut self) -> Result<(), Error> {
+        let key = format!("leveret.nowhere.{:x}", random::number());
+        let nowhere = Parcel::new(String::new(), key, &RawProperties::default(), &Bytes::new());
+        match self.convoy.deliver(nowhere).await {
+            Err(error) if error.kind() == ErrorKind::Refused => {
+                let text = format!(
+                    "looking into queue {:?} may cost its messages: brokers before RabbitMQ 4.3 count what is given back to a \
+                     quorum queue. To put them in anew instead, this user needs the permission to write to the default \
+                     exchange",
+                    self.queue
+                );
+                Err(Error::caused(ErrorKind::Refused, text, error))
+            }
+            Err(error) if error.kind() != ErrorKind::Unroutable => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Nobody goes on with it: all that is held goes back into the lot.
+    pub(super) async fn give_up(&mut self) {
+        if self.is_over {
+            return;
+        }
+        self.is_over = true;
+        let patience = self.client.core().options.timeout;
+        let given_back = timeout(patience, self.put_back_everything()).await;
+        let error = match given_back {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error,
+            Err(_) => Error::timed_out("putting back what was looked at", patience),
+        };
+        let queue = self.queue.as_str();
+        tracing::warn!(
+            queue,
+            "what was looked at goes back by the broker, which may count it: {error}"
+        );
+    }
+
+    async fn put_back_everything(&mut self) -> Result<(), Error> {
+        self.walk.stop_consuming(&mut self.open).await?;
+        self.settle_all().await?;
+        match self.walk.renews() {
+            true => {
+                std::mem::take(&mut self.open)
+                    .into_iter()
+                    .for_each(|taken| self.staying.hold(taken));
+                self.put_back_rest().await?;
+            }
+            false => self.walk.leave_all(),
+        }
+        self.walk.end().await
+    }
+}
