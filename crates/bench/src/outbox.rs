@@ -115,12 +115,12 @@ pub(crate) fn table(rows: &[Row]) -> String {
     let mut out = String::new();
     let _ = writeln!(
         out,
-        "{:<10} {:<14} {:>9} {:>11} {:>10} {:>9} {:>8} {:>7}",
+        "{:<10} {:<17} {:>9} {:>11} {:>10} {:>9} {:>8} {:>7}",
         "job", "with", "messages", "CPU µs/row", "× leveret", "rows/s", "seconds", "MiB",
     );
     for row in rows {
         let Row { job, candidate, result } = row;
-        let _ = write!(out, "{job:<10} {candidate:<14} ");
+        let _ = write!(out, "{job:<10} {candidate:<17} ");
         let _ = match result {
             Err(reason) => writeln!(out, "FAILED: {reason}"),
             Ok(measured) => writeln!(

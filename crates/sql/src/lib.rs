@@ -33,6 +33,9 @@
 //! All of them are on by default: `postgres`, `sqlite` (which is compiled in), `metrics`. Encryption on the way to PostgreSQL is
 //! sqlx's: switch on one of its features, such as `tls-rustls`.
 
+#[cfg(not(any(feature = "postgres", feature = "sqlite")))]
+compile_error!("leveret-sql needs a database: switch on its feature `postgres` or `sqlite`");
+
 mod backend;
 mod error;
 mod inbox;
@@ -47,5 +50,8 @@ pub use error::{Error, ErrorKind};
 pub use inbox::Records;
 pub use inbox::{Inbox, Tx};
 pub use outbox::{Aside, Backlog, Outbox, OutboxConnection, Outgoing, SetAside};
-pub use relay::{Order, Relay, RelayBuilder, RelayHealth, RelayMonitor, RelaySummary};
+pub use relay::{
+    Order, Relay, RelayBuilder, RelayEvent, RelayEvents, RelayHealth, RelayMonitor, RelaySummary,
+    Side,
+};
 pub use schema::Schema;

@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use leveret::{Client, IntoMessage};
+use sqlx::SqlStr;
 
 pub use aside::{Aside, SetAside};
 pub use row::Outgoing;
@@ -33,6 +34,9 @@ use row::NewRow;
 ///
 /// A [`relay`](Self::relay) sends them: at least once each, so a consumer may see one twice, with the same message id. The
 /// outbox clones cheaply, and has no connection of its own.
+///
+/// SQLite lets one transaction at a time write, and relays write, too. One that reads before it writes should begin with
+/// `pool.begin_with("BEGIN IMMEDIATE")`: otherwise it fails if somebody else has written in between.
 ///
 /// ```
 /// use leveret::{Client, Queue, Topology};
@@ -67,12 +71,35 @@ use row::NewRow;
 pub struct Outbox {
     schema: Schema,
     notify: bool,
+    inserts: Inserts,
+}
+
+/// The statements that write messages: made once, since their text has the name of the schema in it.
+#[derive(Clone, Debug)]
+struct Inserts {
+    #[cfg(feature = "postgres")]
+    postgres: SqlStr,
+    #[cfg(feature = "sqlite")]
+    sqlite: SqlStr,
+}
+
+impl Inserts {
+    #[cfg_attr(not(feature = "postgres"), allow(unused_variables))]
+    fn new(schema: &Schema, notify: bool) -> Self {
+        Inserts {
+            #[cfg(feature = "postgres")]
+            postgres: postgres::insert(schema, notify),
+            #[cfg(feature = "sqlite")]
+            sqlite: sqlite::insert(schema),
+        }
+    }
 }
 
 impl Outbox {
     /// The one in this schema.
     pub fn new(schema: Schema) -> Self {
-        Outbox { schema, notify: true }
+        let inserts = Inserts::new(&schema, true);
+        Outbox { schema, notify: true, inserts }
     }
 
     /// Relays are not told of new messages, and find them when they look, by default once a second.
@@ -82,6 +109,7 @@ impl Outbox {
     #[must_use]
     pub fn without_notify(mut self) -> Self {
         self.notify = false;
+        self.inserts = Inserts::new(&self.schema, false);
         self
     }
 

@@ -12,6 +12,7 @@
 //! message may come twice, but never for the first time after a later one.
 
 mod batch;
+mod event;
 mod health;
 mod publishers;
 mod telemetry;
@@ -25,7 +26,8 @@ use leveret::{Backoff, Client};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-pub use health::{RelayHealth, RelayMonitor};
+pub use event::{RelayEvent, RelayEvents};
+pub use health::{RelayHealth, RelayMonitor, Side};
 
 use crate::error::Error;
 use crate::outbox::store::{SharedStore, Wish};
@@ -149,7 +151,8 @@ impl RelayBuilder {
         self
     }
 
-    /// Messages that were sent stay in the table for so long, for whoever wants to look at them. By default they are deleted.
+    /// Messages that were sent stay in the table for so long, for whoever wants to look at them. By default they are deleted. All
+    /// relays of an outbox should agree on this.
     pub fn keep_sent(mut self, time: Duration) -> Self {
         self.settings.keep = Some(time);
         self
@@ -160,7 +163,8 @@ impl RelayBuilder {
         let RelayBuilder { client, store, schema, settings } = self;
         store.check().await?;
         let state = Arc::new(State::new(&schema));
-        let publishers = Publishers::new(client.clone(), settings.batch, settings.patience);
+        let window = settings.batch.saturating_mul(settings.workers);
+        let publishers = Publishers::new(client.clone(), window, settings.patience);
         let shared = Shared { client, store, schema, settings, publishers, state };
         Ok(Relay { shared: Arc::new(shared) })
     }

@@ -6,5 +6,6 @@ mod sqlite {
     mod kills;
     mod migrating;
     mod outbox;
+    mod telemetry;
     mod troubles;
 }

@@ -3,6 +3,8 @@
 use std::io;
 use std::time::Duration;
 
+use leveret_sql::Order;
+
 use super::jobs::{Candidate, Run};
 use super::{by_hand, leveret};
 use crate::client::{Measured, answer, ask};
@@ -14,7 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(240);
 pub(crate) fn run_one(run: Run) -> io::Result<()> {
     answer(PATIENCE, async {
         match run.candidate {
-            Candidate::Leveret => leveret::run(run).await,
+            Candidate::Leveret => leveret::run(run, Order::Strict).await,
+            Candidate::LeveretPipelined => leveret::run(run, Order::Pipelined).await,
             Candidate::ByHand => by_hand::run(run, 1).await,
             Candidate::HandInBatches => by_hand::run(run, 1000).await,
         }

@@ -12,6 +12,8 @@ pub(super) const QUEUE: &str = "bench.outbox";
 pub(crate) enum Candidate {
     /// A relay of leveret-sql, as it is by default
     Leveret,
+    /// The same, pipelined: it does not wait for the confirm of one message of a key before it sends the next
+    LeveretPipelined,
     /// By hand, as it is mostly written: one row at a time, published with lapin, its confirm awaited, deleted, committed
     ByHand,
     /// By hand, for speed: 1000 rows at a time, all published before their confirms are awaited, deleted together. It keeps no
@@ -21,7 +23,11 @@ pub(crate) enum Candidate {
 
 impl Candidate {
     pub(super) fn can(self, job: Job) -> bool {
-        job == Job::NoOrder || self != Candidate::HandInBatches
+        match self {
+            Candidate::Leveret | Candidate::ByHand => true,
+            Candidate::LeveretPipelined => job == Job::OneKey,
+            Candidate::HandInBatches => job == Job::NoOrder,
+        }
     }
 }
 

@@ -42,7 +42,7 @@ impl Stage {
 
     /// Writes the messages down.
     pub(super) async fn fill(&self, run: Run) -> Result<(), Failure> {
-        if run.candidate == Candidate::Leveret {
+        if matches!(run.candidate, Candidate::Leveret | Candidate::LeveretPipelined) {
             self.write(run).await?;
         } else {
             sqlx::query(

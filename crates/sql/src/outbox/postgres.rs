@@ -16,6 +16,7 @@ use super::store::{
 };
 use super::{Backlog, Outbox, OutboxConnection};
 use crate::error::Error;
+use crate::schema::Schema;
 
 /// `ORDER BY` gives the rows ids in the order in which they were written.
 const INSERT: &str = "\
@@ -24,6 +25,9 @@ SELECT lane, ordering_key, exchange, routing_key, mandatory, properties, body
 FROM unnest($1::smallint[], $2::text[], $3::text[], $4::text[], $5::boolean[], $6::bytea[], $7::bytea[])
     WITH ORDINALITY AS r(lane, ordering_key, exchange, routing_key, mandatory, properties, body, place)
 ORDER BY place";
+
+/// Whatever the database's default is: in the other levels the second statement would see what the first one saw.
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
 
 /// The lanes that have waited longest, of those that nobody works on.
 const LANES: &str = "\
@@ -115,6 +119,14 @@ async fn notify(connection: &mut PgConnection, outbox: &Outbox) -> sqlx::Result<
     Ok(())
 }
 
+/// Who tells relays does so in the same round trip. What is told twice in a transaction is told once.
+pub(super) fn insert(schema: &Schema, notify: bool) -> SqlStr {
+    match notify {
+        true => schema.postgres(&format!("{INSERT} RETURNING pg_notify($8, '')")),
+        false => schema.postgres(INSERT),
+    }
+}
+
 impl OutboxConnection for PgConnection {
     fn write_rows<'a>(
         &'a mut self,
@@ -122,12 +134,7 @@ impl OutboxConnection for PgConnection {
         rows: Vec<NewRow>,
     ) -> BoxFuture<'a, sqlx::Result<()>> {
         Box::pin(async move {
-            let mut sql = outbox.schema().postgres(INSERT);
-            if outbox.notifies() {
-                // In the same round trip. What is told twice in a transaction is told once.
-                sql = outbox.schema().postgres(&format!("{INSERT} RETURNING pg_notify($8, '')"));
-            }
-            let mut insert = sqlx::query(sql)
+            let mut insert = sqlx::query(outbox.inserts.postgres.clone())
                 .bind(rows.iter().map(|row| row.lane).collect::<Vec<_>>())
                 .bind(rows.iter().map(|row| row.ordering_key.as_deref()).collect::<Vec<_>>())
                 .bind(rows.iter().map(|row| row.exchange.as_str()).collect::<Vec<_>>())
@@ -181,7 +188,7 @@ impl Store for PostgresStore {
 
     fn claim<'a>(&'a self, wish: &'a Wish) -> BoxFuture<'a, sqlx::Result<Option<Claimed>>> {
         Box::pin(async move {
-            let mut transaction = self.pool.begin().await?;
+            let mut transaction = self.pool.begin_with(BEGIN).await?;
             let lanes: Vec<i16> = sqlx::query_scalar(self.lanes.clone())
                 .bind(LANES_AT_ONCE)
                 .fetch_all(&mut *transaction)

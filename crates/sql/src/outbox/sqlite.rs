@@ -19,6 +19,7 @@ use super::store::{
 };
 use super::{Backlog, Outbox, OutboxConnection};
 use crate::error::Error;
+use crate::schema::Schema;
 
 /// Milliseconds since 1970.
 const NOW: &str = "CAST(unixepoch('subsec') * 1000 AS INTEGER)";
@@ -53,17 +54,18 @@ WHERE lane IN (
 )
 RETURNING lane";
 
-/// The rows of one lane.
+/// The rows of one lane. The time is the same for all of them: were one still held back, and its successor looked at a moment
+/// later, that would overtake it.
 const ROWS: &str = "\
 SELECT id, ordering_key, exchange, routing_key, mandatory, properties, body, attempts,
-    (NOW() - written_at) / 1000.0 AS age
+    (?4 - written_at) / 1000.0 AS age
 FROM {outbox} o
-WHERE o.lane = ?1 AND o.state = 0 AND (o.due_at IS NULL OR o.due_at <= NOW())
+WHERE o.lane = ?1 AND o.state = 0 AND (o.due_at IS NULL OR o.due_at <= ?4)
     AND NOT EXISTS (
         SELECT * FROM {outbox} h
         WHERE h.lane = o.lane AND h.ordering_key = o.ordering_key AND h.id < o.id
             AND h.attempts > 0 AND h.state < 2
-            AND (CASE WHEN h.state = 0 THEN h.due_at > NOW() ELSE ?3 END)
+            AND (CASE WHEN h.state = 0 THEN h.due_at > ?4 ELSE ?3 END)
     )
 ORDER BY o.id LIMIT ?2";
 
@@ -119,6 +121,10 @@ fn milliseconds(time: Duration) -> i64 {
     i64::try_from(time.as_millis()).unwrap_or(i64::MAX / 2)
 }
 
+pub(super) fn insert(schema: &Schema) -> SqlStr {
+    schema.sqlite(&INSERT.replace("NOW()", NOW))
+}
+
 impl OutboxConnection for SqliteConnection {
     fn write_rows<'a>(
         &'a mut self,
@@ -126,9 +132,8 @@ impl OutboxConnection for SqliteConnection {
         rows: Vec<NewRow>,
     ) -> BoxFuture<'a, sqlx::Result<()>> {
         Box::pin(async move {
-            let insert = sql(outbox, INSERT);
             for row in rows {
-                sqlx::query(insert.clone())
+                sqlx::query(outbox.inserts.sqlite.clone())
                     .bind(row.lane)
                     .bind(row.ordering_key)
                     .bind(row.exchange)
@@ -150,6 +155,7 @@ struct SqliteStore {
     outbox: Outbox,
     is_due: SqlStr,
     lanes: SqlStr,
+    now: SqlStr,
     rows: SqlStr,
     statements: Arc<Statements>,
 }
@@ -169,6 +175,7 @@ pub(crate) fn store(pool: &SqlitePool, outbox: &Outbox) -> SharedStore {
         outbox: outbox.clone(),
         is_due: sql(IS_DUE),
         lanes: sql(LANES),
+        now: sql("SELECT NOW()"),
         rows: sql(ROWS),
         statements: Arc::new(Statements {
             delete_sent: sql(DELETE_SENT),
@@ -192,10 +199,11 @@ impl SqliteStore {
         wish: &Wish,
     ) -> sqlx::Result<Vec<Row>> {
         let limit = wish.rows.div_ceil(lanes.len()) as i64;
+        let now: i64 = sqlx::query_scalar(self.now.clone()).fetch_one(&mut *connection).await?;
         let mut rows = Vec::new();
         for lane in lanes {
-            let found = sqlx::query(self.rows.clone()).bind(lane).bind(limit).bind(wish.hold_keys);
-            let mut found = found.fetch(&mut *connection);
+            let found = sqlx::query(self.rows.clone()).bind(lane).bind(limit);
+            let mut found = found.bind(wish.hold_keys).bind(now).fetch(&mut *connection);
             let mut bytes = 0;
             while bytes < MAX_BYTES / LANES_AT_ONCE
                 && let Some(found) = found.try_next().await?

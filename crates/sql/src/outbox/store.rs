@@ -103,6 +103,8 @@ pub(crate) struct Settled {
 #[derive(Debug)]
 pub(crate) struct Refused {
     pub(crate) id: i64,
+    pub(crate) exchange: String,
+    pub(crate) routing_key: String,
     pub(crate) error: String,
     /// When it is tried again; never, if it is set aside.
     pub(crate) again_in: Option<Duration>,

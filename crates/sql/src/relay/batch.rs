@@ -106,22 +106,8 @@ async fn settle(shared: &Shared, under_way: UnderWay, waves: &mut Waves, sent: &
         }
     };
     waves.hold(row.ordering_key.as_deref());
-    report(shared, &row, &error, again_in.is_none());
-    sent.settled.refused.push(Refused { id: row.id, error, again_in });
-}
-
-fn report(shared: &Shared, row: &Row, error: &str, is_last: bool) {
-    let (schema, id, exchange, key) =
-        (shared.schema.name(), row.id, &row.exchange, &row.routing_key);
-    if is_last {
-        tracing::error!(
-            "message {id} of outbox {schema:?} is set aside; it was for {exchange:?}, {key:?}: {error}"
-        );
-    } else {
-        tracing::warn!(
-            "message {id} of outbox {schema:?} is tried again later; it is for {exchange:?}, {key:?}: {error}"
-        );
-    }
+    let Row { id, exchange, routing_key, .. } = row;
+    sent.settled.refused.push(Refused { id, exchange, routing_key, error, again_in });
 }
 
 /// Whether the broker has something against this message, and not against us.

@@ -1,5 +1,6 @@
 //! How a relay is.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -7,10 +8,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::RelaySummary;
+use super::event::{Announcer, RelayEvent, RelayEvents};
 use super::telemetry::Counted;
 use crate::error::{Error, ErrorKind};
 use crate::outbox::Backlog;
-use crate::outbox::store::Settled;
+use crate::outbox::store::{Refused, Settled};
 use crate::schema::Schema;
 
 /// Tells how a [`Relay`](super::Relay) is. It clones cheaply, and may outlive it.
@@ -27,6 +29,11 @@ impl RelayMonitor {
     /// How it is now.
     pub fn health(&self) -> RelayHealth {
         self.state.health()
+    }
+
+    /// What happens to it and to its messages, from now on.
+    pub fn watch(&self) -> RelayEvents {
+        self.state.announcer.listen()
     }
 
     /// What it has done so far.
@@ -59,9 +66,11 @@ impl RelayHealth {
 }
 
 /// One of those that a relay is between.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Side {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The database that the outbox is in.
     Database,
+    /// The broker that its messages go to.
     Broker,
 }
 
@@ -74,6 +83,7 @@ pub(super) struct State {
     set_aside: AtomicU64,
     troubles: Mutex<Troubles>,
     counted: Counted,
+    announcer: Announcer,
 }
 
 #[derive(Debug, Default)]
@@ -102,6 +112,7 @@ impl State {
             set_aside: AtomicU64::default(),
             troubles: Mutex::default(),
             counted: Counted::new(schema.name()),
+            announcer: Announcer::new(),
         }
     }
 
@@ -118,7 +129,7 @@ impl State {
         self.troubles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What fails again and again is logged once, as long as nothing else happens.
+    /// What fails again and again is told once.
     pub(super) fn failed(&self, error: &Error) {
         let side = match error.kind() {
             ErrorKind::Broker => Side::Broker,
@@ -133,7 +144,7 @@ impl State {
         };
         drop(troubles);
         if known.is_none() {
-            tracing::warn!("{text}; it is tried again");
+            self.announcer.announce(RelayEvent::Interrupted { side, error: text });
         }
     }
 
@@ -145,11 +156,11 @@ impl State {
         };
         drop(troubles);
         if known.is_some() {
-            tracing::info!("the relay's {} is back", side.name());
+            self.announcer.announce(RelayEvent::Resumed { side });
         }
     }
 
-    pub(super) fn settled(&self, settled: &Settled, ages: &[f64], took: Duration) {
+    pub(super) fn settled(&self, settled: Settled, ages: &[f64], took: Duration) {
         let sent = settled.sent.len() as u64;
         let refused = settled.refused.len() as u64;
         let set_aside = settled.refused.iter().filter(|row| row.again_in.is_none()).count() as u64;
@@ -161,6 +172,7 @@ impl State {
         }
         let summary = RelaySummary { sent, refused, set_aside };
         self.counted.settled(&summary, ages, took);
+        settled.refused.into_iter().for_each(|row| self.announcer.announce(row.into()));
     }
 
     pub(super) fn is_counted(&self) -> bool {
@@ -196,6 +208,22 @@ impl Side {
         match self {
             Side::Database => "database",
             Side::Broker => "broker",
+        }
+    }
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl From<Refused> for RelayEvent {
+    fn from(row: Refused) -> Self {
+        let Refused { id, exchange, routing_key, error, again_in } = row;
+        match again_in {
+            Some(_) => RelayEvent::Refused { id, exchange, routing_key, error },
+            None => RelayEvent::SetAside { id, exchange, routing_key, error },
         }
     }
 }

@@ -8,9 +8,10 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::Instrument as _;
 
+use super::Shared;
 use super::batch::{self, Sent};
 use super::health::Side;
-use super::{Error, Shared};
+use crate::error::Error;
 use crate::outbox::store::Claimed;
 
 /// How often to see whether the broker is back, and how much there is to do.
@@ -21,6 +22,30 @@ const SURVEY: Duration = Duration::from_secs(15);
 pub(super) struct Worker {
     shared: Arc<Shared>,
     stopped: watch::Receiver<bool>,
+}
+
+impl Shared {
+    pub(super) fn is_connected(&self) -> bool {
+        let health = self.client.health();
+        health.connections.iter().all(|line| line.is_up && line.blocked.is_none())
+    }
+
+    fn what(&self) -> String {
+        format!("outbox {:?}", self.schema.name())
+    }
+
+    /// A statement that does not answer is given up.
+    async fn in_time<T>(
+        &self,
+        what: &str,
+        work: impl Future<Output = sqlx::Result<T>>,
+    ) -> Result<T, Error> {
+        let what = || format!("{what} of {}", self.what());
+        match timeout(self.settings.patience, work).await {
+            Ok(done) => done.map_err(|error| Error::database(what(), error)),
+            Err(_) => Err(Error::late(what(), self.settings.patience)),
+        }
+    }
 }
 
 impl Worker {
@@ -83,7 +108,8 @@ impl Worker {
 
     async fn claim(&self) -> Result<Option<Claimed>, Error> {
         let wish = self.shared.wish();
-        let claimed = self.in_time("reading messages", self.shared.store.claim(&wish)).await?;
+        let claimed =
+            self.shared.in_time("reading messages", self.shared.store.claim(&wish)).await?;
         self.shared.state.is_well(Side::Database);
         Ok(claimed)
     }
@@ -93,8 +119,9 @@ impl Worker {
         let (count, began) = (rows.len(), Instant::now());
         let sent = batch::publish(&self.shared, rows, &self.stopped).await;
         let Sent { settled, ages, broker } = sent;
-        self.in_time("noting what was sent", claim.settle(&settled)).await?;
-        self.shared.state.settled(&settled, &ages, began.elapsed());
+        self.shared.in_time("noting what was sent", claim.settle(&settled)).await?;
+        let changed = settled.sent.len() + settled.refused.len();
+        self.shared.state.settled(settled, &ages, began.elapsed());
         match broker {
             Some(error) => {
                 let text = format!("sending {count} messages of {}", self.shared.what());
@@ -102,20 +129,8 @@ impl Worker {
             }
             None => {
                 self.shared.state.is_well(Side::Broker);
-                Ok(settled.sent.len() + settled.refused.len())
+                Ok(changed)
             }
-        }
-    }
-
-    async fn in_time<T>(
-        &self,
-        what: &str,
-        work: impl Future<Output = sqlx::Result<T>>,
-    ) -> Result<T, Error> {
-        let what = || format!("{what} of {}", self.shared.what());
-        match timeout(self.shared.settings.patience, work).await {
-            Ok(done) => done.map_err(|error| Error::database(what(), error)),
-            Err(_) => Err(Error::late(what(), self.shared.settings.patience)),
         }
     }
 }
@@ -126,17 +141,6 @@ fn has_ended(shared: &Shared, error: &Error) -> bool {
         Some(Kind::Closed | Kind::Unreachable) => true,
         Some(Kind::Refused) => !shared.is_connected(),
         _ => false,
-    }
-}
-
-impl Shared {
-    pub(super) fn is_connected(&self) -> bool {
-        let health = self.client.health();
-        health.connections.iter().all(|line| line.is_up && line.blocked.is_none())
-    }
-
-    fn what(&self) -> String {
-        format!("outbox {:?}", self.schema.name())
     }
 }
 
@@ -155,11 +159,12 @@ impl Listener {
         let backoff = Backoff::default();
         let mut failures = 0;
         loop {
-            let mut bell = match self.shared.store.listen().await {
+            let listen = self.shared.in_time("listening for messages", self.shared.store.listen());
+            let mut bell = match listen.await {
                 Ok(Some(bell)) => bell,
                 Ok(None) => return,
                 Err(error) => {
-                    tracing::warn!("cannot listen for messages of {}: {error}", self.shared.what());
+                    tracing::warn!("{error}; meanwhile they are looked for");
                     sleep(backoff.pause(failures)).await;
                     failures += 1;
                     continue;
@@ -189,22 +194,22 @@ impl Sweeper {
 
     /// Until it is dropped.
     pub(super) async fn run(self) {
-        let keep = self.shared.settings.keep;
-        let pause = keep.map_or(SURVEY, |keep| keep.clamp(GLANCE, SURVEY));
+        // Even if nothing is kept: there may be something that was kept before.
+        let keep = self.shared.settings.keep.unwrap_or_default();
+        let pause = if keep.is_zero() { SURVEY } else { keep.clamp(GLANCE, SURVEY) };
         loop {
             if let Err(error) = self.sweep(keep).await {
-                tracing::warn!("cannot clean up {}: {error}", self.shared.what());
+                tracing::warn!("{error}");
             }
             sleep(pause).await;
         }
     }
 
-    async fn sweep(&self, keep: Option<Duration>) -> sqlx::Result<()> {
-        if let Some(keep) = keep {
-            while self.shared.store.clean_up(keep).await? > 0 {}
-        }
-        if self.shared.state.is_counted() {
-            self.shared.state.counted(self.shared.store.backlog().await?);
+    async fn sweep(&self, keep: Duration) -> Result<(), Error> {
+        let Shared { store, state, .. } = &*self.shared;
+        while self.shared.in_time("cleaning up messages", store.clean_up(keep)).await? > 0 {}
+        if state.is_counted() {
+            state.counted(self.shared.in_time("counting messages", store.backlog()).await?);
         }
         Ok(())
     }

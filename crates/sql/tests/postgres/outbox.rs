@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leveret_sql::{Outbox, Outgoing};
+use leveret_sql::{Outbox, Outgoing, Schema};
 use leveret_testkit::eventually;
 use leveret_testkit::postgres::{Database, database};
 use sqlx::PgPool;
@@ -44,16 +44,28 @@ async fn a_relay_is_told_of_new_messages() {
     let story = async {
         let listens = || std::future::ready(monitor.health().is_listening);
         eventually(DEADLINE, "the relay to listen", listens).await;
-        stage.write([Outgoing::new("", "q", "1")]).await;
-        assert_eq!(stage.texts("q", 1).await, ["1"]);
-        // Told of nothing, it sleeps; until it is told, and finds both.
-        let silent = Outbox::default().without_notify();
-        write(&stage.pool, &silent, [Outgoing::new("", "q", "2").ordered_by("a")]).await;
-        assert_eq!(monitor.summary().sent, 1);
-        stage.write([Outgoing::new("", "q", "3").ordered_by("a")]).await;
-        assert_eq!(stage.texts("q", 2).await, ["2", "3"]);
+        for text in ["1", "2", "3"] {
+            stage.write([Outgoing::new("", "q", text)]).await;
+            assert_eq!(stage.texts("q", 1).await, [text]);
+        }
     };
-    assert_eq!(relay.run_until(story).await.unwrap().sent, 3);
+    relay.run_until(story).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_relay_that_is_not_told_looks_by_itself() {
+    let (_database, pool) = pool().await;
+    let stage = Stage::new(pool).await;
+    let relay = stage.relay().without_listening().poll_every(Duration::from_millis(20));
+    let relay = relay.build().await.unwrap();
+    let story = async {
+        for text in ["1", "2", "3"] {
+            let silent = Outbox::default().without_notify();
+            write(&stage.pool, &silent, [Outgoing::new("", "q", text)]).await;
+            assert_eq!(stage.texts("q", 1).await, [text]);
+        }
+    };
+    relay.run_until(story).await.unwrap();
 }
 
 /// Another transaction holds its key's lane for as long as it lives, as a relay does that is at work.
@@ -69,4 +81,34 @@ async fn a_lane_that_somebody_works_on_is_left_alone() {
     assert_eq!(relay.drain().await.unwrap().sent, 0);
     other.rollback().await.unwrap();
     assert_eq!(relay.drain().await.unwrap().sent, 1);
+}
+
+/// Where transactions would otherwise not see what happened after their begin.
+#[tokio::test]
+async fn the_default_isolation_of_the_database_does_not_matter() {
+    let database = database().await;
+    let serializable = "SET default_transaction_isolation = 'serializable'";
+    database.sql(&format!("ALTER DATABASE {} {serializable}", database.name())).await;
+    let pool = PgPool::connect(database.url()).await.unwrap();
+    outbox::several_relays_send_each_once_and_in_order_of_its_key(pool).await;
+}
+
+#[tokio::test]
+async fn an_outbox_may_be_in_any_schema() {
+    let (database, pool) = pool().await;
+    let mut stage = Stage::new(pool).await;
+    let schema = Schema::new("Billing").unwrap();
+    schema.migrate(&stage.pool).await.unwrap();
+    stage.outbox = Outbox::new(schema);
+    let relay = stage.relay().poll_every(Duration::from_secs(3600)).build().await.unwrap();
+    let monitor = relay.monitor();
+    let story = async {
+        let listens = || std::future::ready(monitor.health().is_listening);
+        eventually(DEADLINE, "the relay to listen", listens).await;
+        stage.write([Outgoing::new("", "q", "hello")]).await;
+        assert_eq!(stage.texts("q", 1).await, ["hello"]);
+    };
+    relay.run_until(story).await.unwrap();
+    let ever = database.sql("SELECT is_called FROM leveret.outbox_id_seq").await;
+    assert_eq!(ever, "f", "something was written into the other schema");
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leveret::Client;
 use leveret_broker::Broker;
-use leveret_sql::Outgoing;
+use leveret_sql::{Outgoing, RelayEvent, Side};
 use leveret_testkit::proxy::Cut;
 use leveret_testkit::{FaultProxy, eventually};
 
@@ -19,15 +19,18 @@ async fn a_broker_that_is_away_is_waited_for_and_counts_for_no_message() {
     let broker = Broker::builder().start().unwrap();
     let address = broker.listen("127.0.0.1:0").await.unwrap();
     let proxy = FaultProxy::to(address).await;
-    let client = Client::connect(&*format!("amqp://{}", proxy.addr())).await.unwrap();
+    let client = Client::builder().broker(&broker).connect().await.unwrap();
     let stage = Stage::with(pool, client).await;
-    // Each message may be refused once; but it is not refused.
-    let relay = stage.relay().attempts(1).patience(Duration::from_millis(300));
-    let relay = relay.build().await.unwrap();
+    // Only the relay goes by the proxy. Messages that are refused are set aside at once; but they are not refused.
+    let client = Client::connect(&*format!("amqp://{}", proxy.addr())).await.unwrap();
+    let relay = stage.outbox.relay(&client, &stage.pool).attempts(1);
+    let relay = relay.patience(Duration::from_millis(300)).build().await.unwrap();
     let monitor = relay.monitor();
+    let mut events = monitor.watch();
     let story = async {
         stage.write([Outgoing::new("", "q", "1").ordered_by("a")]).await;
         assert_eq!(stage.texts("q", 1).await, ["1"]);
+        eventually(DEADLINE, "the row to be gone", async || stage.backlog().await == (0, 0)).await;
         proxy.refuse().await;
         proxy.cut(Cut::Reset);
         stage.write([Outgoing::new("", "q", "2").ordered_by("a")]).await;
@@ -44,6 +47,10 @@ async fn a_broker_that_is_away_is_waited_for_and_counts_for_no_message() {
         .await;
     };
     let summary = relay.run_until(story).await.unwrap();
+    let went = events.next().await.unwrap();
+    assert!(matches!(went, RelayEvent::Interrupted { side: Side::Broker, .. }), "{went}");
+    let came = events.next().await.unwrap();
+    assert!(matches!(came, RelayEvent::Resumed { side: Side::Broker }), "{came}");
     assert_eq!((summary.refused, summary.set_aside), (0, 0));
     assert_eq!(stage.backlog().await, (0, 0));
 }

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leveret::{Client, Queue, Topology};
@@ -15,8 +15,8 @@ use leveret_sql::{Backend, Outbox, OutboxConnection, Outgoing, RelayBuilder, Sch
 use leveret_testkit::process::{Ending, GuardedProcess};
 use leveret_testkit::{ScratchFolder, eventually};
 use sqlx::{AssertSqlSafe, PgPool, Pool, Row as _, SqlitePool};
-use tokio::sync::Mutex;
-use tokio::time::sleep;
+use tokio::sync::{Mutex, watch};
+use tokio::time::{sleep, timeout};
 
 const WRITERS: usize = 4;
 const KEYS_OF_EACH: usize = 10;
@@ -110,7 +110,7 @@ pub async fn nothing_is_lost<D: Ledger>(
     let books = Arc::new(Books::default());
     let reading = tokio::spawn(read(client.clone(), Arc::clone(&books)));
     let writers = join_all((0..WRITERS).map(|one| write(&scene.pool, one, rows / WRITERS, &books)));
-    let stop = AtomicBool::new(false);
+    let (stop, stopped) = watch::channel(false);
     let story = async {
         let written = |share| {
             let is_there = books.written.load(Ordering::Relaxed) >= share;
@@ -129,10 +129,10 @@ pub async fn nothing_is_lost<D: Ledger>(
             if come >= all { Ok(()) } else { Err(format!("{come} have")) }
         })
         .await;
-        stop.store(true, Ordering::Relaxed);
+        stop.send_replace(true);
         counts
     };
-    let relays = join_all((0..RELAYS).map(|_| keep_killing(&scene, &stop)));
+    let relays = join_all((0..RELAYS).map(|_| keep_killing(&scene, stopped.clone())));
     let (counts, kills, _) = tokio::join!(story, relays, writers);
     reading.abort();
     books.check(&counts).await;
@@ -248,10 +248,10 @@ async fn transaction<D: Ledger>(pool: &Pool<D>, key: &str, count: usize) -> sqlx
 }
 
 /// Runs a relay as a process, kills it and begins again, until it is told to stop. Says how often.
-async fn keep_killing<D: Ledger>(scene: &Scene<D>, stop: &AtomicBool) -> usize {
+async fn keep_killing<D: Ledger>(scene: &Scene<D>, mut stopped: watch::Receiver<bool>) -> usize {
     let folder = ScratchFolder::new();
     let mut kills = 0;
-    while !stop.load(Ordering::Relaxed) {
+    while !*stopped.borrow() {
         let command = [
             "env".to_owned(),
             format!("{DATABASE}={}", scene.database_url),
@@ -264,7 +264,9 @@ async fn keep_killing<D: Ledger>(scene: &Scene<D>, stop: &AtomicBool) -> usize {
         ];
         let log = File::create(folder.path().join("log")).unwrap();
         let relay = GuardedProcess::start(command, Ending::Kill, log);
-        sleep(Duration::from_millis(300 + chance(1500) as u64)).await;
+        // Longer from one to the next, so that it comes to an end even where a process takes long to begin.
+        let time = Duration::from_millis((300 + chance(1200) + 10 * kills) as u64);
+        let _ = timeout(time, stopped.wait_for(|stopped| *stopped)).await;
         drop(relay);
         kills += 1;
     }

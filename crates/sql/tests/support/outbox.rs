@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leveret::{Backoff, Client, Delivery, Exchange, Message, Queue, Topology, TraceContext};
 use leveret_sql::{
-    Backend, ErrorKind, Order, Outbox, OutboxConnection, Outgoing, RelayBuilder, Schema,
+    Backend, ErrorKind, Order, Outbox, OutboxConnection, Outgoing, RelayBuilder, RelayEvent, Schema,
 };
 use leveret_testkit::eventually;
 use sqlx::Pool;
@@ -192,11 +192,22 @@ where
     let relay = stage.relay().attempts(3).poll_every(Duration::from_millis(10)).build();
     let relay = relay.await.unwrap();
     let monitor = relay.monitor();
+    let mut events = monitor.watch();
     let both_are_aside = eventually(DEADLINE, "both to be set aside", || {
         std::future::ready(monitor.summary().set_aside == 2)
     });
     let summary = relay.run_until(both_are_aside).await.unwrap();
     assert_eq!((summary.sent, summary.refused, summary.set_aside), (3, 6, 2));
+    drop(monitor);
+    let mut told = HashMap::new();
+    while let Some(event) = events.next().await {
+        match event {
+            RelayEvent::Refused { routing_key, .. } => *told.entry(routing_key).or_insert(0) += 1,
+            RelayEvent::SetAside { routing_key, .. } => *told.entry(routing_key).or_insert(0) += 10,
+            other => panic!("{other}"),
+        }
+    }
+    assert_eq!(told, [("nowhere".to_owned(), 12), ("x".to_owned(), 12)].into());
     let mut texts = stage.texts("q", 2).await;
     texts.sort();
     assert_eq!(texts, ["1", "2"]);
@@ -294,6 +305,14 @@ pub async fn what_was_sent_is_kept_for_as_long_as_asked<D: Backend>(
     assert_eq!((count().await, stage.backlog().await), (10, (0, 0)));
     let relay = stage.relay().keep_sent(Duration::from_millis(1)).build().await.unwrap();
     let gone = eventually(DEADLINE, "the rows to go", async || count().await == 0);
+    relay.run_until(gone).await.unwrap();
+
+    // What was kept before goes even if nothing is to be kept any more.
+    stage.write([to_q("kept")]).await;
+    kept.drain().await.unwrap();
+    assert_eq!(count().await, 1);
+    let relay = stage.relay().build().await.unwrap();
+    let gone = eventually(DEADLINE, "the row to go", async || count().await == 0);
     relay.run_until(gone).await.unwrap();
 }
 
