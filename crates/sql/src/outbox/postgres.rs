@@ -29,14 +29,25 @@ ORDER BY place";
 /// Whatever the database's default is: in the other levels the second statement would see what the first one saw.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
 
+/// What may be sent now, as `SENDABLE` in the statements: it is due, and nothing before it in its key has to be waited for. That
+/// is looked up row by row (`OFFSET 0` keeps it so): mostly there is nothing to be found, and the first rows are all that is
+/// wanted.
+const SENDABLE: &str = "\
+o.state = 0 AND (o.due_at IS NULL OR o.due_at <= now())
+    AND NOT EXISTS (
+        SELECT FROM {outbox} h
+        WHERE h.lane = o.lane AND h.ordering_key = o.ordering_key AND h.id < o.id
+            AND h.attempts > 0 AND h.state < 2
+            AND (CASE WHEN h.state = 0 THEN h.due_at > now() ELSE $2 END)
+        OFFSET 0
+    )";
+
 /// The lanes that have waited longest, of those that nobody works on.
 const LANES: &str = "\
 SELECT l.lane
 FROM {outbox_lanes} l
 CROSS JOIN LATERAL (
-    SELECT o.id FROM {outbox} o
-    WHERE o.lane = l.lane AND o.state = 0 AND (o.due_at IS NULL OR o.due_at <= now())
-    ORDER BY o.id LIMIT 1
+    SELECT o.id FROM {outbox} o WHERE o.lane = l.lane AND SENDABLE ORDER BY o.id LIMIT 1
 ) first
 ORDER BY first.id
 LIMIT $1
@@ -51,15 +62,7 @@ FROM (
         extract(epoch FROM now() - r.written_at)::float8 AS age
     FROM unnest($1::smallint[]) AS l(lane)
     CROSS JOIN LATERAL (
-        SELECT * FROM {outbox} o
-        WHERE o.lane = l.lane AND o.state = 0 AND (o.due_at IS NULL OR o.due_at <= now())
-            AND NOT EXISTS (
-                SELECT FROM {outbox} h
-                WHERE h.lane = o.lane AND h.ordering_key = o.ordering_key AND h.id < o.id
-                    AND h.attempts > 0 AND h.state < 2
-                    AND (CASE WHEN h.state = 0 THEN h.due_at > now() ELSE $3 END)
-            )
-        ORDER BY o.id LIMIT $2
+        SELECT * FROM {outbox} o WHERE o.lane = l.lane AND SENDABLE ORDER BY o.id LIMIT $3
     ) r
 ) r
 WHERE bytes_before < $4
@@ -163,12 +166,12 @@ struct PostgresStore {
 }
 
 pub(crate) fn store(pool: &PgPool, outbox: &Outbox) -> SharedStore {
-    let sql = |text| outbox.schema().postgres(text);
+    let sql = |text: &str| outbox.schema().postgres(text);
     std::sync::Arc::new(PostgresStore {
         pool: pool.clone(),
         outbox: outbox.clone(),
-        lanes: sql(LANES),
-        rows: sql(ROWS),
+        lanes: sql(&LANES.replace("SENDABLE", SENDABLE)),
+        rows: sql(&ROWS.replace("SENDABLE", SENDABLE)),
         delete_sent: sql(DELETE_SENT),
         keep_sent: sql(KEEP_SENT),
         refused: sql(REFUSED),
@@ -191,6 +194,7 @@ impl Store for PostgresStore {
             let mut transaction = self.pool.begin_with(BEGIN).await?;
             let lanes: Vec<i16> = sqlx::query_scalar(self.lanes.clone())
                 .bind(LANES_AT_ONCE)
+                .bind(wish.hold_keys)
                 .fetch_all(&mut *transaction)
                 .await?;
             if lanes.is_empty() {
@@ -199,8 +203,8 @@ impl Store for PostgresStore {
             }
             let rows = sqlx::query(self.rows.clone())
                 .bind(&lanes)
-                .bind(wish.rows.div_ceil(lanes.len()) as i64)
                 .bind(wish.hold_keys)
+                .bind(wish.rows.div_ceil(lanes.len()) as i64)
                 .bind(MAX_BYTES)
                 .fetch_all(&mut *transaction)
                 .await?;

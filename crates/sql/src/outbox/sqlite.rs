@@ -28,46 +28,46 @@ const INSERT: &str = "\
 INSERT INTO {outbox} (lane, ordering_key, exchange, routing_key, mandatory, properties, body, written_at)
 VALUES (?, ?, ?, ?, ?, ?, ?, NOW())";
 
-/// Whether there is anything to do at all: asking this locks nothing.
-const IS_DUE: &str = "\
-SELECT EXISTS (
-    SELECT * FROM {outbox_lanes} l
-    WHERE l.held_until <= NOW() AND EXISTS (
-        SELECT * FROM {outbox} o
-        WHERE o.lane = l.lane AND o.state = 0 AND (o.due_at IS NULL OR o.due_at <= NOW())
-    )
-)";
-
-/// The lanes that have waited longest, of those that nobody works on.
-const LANES: &str = "\
-UPDATE {outbox_lanes} SET holder = ?1, held_until = NOW() + ?2
-WHERE lane IN (
-    SELECT lane FROM (
-        SELECT l.lane AS lane, (
-            SELECT o.id FROM {outbox} o
-            WHERE o.lane = l.lane AND o.state = 0 AND (o.due_at IS NULL OR o.due_at <= NOW())
-            ORDER BY o.id LIMIT 1
-        ) AS first
-        FROM {outbox_lanes} l WHERE l.held_until <= NOW()
-    )
-    WHERE first IS NOT NULL ORDER BY first LIMIT ?3
-)
-RETURNING lane";
-
-/// The rows of one lane. The time is the same for all of them: were one still held back, and its successor looked at a moment
-/// later, that would overtake it.
-const ROWS: &str = "\
-SELECT id, ordering_key, exchange, routing_key, mandatory, properties, body, attempts,
-    (?4 - written_at) / 1000.0 AS age
-FROM {outbox} o
-WHERE o.lane = ?1 AND o.state = 0 AND (o.due_at IS NULL OR o.due_at <= ?4)
+/// What may be sent now, as `SENDABLE` in the statements: it is due, and nothing before it in its key has to be waited for. The
+/// time is the same for all rows: were one still held back, and its successor looked at a moment later, that would overtake
+/// it.
+const SENDABLE: &str = "\
+o.state = 0 AND (o.due_at IS NULL OR o.due_at <= ?1)
     AND NOT EXISTS (
         SELECT * FROM {outbox} h
         WHERE h.lane = o.lane AND h.ordering_key = o.ordering_key AND h.id < o.id
             AND h.attempts > 0 AND h.state < 2
-            AND (CASE WHEN h.state = 0 THEN h.due_at > ?4 ELSE ?3 END)
+            AND (CASE WHEN h.state = 0 THEN h.due_at > ?1 ELSE ?2 END)
+    )";
+
+/// Whether there is anything to do at all: asking this locks nothing.
+const IS_DUE: &str = "\
+SELECT EXISTS (
+    SELECT * FROM {outbox_lanes} l
+    WHERE l.held_until <= ?1
+        AND EXISTS (SELECT * FROM {outbox} o WHERE o.lane = l.lane AND SENDABLE)
+)";
+
+/// The lanes that have waited longest, of those that nobody works on.
+const LANES: &str = "\
+UPDATE {outbox_lanes} SET holder = ?3, held_until = ?1 + ?4
+WHERE lane IN (
+    SELECT lane FROM (
+        SELECT l.lane AS lane, (
+            SELECT o.id FROM {outbox} o WHERE o.lane = l.lane AND SENDABLE ORDER BY o.id LIMIT 1
+        ) AS first
+        FROM {outbox_lanes} l WHERE l.held_until <= ?1
     )
-ORDER BY o.id LIMIT ?2";
+    WHERE first IS NOT NULL ORDER BY first LIMIT ?5
+)
+RETURNING lane";
+
+/// The rows of one lane.
+const ROWS: &str = "\
+SELECT id, ordering_key, exchange, routing_key, mandatory, properties, body, attempts,
+    (?1 - written_at) / 1000.0 AS age
+FROM {outbox} o WHERE o.lane = ?3 AND SENDABLE
+ORDER BY o.id LIMIT ?4";
 
 const DELETE_SENT: &str = "DELETE FROM {outbox} WHERE id IN (SELECT value FROM json_each(?))";
 
@@ -169,14 +169,15 @@ struct Statements {
 }
 
 pub(crate) fn store(pool: &SqlitePool, outbox: &Outbox) -> SharedStore {
-    let sql = |text| sql(outbox, text);
+    let sql = |text: &str| sql(outbox, text);
+    let sendable = |text: &str| sql(&text.replace("SENDABLE", SENDABLE));
     Arc::new(SqliteStore {
         pool: pool.clone(),
         outbox: outbox.clone(),
-        is_due: sql(IS_DUE),
-        lanes: sql(LANES),
+        is_due: sendable(IS_DUE),
+        lanes: sendable(LANES),
         now: sql("SELECT NOW()"),
-        rows: sql(ROWS),
+        rows: sendable(ROWS),
         statements: Arc::new(Statements {
             delete_sent: sql(DELETE_SENT),
             keep_sent: sql(KEEP_SENT),
@@ -199,11 +200,12 @@ impl SqliteStore {
         wish: &Wish,
     ) -> sqlx::Result<Vec<Row>> {
         let limit = wish.rows.div_ceil(lanes.len()) as i64;
-        let now: i64 = sqlx::query_scalar(self.now.clone()).fetch_one(&mut *connection).await?;
+        // After the lanes were taken, so that it is not before what others have noted.
+        let now = self.now(connection).await?;
         let mut rows = Vec::new();
         for lane in lanes {
-            let found = sqlx::query(self.rows.clone()).bind(lane).bind(limit);
-            let mut found = found.bind(wish.hold_keys).bind(now).fetch(&mut *connection);
+            let found = sqlx::query(self.rows.clone()).bind(now).bind(wish.hold_keys);
+            let mut found = found.bind(lane).bind(limit).fetch(&mut *connection);
             let mut bytes = 0;
             while bytes < MAX_BYTES / LANES_AT_ONCE
                 && let Some(found) = found.try_next().await?
@@ -216,6 +218,10 @@ impl SqliteStore {
         rows.sort_by_key(|row| row.id);
         Ok(rows)
     }
+
+    async fn now(&self, connection: &mut SqliteConnection) -> sqlx::Result<i64> {
+        sqlx::query_scalar(self.now.clone()).fetch_one(connection).await
+    }
 }
 
 impl Store for SqliteStore {
@@ -226,12 +232,15 @@ impl Store for SqliteStore {
     fn claim<'a>(&'a self, wish: &'a Wish) -> BoxFuture<'a, sqlx::Result<Option<Claimed>>> {
         Box::pin(async move {
             let mut connection = self.pool.acquire().await?;
-            let is_due = sqlx::query_scalar(self.is_due.clone());
+            let now = self.now(&mut connection).await?;
+            let is_due = sqlx::query_scalar(self.is_due.clone()).bind(now).bind(wish.hold_keys);
             if !is_due.fetch_one(&mut *connection).await? {
                 return Ok(None);
             }
             let claim = SqliteClaim::new(&self.pool, &self.statements);
             let lanes: Vec<i16> = sqlx::query_scalar(self.lanes.clone())
+                .bind(now)
+                .bind(wish.hold_keys)
                 .bind(&claim.holder)
                 .bind(milliseconds(wish.lease))
                 .bind(LANES_AT_ONCE)

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use leveret::{Client, Queue, Topology};
+use leveret::{Backoff, Client, Queue, Topology};
 use leveret_sql::{Backend, Outbox, OutboxConnection, Outgoing, RelayBuilder, Schema};
 use leveret_testkit::process::{Ending, GuardedProcess};
 use leveret_testkit::{ScratchFolder, eventually};
@@ -105,7 +105,7 @@ pub async fn nothing_is_lost<D: Ledger>(
     let rows = rows();
     Schema::default().migrate(&scene.pool).await.unwrap();
     D::create(&scene.pool).await;
-    let client = Client::connect(&*scene.broker_url).await.unwrap();
+    let client = connected(&scene.broker_url).await;
     client.apply(&Topology::new().queue(Queue::classic("q"))).await.unwrap();
     let books = Arc::new(Books::default());
     let reading = tokio::spawn(read(client.clone(), Arc::clone(&books)));
@@ -143,6 +143,12 @@ pub async fn nothing_is_lost<D: Ledger>(
         counts.values().sum::<usize>(),
         books.doubled()
     );
+}
+
+/// A client that is soon back when its broker is.
+async fn connected(url: &str) -> Client {
+    let backoff = Backoff { max: Duration::from_millis(500), ..Backoff::default() };
+    Client::builder().endpoint(url).unwrap().backoff(backoff).connect().await.unwrap()
 }
 
 async fn join_all<T>(all: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
@@ -276,7 +282,7 @@ async fn keep_killing<D: Ledger>(scene: &Scene<D>, mut stopped: watch::Receiver<
 /// The process of a relay, until it is killed.
 pub async fn be_a_relay() {
     let url = |name| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"));
-    let client = Client::connect(&*url(BROKER)).await.unwrap();
+    let client = connected(&url(BROKER)).await;
     let (database, outbox) = (url(DATABASE), Outbox::default());
     let relay: RelayBuilder = if database.starts_with("postgres") {
         let pool = loop {

@@ -254,6 +254,26 @@ where
     assert_eq!(running.await.unwrap().unwrap().sent, 3);
 }
 
+/// However many there are: a lane in which everything has to wait must not be taken instead of others.
+pub async fn keys_that_are_held_do_not_keep_others_waiting<D: Backend>(pool: Pool<D>)
+where
+    D::Connection: OutboxConnection,
+{
+    let stage = Stage::new(pool).await;
+    for held in 0..200 {
+        let lost = Outgoing::new("", "nowhere", "1").ordered_by(format!("held {held}"));
+        stage.write([lost, to_q("2").ordered_by(format!("held {held}"))]).await;
+    }
+    let hour = Duration::from_secs(3600);
+    let backoff = Backoff { initial: hour, multiplier: 1.0, max: hour };
+    let relay = stage.relay().backoff(backoff).build().await.unwrap();
+    let summary = relay.drain().await.unwrap();
+    assert_eq!((summary.sent, summary.refused), (0, 200));
+    stage.write((0..200).map(|other| to_q("3").ordered_by(format!("other {other}")))).await;
+    assert_eq!(relay.drain().await.unwrap().sent, 200);
+    assert_eq!(relay.drain().await.unwrap().sent, 0);
+}
+
 /// In the one way of ordering that lets them.
 pub async fn later_messages_overtake_a_refused_one_if_pipelined<D: Backend>(pool: Pool<D>)
 where
@@ -400,6 +420,7 @@ macro_rules! tests {
             several_relays_send_each_once_and_in_order_of_its_key
             what_is_refused_again_and_again_is_set_aside
             a_refused_message_holds_its_key_and_no_other
+            keys_that_are_held_do_not_keep_others_waiting
             later_messages_overtake_a_refused_one_if_pipelined
             a_key_goes_on_without_what_is_set_aside_unless_it_is_held
             what_was_sent_when_it_is_stopped_is_noted
