@@ -214,7 +214,10 @@ impl<D: Records> Shared<D> {
     ) -> sqlx::Result<(Found, Record)> {
         let statements = &self.statements;
         let found = match &mut record {
-            Record::Nothing => Found::New,
+            Record::Nothing => {
+                D::ready(connection).await?;
+                Found::New
+            }
             Record::Id { scope, id } => {
                 let expires_at = self.remember.keeps_ids_for().map(in_future);
                 match D::add(connection, statements, (scope, id), expires_at).await? {
@@ -228,7 +231,10 @@ impl<D: Records> Shared<D> {
             Record::Number { scope, sender, number, mark, .. } => {
                 *mark = D::mark(connection, statements, (scope, sender)).await?;
                 match mark.progress_of(*number) {
-                    Progress::New if mark.has_room_for(*number) => Found::New,
+                    Progress::New if mark.has_room_for(*number) => {
+                        D::ready(connection).await?;
+                        Found::New
+                    }
                     Progress::New => Found::Unknown(Unknown::Gaps),
                     Progress::GivenUp => Found::Unknown(Unknown::GivenUp),
                     Progress::Done => {

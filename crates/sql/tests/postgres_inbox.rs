@@ -37,6 +37,11 @@ mod database {
 }
 
 #[tokio::test]
+async fn handlers_wait_for_locks_as_the_application_has_it() {
+    inbox::handling::handlers_wait_for_locks_as_the_application_has_it().await;
+}
+
+#[tokio::test]
 async fn a_handler_that_hides_the_failure_of_its_transaction_has_failed() {
     inbox::handling::a_handler_that_hides_the_failure_of_its_transaction_has_failed().await;
 }

@@ -5,8 +5,8 @@ use std::ops::RangeInclusive;
 
 use super::ranges::Ranges;
 
-/// How many gaps there may be above the mark. Each costs some bytes, and who has so many is missing something else.
-const MOST_GAPS: usize = 1000;
+/// How many gaps there may be above the mark. Each costs some octets, with each change; who has so many is missing something else.
+const MOST_GAPS: usize = 10_000;
 
 /// How many ranges of given up numbers are told apart. Beyond that the oldest two become one, and what was done between them
 /// counts as given up: it is then parked if it comes again, and not silently passed over.

@@ -275,3 +275,60 @@ async fn batches_have_one_commit_and_what_spoils_one_is_alone_with_it() {
         client.parking_lot("q.parked").purge().run().await.unwrap();
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_call_is_sent_again_after_twice_the_time_until_somebody_answers() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("silent")).await;
+    let rpc = client.rpc("silent").build().await.unwrap();
+    let began = Instant::now();
+    let asking = rpc.call::<String>("m", "question").resend_after(Duration::from_secs(1));
+    let answering = async {
+        let mut requests = client.consumer("silent").stream().await.unwrap();
+        let publisher = client.publisher("").build().await.unwrap();
+        let mut ids = std::collections::BTreeSet::new();
+        for expected in [0, 1, 3, 7] {
+            let request = requests.next().await.unwrap().unwrap();
+            assert_eq!(began.elapsed().as_secs(), expected);
+            let properties = request.properties();
+            ids.insert(properties.message_id.unwrap().to_string());
+            if expected == 7 {
+                let reply = Message::new("answer");
+                let reply = reply.correlation_id(properties.correlation_id.unwrap().to_string());
+                let address = properties.reply_to.unwrap().to_string();
+                let _ = publisher.publish(&address, reply).await;
+            }
+            request.ack().unwrap();
+        }
+        assert_eq!(ids.len(), 1, "the same message");
+    };
+    let (answer, ()) = soon("an answer", async { tokio::join!(asking, answering) }).await;
+    assert_eq!(answer.unwrap(), "answer");
+    let call = rpc.call::<()>("m", "").resend_after(Duration::from_secs(1));
+    let error = call.timeout(Duration::from_secs(20)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert_eq!(depth(&broker, "silent"), Some(5), "after 0, 1, 3, 7 and 15 seconds");
+    assert_eq!(rpc.in_flight(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_asked_again_and_again_is_done_once_and_answered() {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    let handled = Arc::<AtomicU32>::default();
+    let slowly = async |State(handled): State<Arc<AtomicU32>>| {
+        sleep(Duration::from_secs(5)).await;
+        leveret::Json(handled.fetch_add(1, Ordering::SeqCst) + 1)
+    };
+    let service = client.service("s").state(Arc::clone(&handled)).method("m", slowly);
+    let service = Running::start(service.exactly_once(by_id())).await;
+    let rpc = client.rpc("s").build().await.unwrap();
+    for number in 1..=3 {
+        let call = rpc.call::<leveret::Json<u32>>("m", "").resend_after(Duration::from_secs(1));
+        let leveret::Json(answer) = soon("an answer", call).await.unwrap();
+        assert_eq!(answer, number);
+    }
+    sleep(Duration::from_secs(1)).await;
+    let summary = soon("the end", service.stop()).await;
+    assert_eq!((summary.handled, summary.duplicates), (3, 6), "{summary:?}");
+}

@@ -49,6 +49,7 @@ impl<D: Records> Shared<D> {
         let mut notes = Notes::default();
         let mut new = self.add_ids(&mut transaction, &known, &mut notes).await?;
         self.lock_marks(&mut transaction, &known, &mut notes).await?;
+        D::ready(&mut transaction).await?;
         let mut messages = Vec::new();
         for one in &known {
             messages.push(match one {

@@ -51,6 +51,14 @@ pub struct Statements {
     clean_replies: SqlStr,
 }
 
+/// What is waited for longer is asked for again, by another connection; what was set before is set again for the handler.
+#[cfg(feature = "postgres")]
+const BEGIN: &str = "BEGIN; \
+     SELECT set_config('leveret.lock_timeout', current_setting('lock_timeout'), true), \
+            set_config('lock_timeout', '10s', true)";
+#[cfg(feature = "sqlite")]
+const BEGIN_IMMEDIATE: &str = "BEGIN IMMEDIATE";
+
 const ADD: &str =
     "INSERT INTO {inbox} (scope, id, expires_at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
 const ADD_ALL: &str = "INSERT INTO {inbox} (scope, id, expires_at) \
@@ -79,7 +87,8 @@ pub trait Records: Backend {
 
     fn statements(schema: &Schema) -> Statements;
 
-    /// Begins a transaction that is going to write.
+    /// Begins a transaction that is going to write. Until it is [ready](Self::ready), it waits for others for some seconds: a
+    /// statement that nobody awaits any longer would hold its connection.
     fn begin(pool: &Pool<Self>) -> BoxFuture<'_, sqlx::Result<Transaction<'static, Self>>>;
 
     /// Writes down an id. False if it was there; one that another transaction is about to write is waited for.
@@ -110,6 +119,10 @@ pub trait Records: Backend {
         id: (&'a str, &'a [u8]),
         reply: Kept,
     ) -> BoxFuture<'a, sqlx::Result<()>>;
+
+    /// The handler may begin: from now on its statements wait for locks as the application has it. [`add`](Self::add) has
+    /// done this for a new id.
+    fn ready(connection: &mut Self::Connection) -> BoxFuture<'_, sqlx::Result<()>>;
 
     /// Fails if a record that was written down in this transaction is not there any more. PostgreSQL takes a commit for a
     /// rollback, and says nothing, where a statement has failed before.
@@ -185,7 +198,8 @@ fn signed(number: u64) -> i64 {
 }
 
 macro_rules! records {
-    ($feature:literal, $database:ty, $name:ident: $one_writer:literal, $begin:literal, lock $lock:literal,
+    ($feature:literal, $database:ty, $name:ident: $one_writer:literal, $begin:ident, lock $lock:literal,
+     returning $returning:expr, ready $ready:literal,
      clean $clean:literal, $clean_replies:literal, $add_all:path) => {
         #[cfg(feature = $feature)]
         impl Records for $database {
@@ -193,7 +207,7 @@ macro_rules! records {
 
             fn statements(schema: &Schema) -> Statements {
                 Statements {
-                    add: schema.$name(ADD),
+                    add: schema.$name(&format!("{ADD}{}", $returning)),
                     add_all: schema.$name(ADD_ALL),
                     reply: schema.$name(REPLY),
                     set_reply: schema.$name(SET_REPLY),
@@ -266,6 +280,10 @@ macro_rules! records {
                     let found = is_there.fetch_optional(connection).await?;
                     one(u64::from(found.is_some()))
                 })
+            }
+
+            fn ready(connection: &mut Self::Connection) -> BoxFuture<'_, sqlx::Result<()>> {
+                Box::pin(async move { sqlx::query($ready).execute(connection).await.map(drop) })
             }
 
             fn is_sound(connection: &mut Self::Connection) -> BoxFuture<'_, sqlx::Result<()>> {
@@ -390,13 +408,15 @@ async fn add_each(
 }
 
 records!(
-    "postgres", sqlx::Postgres, postgres: false, "BEGIN", lock " FOR UPDATE",
+    "postgres", sqlx::Postgres, postgres: false, BEGIN, lock " FOR UPDATE",
+    returning " RETURNING set_config('lock_timeout', current_setting('leveret.lock_timeout'), true)",
+    ready "SELECT set_config('lock_timeout', current_setting('leveret.lock_timeout'), true)",
     clean "DELETE FROM {inbox} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {inbox} WHERE expires_at <= $1 LIMIT $2))",
     "DELETE FROM {inbox_replies} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {inbox_replies} WHERE expires_at <= $1 LIMIT $2))",
     add_at_once
 );
 records!(
-    "sqlite", sqlx::Sqlite, sqlite: true, "BEGIN IMMEDIATE", lock "",
+    "sqlite", sqlx::Sqlite, sqlite: true, BEGIN_IMMEDIATE, lock "", returning "", ready "SELECT 1",
     clean "DELETE FROM {inbox} WHERE rowid IN (SELECT rowid FROM {inbox} WHERE expires_at <= $1 LIMIT $2)",
     "DELETE FROM {inbox_replies} WHERE rowid IN (SELECT rowid FROM {inbox_replies} WHERE expires_at <= $1 LIMIT $2)",
     add_each

@@ -241,3 +241,38 @@ async fn without_tables_messages_wait() {
     let summary = timeout(SOON, runner.run_until(stop)).await.unwrap().unwrap();
     assert_eq!((summary.handled, summary.failed), (1, 0), "{summary:?}");
 }
+
+/// On PostgreSQL, where the inbox itself waits for copies for some seconds.
+pub async fn handlers_wait_for_locks_as_the_application_has_it() {
+    let scene = Scene::new().await;
+    let set = "ALTER ROLE postgres IN DATABASE name SET lock_timeout = '7654ms'";
+    let name: String =
+        sqlx::query_scalar("SELECT CURRENT_DATABASE()").fetch_one(&scene.pool).await.unwrap();
+    let set = sqlx::AssertSqlSafe(set.replace("name", &format!("\"{name}\"")));
+    sqlx::query(set).execute(&scene.pool).await.unwrap();
+    let pool = scene.database.pool().await;
+    let (sender, mut seen) = tokio::sync::mpsc::channel::<String>(10);
+    let handler = move |mut tx: Tx<Db>| {
+        let sender = sender.clone();
+        async move {
+            let timeout: String =
+                sqlx::query_scalar("SHOW lock_timeout").fetch_one(&mut *tx).await?;
+            sender.send(timeout).await?;
+            Ok::<_, Failure>(())
+        }
+    };
+    let nameless = Remember::high_water().handle_unidentified();
+    for remember in [Remember::ids_for(DAY), Remember::high_water(), nameless.clone()] {
+        let message = leveret::inbox::Sequence::fresh("s").stamp("x").await.unwrap();
+        scene.publisher.publish("q", message).await.unwrap();
+        let inbox = Inbox::new(pool.clone(), remember);
+        let runner = scene.client.consumer("q").exactly_once(inbox).handle(handler.clone());
+        let told = async { assert_eq!(seen.recv().await.unwrap(), "7654ms") };
+        timeout(SOON, runner.run_until(told)).await.unwrap().unwrap();
+    }
+    scene.publisher.publish("q", "x").await.unwrap();
+    let inbox = Inbox::new(pool.clone(), nameless);
+    let runner = scene.client.consumer("q").exactly_once(inbox).handle(handler);
+    let told = async { assert_eq!(seen.recv().await.unwrap(), "7654ms") };
+    timeout(SOON, runner.run_until(told)).await.unwrap().unwrap();
+}
