@@ -12,6 +12,7 @@ mod client {
     mod hostile;
     mod mishaps;
     mod parking;
+    mod parking_counts;
     mod pool;
     mod profiles;
     mod publishing;

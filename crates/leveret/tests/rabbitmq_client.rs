@@ -10,6 +10,7 @@ mod rabbitmq_client {
     mod handling;
     mod parking;
     mod parking_beside;
+    mod parking_cuts;
     mod parking_drops;
     mod parking_kinds;
     mod parking_limits;
