@@ -9,6 +9,7 @@ use crate::client::{Client, ClientEvent};
 use crate::error::{Error, ErrorKind};
 
 mod convoy;
+mod doubtful;
 mod filter;
 mod groups;
 mod hand;

@@ -13,6 +13,7 @@ mod client {
     mod inbox;
     mod mishaps;
     mod parking;
+    mod parking_counts;
     mod pool;
     mod profiles;
     mod publishing;

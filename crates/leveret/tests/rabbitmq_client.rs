@@ -11,6 +11,7 @@ mod rabbitmq_client {
     mod inbox;
     mod parking;
     mod parking_beside;
+    mod parking_cuts;
     mod parking_drops;
     mod parking_kinds;
     mod parking_limits;

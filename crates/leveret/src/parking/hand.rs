@@ -78,7 +78,7 @@ impl Hand {
         self.held.lock().await.stay(taken);
     }
 
-    pub(super) async fn let_go(&self, taken: &Taken) -> Result<(), Error> {
+    pub(super) async fn let_go(&self, taken: Taken) -> Result<(), Error> {
         self.held.lock().await.let_go(taken)
     }
 

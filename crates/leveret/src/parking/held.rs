@@ -142,9 +142,9 @@ impl Held {
     }
 
     /// It leaves the lot.
-    pub(super) fn let_go(&mut self, taken: &Taken) -> Result<(), Error> {
+    pub(super) fn let_go(&mut self, taken: Taken) -> Result<(), Error> {
         self.close(taken.place);
-        self.walk.ack(taken.place)
+        self.walk.let_go(taken)
     }
 
     /// It stays in the lot.
@@ -186,7 +186,7 @@ impl Held {
                     self.doubled.push(taken.place);
                 }
                 (Ok(()), Purpose::Leave) => {
-                    self.walk.ack(taken.place)?;
+                    self.walk.let_go(taken)?;
                     self.outcomes.push_back(Outcome::Left);
                 }
                 (Err(error), Purpose::Leave) => {

@@ -6,14 +6,16 @@
 //!               yes --> shown, and stays; or let go; or addressed and sent
 //! ```
 //!
-//! A lost connection lets it begin anew at the head of the lot, where all is again that was not acked.
+//! A lost connection lets it begin anew at the head of the lot, where all is again that was not acked. Who only looks begins to count
+//! anew, too; for others, what was counted as gone and comes again is not counted twice.
 
 use std::ops::ControlFlow;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-use tokio::time::sleep_until;
+use tokio::time::{sleep, sleep_until};
 
 use super::convoy::{MAX_LOSSES, is_about_message, is_loss};
+use super::doubtful::Doubtful;
 use super::hand::Hand;
 use super::held::Outcome;
 use super::mark::Mark;
@@ -27,6 +29,10 @@ use crate::mover::{Mover, Parcel};
 
 /// How many messages that were not done are named.
 const MAX_NAMED: usize = 100;
+
+/// How often and how long is waited for messages that a lost connection had out.
+const MAX_PAUSES: u32 = 20;
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// How many messages are sent together.
 const OUTBOX: usize = 64;
@@ -42,6 +48,7 @@ pub(super) struct Run<'a> {
     outbox: Vec<(Taken, Parcel)>,
     began: SystemTime,
     walks: u32,
+    doubtful: Doubtful,
     /// What is put in anew has this mark, and so many have it.
     mark: (Mark, u64),
 }
@@ -56,6 +63,7 @@ impl<'a> Run<'a> {
             outbox: Vec::new(),
             began: SystemTime::now(),
             walks: 0,
+            doubtful: Doubtful::default(),
             mark: (Mark::new(), 0),
             task,
         }
@@ -91,9 +99,10 @@ impl<'a> Run<'a> {
         if self.walks == 1 {
             self.progress.total = total;
         }
+        self.until_given_back(total).await?;
         // If an earlier look was cut off, the first message is no longer at the head, and some may be there twice.
         let mut before = 0;
-        if hand.renews() && self.is_look() && self.walks > 1 {
+        if hand.renews() && self.only_looks() && self.walks > 1 {
             before = total % self.progress.total.max(1);
             total = depth.max(self.progress.total);
         }
@@ -101,12 +110,16 @@ impl<'a> Run<'a> {
         match gone {
             // What was only looked at is back at its place, whoever has closed the channel.
             Err(error)
-                if self.is_look() && is_loss(&error) && hand.walk(|walk| walk.is_over()).await =>
+                if self.only_looks()
+                    && is_loss(&error)
+                    && hand.walk(|walk| walk.is_over()).await =>
             {
                 Ok(())
             }
             Err(error) => {
                 hand.give_up().await;
+                self.note(&hand).await;
+                self.doubtful.add(hand.walk(|walk| walk.doubtful()).await);
                 self.mark.1 = hand.renewed().await;
                 let acked = hand.walk(|walk| walk.acked_for_sure()).await;
                 *left = Some((before + total).saturating_sub(acked));
@@ -116,9 +129,24 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Waits for what may come again, if something may: the broker learns later than we that a connection is gone. If so many are there,
+    /// all have come.
+    async fn until_given_back(&mut self, messages: u64) -> Result<(), Error> {
+        let mut pauses = 0;
+        while !self.doubtful.is_empty() && pauses < MAX_PAUSES {
+            let info = self.task.client.inspect_queue(&self.task.queue).await?;
+            if u64::from(info.messages) >= messages {
+                break;
+            }
+            sleep(PAUSE).await;
+            pauses += 1;
+        }
+        Ok(())
+    }
+
     async fn go_through(&mut self, hand: &Hand, before: u64, total: u64) -> Result<(), Error> {
         self.set_out(hand, total).await?;
-        if self.is_look() && self.walks > 1 {
+        if self.only_looks() && self.walks > 1 {
             // What a look that was cut off did not come to.
             hand.pass_by(before).await?;
             self.mark.0 = Mark::new();
@@ -131,8 +159,9 @@ impl<'a> Run<'a> {
     async fn set_out(&mut self, hand: &Hand, total: u64) -> Result<(), Error> {
         self.outbox.clear();
         let gone = self.progress.total.saturating_sub(total);
-        if self.is_look() {
-            (self.progress.seen, self.progress.selected, self.progress.done) = (0, 0, 0);
+        if self.only_looks() {
+            let total = self.progress.total;
+            self.progress = Progress { total, ..Progress::default() };
         } else if self.walks > 1 {
             self.progress.seen = gone;
             if hand.renews() {
@@ -144,7 +173,7 @@ impl<'a> Run<'a> {
             }
             self.progress.selected = self.progress.done + self.progress.failed;
         }
-        let is_whole = self.task.filter.is_all() && !self.task.is_dry && !self.is_look();
+        let is_whole = self.task.filter.is_all() && !self.only_looks();
         match hand.renews() && !is_whole && total > 0 {
             true => hand.check_renewing().await,
             false => Ok(()),
@@ -182,17 +211,18 @@ impl<'a> Run<'a> {
         hand.end(left).await
     }
 
-    fn is_look(&self) -> bool {
-        matches!(self.task.action, Action::Look(_))
+    /// Whether nothing is to leave the lot.
+    fn only_looks(&self) -> bool {
+        self.task.is_dry || matches!(self.task.action, Action::Look(_))
     }
 
     fn is_enough(&self) -> bool {
-        self.progress.selected >= self.task.limit
+        self.progress.selected >= self.task.limit && self.doubtful.is_empty()
     }
 
     /// How many messages to take at once: none that will not be needed, and none that would be held for long.
     fn page_limit(&self) -> u64 {
-        let needed = match self.task.filter.is_all() {
+        let needed = match self.task.filter.is_all() && self.doubtful.is_empty() {
             true => self.task.limit.saturating_sub(self.progress.selected),
             false => u64::MAX,
         };
@@ -206,6 +236,15 @@ impl<'a> Run<'a> {
             hand.stay(taken).await;
             return Ok(flow);
         }
+        if self.doubtful.has(&taken) {
+            // It was counted, and is still there.
+            self.progress.done = self.progress.done.saturating_sub(1);
+            self.progress.selected = self.progress.selected.saturating_sub(1);
+        } else if self.progress.selected >= self.task.limit {
+            // It is only gone past: what was given back may come first or last.
+            hand.stay(taken).await;
+            return Ok(flow);
+        }
         self.progress.selected += 1;
         if let Action::Look(look) = &mut self.task.action {
             flow = look(&taken.message);
@@ -216,7 +255,7 @@ impl<'a> Run<'a> {
                 true => hand.stay(taken).await,
                 false => {
                     self.keep_pace(hand).await?;
-                    hand.let_go(&taken).await?;
+                    hand.let_go(taken).await?;
                 }
             }
             self.progress.done += 1;

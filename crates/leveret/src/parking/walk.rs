@@ -140,6 +140,8 @@ pub(super) struct Walk {
     acked: u64,
     /// So many acks has the broker taken.
     acked_for_sure: u64,
+    /// What was let go of since.
+    doubtful: Vec<Taken>,
 }
 
 impl Walk {
@@ -212,6 +214,7 @@ impl Walk {
             left: 0,
             acked: 0,
             acked_for_sure: 0,
+            doubtful: Vec::new(),
         }
     }
 
@@ -272,7 +275,7 @@ impl Walk {
         let options = ConsumeOptions { prefetch: size as u16, ..ConsumeOptions::default() };
         let consuming = channel.consume(&self.queue, options).await;
         self.consumer = Some(consuming.map_err(|error| self.failed(error))?);
-        self.acked_for_sure = self.acked;
+        self.acks_have_arrived();
         self.fill(page, size).await?;
         self.stop_consuming(page).await
     }
@@ -297,7 +300,7 @@ impl Walk {
         while (page.len() as u64) < size && !self.is_at_end {
             let got = channel.get(&self.queue, GetOptions::default()).await;
             let got = got.map_err(|error| self.failed(error))?;
-            self.acked_for_sure = self.acked;
+            self.acks_have_arrived();
             match got {
                 Some(delivery) => page.push(self.taken(delivery)),
                 None => self.is_at_end = true,
@@ -404,11 +407,28 @@ impl Walk {
 
     /// How many messages there are to be taken; an error if what was taken is no longer in our hands.
     pub(super) async fn check_held(&mut self) -> Result<u64, Error> {
-        let acked = self.acked;
         let answer = self.channel().inspect_queue(&self.queue).await;
         let ready = answer.map_err(|error| self.failed(error))?.messages;
-        self.acked_for_sure = acked;
+        self.acks_have_arrived();
         Ok(u64::from(ready))
+    }
+
+    /// The same, for good; if the ack does not arrive, it will be wanted to know which it was.
+    pub(super) fn let_go(&mut self, taken: Taken) -> Result<(), Error> {
+        self.ack(taken.place)?;
+        self.doubtful.push(taken);
+        Ok(())
+    }
+
+    /// Whoever has an answer to a later call knows that the acks before it were taken.
+    fn acks_have_arrived(&mut self) {
+        self.acked_for_sure = self.acked;
+        self.doubtful.clear();
+    }
+
+    /// Which messages are out only if their acks have arrived.
+    pub(super) fn doubtful(&mut self) -> Vec<Taken> {
+        std::mem::take(&mut self.doubtful)
     }
 
     /// How many acks the broker has taken for sure.
@@ -455,10 +475,10 @@ impl Walk {
     /// Gives back what was left, and returns when it is there.
     pub(super) async fn end(&mut self) -> Result<(), Error> {
         self.is_over = true;
-        // Whoever has an answer to a later call knows that the acks before it were taken. Closing does not tell.
+        // Closing would not tell whether the acks were taken.
         let answer = self.channel().inspect_queue(&self.queue).await;
         let mut back = u64::from(answer.map_err(|error| self.failed(error))?.messages);
-        self.acked_for_sure = self.acked;
+        self.acks_have_arrived();
         for page in &self.pages {
             let given_back = match (self.give_back, page.last_left) {
                 (GiveBack::ByClosing, _) => page.channel.close().await,
