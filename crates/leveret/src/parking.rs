@@ -25,6 +25,7 @@ mod target;
 mod task;
 mod transfer;
 mod walk;
+mod written;
 
 pub use filter::Filter;
 pub use groups::Group;
@@ -141,15 +142,15 @@ impl ParkingLot {
         let mut found = Vec::new();
         // A lost connection lets it begin anew.
         let mut last = 0;
-        let look = |message: &ParkedMessage| {
-            if message.position() <= last {
+        let look = |walk, message: &ParkedMessage| {
+            if walk != last {
                 found.clear();
             }
-            last = message.position();
+            last = walk;
             found.push(message.clone().compact());
             ControlFlow::Continue(())
         };
-        self.look(look).filter(filter.clone()).limit(limit as u64).run().await?;
+        self.look_by_walk(look).filter(filter.clone()).limit(limit as u64).run().await?;
         Ok(found)
     }
 
@@ -158,7 +159,15 @@ impl ParkingLot {
     /// After a lost connection it begins anew with the first.
     pub fn look<'a>(
         &self,
-        look: impl FnMut(&ParkedMessage) -> ControlFlow<()> + Send + 'a,
+        mut look: impl FnMut(&ParkedMessage) -> ControlFlow<()> + Send + 'a,
+    ) -> Task<'a> {
+        self.look_by_walk(move |_, message| look(message))
+    }
+
+    /// The same, and tells each time which walk it is: after a lost connection, another one.
+    fn look_by_walk<'a>(
+        &self,
+        look: impl FnMut(u32, &ParkedMessage) -> ControlFlow<()> + Send + 'a,
     ) -> Task<'a> {
         Task::new(&self.client, &self.queue, Action::Look(Box::new(look)))
     }
@@ -167,15 +176,15 @@ impl ParkingLot {
     pub async fn groups(&self, filter: &Filter) -> Result<Vec<Group>, Error> {
         let mut groups = Groups::default();
         let mut last = 0;
-        let look = |message: &ParkedMessage| {
-            if message.position() <= last {
+        let look = |walk, message: &ParkedMessage| {
+            if walk != last {
                 groups = Groups::default();
             }
-            last = message.position();
+            last = walk;
             groups.add(message);
             ControlFlow::Continue(())
         };
-        self.look(look).filter(filter.clone()).run().await?;
+        self.look_by_walk(look).filter(filter.clone()).run().await?;
         Ok(groups.finish())
     }
 

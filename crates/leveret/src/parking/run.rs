@@ -246,8 +246,11 @@ impl<'a> Run<'a> {
             return Ok(flow);
         }
         self.progress.selected += 1;
+        if matches!(self.task.action, Action::Look(_)) {
+            self.keep_pace(hand).await?;
+        }
         if let Action::Look(look) = &mut self.task.action {
-            flow = look(&taken.message);
+            flow = look(self.walks, &taken.message);
             hand.stay(taken).await;
             self.progress.done += 1;
         } else if let Action::Purge = self.task.action {

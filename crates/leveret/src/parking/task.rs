@@ -42,7 +42,8 @@ pub struct NotDone {
 }
 
 pub(super) type Edit<'a> = Box<dyn FnMut(&ParkedMessage, &mut Draft) + Send + 'a>;
-type Look<'a> = Box<dyn FnMut(&ParkedMessage) -> ControlFlow<()> + Send + 'a>;
+/// Is told which walk a message is of: after a lost connection there is another one.
+type Look<'a> = Box<dyn FnMut(u32, &ParkedMessage) -> ControlFlow<()> + Send + 'a>;
 pub(super) type Report<'a> = Box<dyn FnMut(&Progress) + Send + 'a>;
 
 /// What is done with each message.

@@ -11,6 +11,7 @@ use super::message::ParkedMessage;
 use super::pace::Pace;
 use super::target::{note_address, straight_to};
 use super::task::{Progress, Report};
+use super::written::Written;
 use super::{Filter, ParkingLot};
 use crate::error::{Error, ErrorKind};
 use crate::mover::Parcel;
@@ -119,22 +120,19 @@ impl<'a, W: Write + Send> Export<'a, W> {
     /// Writes them, and says how many.
     pub async fn run(self) -> Result<u64, Error> {
         let Export { lot, to, filter, limit, rate, report } = self;
-        let mut written = 0;
+        let mut written = Written::default();
         let mut failed = None;
-        // A lost connection lets it begin anew with the first.
-        let mut last = 0;
-        let write = |message: &ParkedMessage| {
-            if message.position() <= last {
+        let write = |walk, message: &ParkedMessage| {
+            if !written.is_new(walk, message) {
                 return ControlFlow::Continue(());
             }
-            last = message.position();
-            match writeln!(to, "{}", message.to_json()) {
-                Ok(()) => written += 1,
-                Err(error) => failed = Some(error),
+            failed = writeln!(to, "{}", message.to_json()).err();
+            match failed.is_some() || written.count() >= limit {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
             }
-            if failed.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        let mut task = lot.look(write).filter(filter).limit(limit);
+        let mut task = lot.look_by_walk(write).filter(filter).limit(limit);
         if let Some(rate) = rate {
             task = task.rate(rate);
         }
@@ -146,7 +144,7 @@ impl<'a, W: Write + Send> Export<'a, W> {
             failed = to.flush().err();
         }
         match failed {
-            None => Ok(written),
+            None => Ok(written.count()),
             Some(error) => Err(Error::caused(ErrorKind::Invalid, "cannot write messages", error)),
         }
     }

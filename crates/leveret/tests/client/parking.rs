@@ -230,6 +230,10 @@ async fn a_rate_is_kept() {
     let broker = broker();
     let (_client, lot) = lot_with(&broker, 30).await;
     let began = Instant::now();
+    let mut exported = Vec::new();
+    assert_eq!(lot.export(&mut exported).rate(2.0).limit(21).run().await.unwrap(), 21);
+    assert!((10..12).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+    let began = Instant::now();
     let replaying = lot.clone();
     // It can be a task of its own.
     let replay = tokio::spawn(async move { replaying.replay().rate(2.0).limit(21).run().await });

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use leveret::amqp::GetOptions;
 use leveret::{Client, Filter, Message, Progress, Queue, Target, Task, Topology};
 use leveret_broker::{Broker, Profile};
 
@@ -83,6 +84,54 @@ async fn what_is_said_to_have_left_a_lot_has_left_it() {
             let moved = client.parking_lot("other").list(&Filter::new(), 1000).await.unwrap();
             let moved: BTreeSet<_> = moved.iter().map(|message| message.body().clone()).collect();
             assert_eq!(moved.len(), 120, "{told}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_export_that_is_cut_off_has_all_that_stay_however_many_others_take() {
+    for (profile, lot) in lots() {
+        for at in [1, 20, 400, 799] {
+            let told = format!("{profile:?}, {lot:?}, cut at {at}");
+            let (broker, client) = filled(profile, lot.clone()).await;
+            let taker = Client::builder().broker(&broker).name("taker").connect().await.unwrap();
+            let (cut, is_cut) = tokio::sync::oneshot::channel();
+            // While the other one is away: time stands still as long as this has something to do.
+            let taking = tokio::spawn(async move {
+                is_cut.await.unwrap();
+                for _ in 0..60 {
+                    let taken = taker.get("lot", GetOptions::default()).await.unwrap();
+                    taken.expect("a message").ack().unwrap();
+                }
+                taker.close().await;
+            });
+            let mut cut = Some(cut);
+            let progress = |progress: &Progress| {
+                if progress.done == at
+                    && let Some(cut) = cut.take()
+                {
+                    assert!(broker.faults().cut_connections_named("test (consuming)") > 0);
+                    cut.send(()).unwrap();
+                }
+            };
+            let mut lines = Vec::new();
+            let export = client.parking_lot("lot").export(&mut lines).progress(progress).run();
+            let count = soon("an export", export).await.unwrap();
+            taking.await.unwrap();
+            let lines: Vec<serde_json::Value> = lines
+                .split(|byte| *byte == b'\n')
+                .filter_map(|line| serde_json::from_slice(line).ok())
+                .collect();
+            assert_eq!(lines.len() as u64, count, "{told}");
+            let body = |line: &serde_json::Value| line["body"].to_string();
+            let exported: BTreeSet<String> = lines.iter().map(body).collect();
+            assert_eq!(exported.len(), lines.len(), "some are there twice: {told}");
+            let stay = client.parking_lot("lot").list(&Filter::new(), 1000).await.unwrap();
+            assert_eq!(stay.len(), 740, "{told}");
+            for message in stay {
+                let body = body(&serde_json::from_str(&message.to_json()).unwrap());
+                assert!(exported.contains(&body), "{body} is missing: {told}");
+            }
         }
     }
 }
