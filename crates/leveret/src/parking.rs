@@ -86,13 +86,16 @@ use task::Action;
 /// the lot as new ones, each confirmed before the old one is acked, until all are in their order again. So every look goes
 /// through the whole lot, what is parked meanwhile comes to stand among the others, and who looks needs the permission to write
 /// to the default exchange. How a message had come into the lot is noted in its headers. Since they are new ones, their delivery
-/// counts and times to live begin anew: do not look into queues all the time that others work on. From 4.3 on looking is not
-/// counted.
+/// counts and times to live begin anew: do not look into queues all the time that others work on. And their routing key is
+/// another one: do not look into a quorum queue that dead-letters by the keys of its messages, for what dies there afterwards goes to
+/// the queues that are bound by the name of the lot, and to no others. From 4.3 on looking is not counted, and changes none of
+/// this.
 ///
-/// While others take messages from the lot, add some or look as well, every message that is there all the time is shown once; what
-/// somebody else has out at the moment is not seen. To know its own messages again, a look before 4.3 gives them a routing key
-/// that begins with `leveret.look.`; that is never shown here or by [consumers](Client::consumer) of this crate, and seen only by
-/// others who take them.
+/// While others take messages from the lot or add some, every message that is there all the time is shown once; what somebody else has
+/// out at the moment is not seen. Two who look, or do something, at the same time hide messages from each other, up to half of
+/// the lot: let one be done before the other begins. To know its own messages again, a look before 4.3 gives them a routing key
+/// that begins with `leveret.look.`; that is not shown here or by [consumers](Client::consumer) of this crate, and seen only by
+/// others who take them, and where they are dead-lettered to.
 ///
 /// From 4.3 on a quorum queue hands out first what was given back. To keep the order, whoever stops in the middle of messages
 /// that were looked at before goes on to the last of them: the first ten of a million messages cost as much as all of them, the
@@ -105,7 +108,9 @@ use task::Action;
 /// have out who are not done. So close the client before the program ends.
 ///
 /// If the process is killed or the connection is lost, the broker gives back what is out, and every version counts that: all that was
-/// seen, and before 4.3 a page of at most 100 messages. A quorum queue whose delivery limit is 0 drops or dead-letters them then, as
+/// seen, and before 4.3 a page of at most 100 messages, and on 4.0 to 4.2 all those with a priority above 4. The same happens to a page if
+/// the broker takes no more messages in the middle of a task because its memory or disk is short, or if within a minute after a look
+/// somebody makes a quorum queue in the place of a classic one. A quorum queue whose delivery limit is 0 drops or dead-letters them then, as
 /// it does with those of any consumer; nobody who looks can do something against that, or is told the limit, since a policy may have
 /// set it. Lots that this crate makes have a limit out of reach: it takes a policy to lower it.
 ///
