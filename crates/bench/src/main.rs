@@ -7,6 +7,7 @@
 //! cargo run --release -p leveret-bench -- retry
 //! cargo run --release -p leveret-bench -- rpc
 //! cargo run --release -p leveret-bench -- outbox
+//! cargo run --release -p leveret-bench -- inbox
 //! cargo run --release -p leveret-bench --features count-allocations -- client --client leveret --null-only
 //! ```
 
@@ -17,6 +18,7 @@ use clap::{Parser, Subcommand};
 mod broker;
 mod client;
 mod codec;
+mod inbox;
 mod measure;
 mod outbox;
 mod report;
@@ -55,6 +57,9 @@ enum Job {
     Rpc(rpc::Arguments),
     /// Sending what is in an outbox: Leveret's relay, and relays by hand with lapin, between PostgreSQL and RabbitMQ
     Outbox(outbox::Arguments),
+    /// Handling messages exactly once: Leveret's inbox, and lapin and sqlx by hand, between RabbitMQ and PostgreSQL; and what it
+    /// takes to remember many of them
+    Inbox(inbox::Arguments),
     /// One run of one client, for `client`
     #[command(hide = true)]
     RunOne(client::Run),
@@ -67,6 +72,9 @@ enum Job {
     /// One run of one candidate, for `outbox`
     #[command(hide = true)]
     RunOutbox(outbox::Run),
+    /// One run of one candidate, for `inbox`
+    #[command(hide = true)]
+    RunInbox(inbox::Run),
     /// The null peer, for `client`
     #[command(hide = true)]
     NullPeer,
@@ -102,11 +110,16 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
             let rows = outbox::run(&arguments, rounds.unwrap_or(3))?;
             show(json, || outbox::json(&rows), || outbox::table(&rows));
         }
+        Job::Inbox(arguments) => {
+            let rows = inbox::run(&arguments, rounds.unwrap_or(3))?;
+            show(json, || inbox::json(&rows), || inbox::table(&rows));
+        }
         Job::ServeBroker => broker::serve()?,
         Job::RunOne(run) => client::run_one(run)?,
         Job::RunRetry(run) => retry::run_one(run)?,
         Job::RunRpc(run) => rpc::run_one(run)?,
         Job::RunOutbox(run) => outbox::run_one(run)?,
+        Job::RunInbox(run) => inbox::run_one(run)?,
         Job::NullPeer => client::run_null_peer()?,
     }
     Ok(())

@@ -27,6 +27,16 @@ async fn data_survives_stop_kill_and_restart() {
 }
 
 #[tokio::test]
+async fn a_server_waits_for_the_disk_if_it_is_asked_to() {
+    let (quick, mut on_disk) = tokio::join!(Postgres::start(), Postgres::start_on_disk());
+    assert_eq!(quick.database().await.sql("SHOW fsync").await, "off");
+    on_disk.restart().await;
+    let database = on_disk.database().await;
+    assert_eq!(database.sql("SHOW fsync").await, "on");
+    assert_eq!(database.sql("SHOW full_page_writes").await, "on");
+}
+
+#[tokio::test]
 async fn a_suspended_server_answers_again_when_it_is_resumed() {
     let server = Postgres::start().await;
     let database = server.database().await;

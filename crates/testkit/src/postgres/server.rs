@@ -16,14 +16,12 @@ use crate::scratch::ScratchFolder;
 const BOOT_DEADLINE: Duration = Duration::from_secs(60);
 const END_DEADLINE: Duration = Duration::from_secs(30);
 
-/// What the data has to survive is a killed server, not a power failure, so nothing needs to reach
-/// the disk. Shared memory in files of the data folder goes away with it.
-const SETTINGS: [&str; 4] = [
-    "fsync=off",
-    "full_page_writes=off",
-    "dynamic_shared_memory_type=mmap",
-    "listen_addresses=127.0.0.1",
-];
+/// Shared memory in files of the data folder goes away with it.
+const SETTINGS: [&str; 2] = ["dynamic_shared_memory_type=mmap", "listen_addresses=127.0.0.1"];
+
+/// What the data of a test has to survive is a killed server, not a power failure, so nothing needs
+/// to reach the disk.
+const NOT_TO_DISK: [&str; 2] = ["fsync=off", "full_page_writes=off"];
 
 /// A running PostgreSQL server with its own data and port. It ends, and its data with it, when it
 /// is dropped or the test process dies.
@@ -37,6 +35,7 @@ pub struct Postgres {
     port: u16,
     programs: PathBuf,
     folder: ScratchFolder,
+    waits_for_disk: bool,
 }
 
 impl Postgres {
@@ -45,6 +44,19 @@ impl Postgres {
     /// # Panics
     /// If PostgreSQL is not installed, or does not start; the message ends with its log.
     pub async fn start() -> Postgres {
+        Postgres::try_to_start(false).await
+    }
+
+    /// The same, but a commit waits until it is on the disk, as it does outside of tests: for
+    /// measurements.
+    ///
+    /// # Panics
+    /// As [`start`](Self::start) does.
+    pub async fn start_on_disk() -> Postgres {
+        Postgres::try_to_start(true).await
+    }
+
+    async fn try_to_start(waits_for_disk: bool) -> Postgres {
         const TRIES: usize = 3;
         let mut tries = 1;
         loop {
@@ -54,6 +66,7 @@ impl Postgres {
                 port,
                 programs: programs::newest(),
                 folder: ScratchFolder::new(),
+                waits_for_disk,
             };
             postgres.make_data().await;
             match postgres.boot().await {
@@ -211,7 +224,8 @@ impl Postgres {
         let (data, port) = (self.data().display().to_string(), self.port.to_string());
         let sockets = format!("unix_socket_directories={}", folder.display());
         let mut arguments = vec!["-D", &data, "-p", &port, "-c", &sockets];
-        arguments.extend(SETTINGS.iter().flat_map(|setting| ["-c", setting]));
+        let not_to_disk = if self.waits_for_disk { &[][..] } else { &NOT_TO_DISK };
+        arguments.extend(SETTINGS.iter().chain(not_to_disk).flat_map(|setting| ["-c", setting]));
         let start = command(folder, &self.programs.join("postgres"), &arguments);
         let mut server = GuardedProcess::start(start, Ending::Quit, log);
 
