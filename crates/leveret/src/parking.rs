@@ -92,7 +92,8 @@ use task::Action;
 /// this.
 ///
 /// While others take messages from the lot or add some, every message that is there all the time is shown once; what somebody else has
-/// out at the moment is not seen. Two who look, or do something, at the same time hide messages from each other, up to half of
+/// out at the moment is not seen. (With priorities, from 4.3 on and in classic queues, what is added meanwhile with a higher one comes
+/// first, and as many of the last are not shown.) Two who look, or do something, at the same time hide messages from each other, up to half of
 /// the lot: let one be done before the other begins. To know its own messages again, a look before 4.3 gives them a routing key
 /// that begins with `leveret.look.`; that is not shown here or by [consumers](Client::consumer) of this crate, and seen only by
 /// others who take them, and where they are dead-lettered to.

@@ -131,8 +131,10 @@ async fn what_is_there_all_the_time_is_shown_once_while_others_take_and_add_mess
 
 #[tokio::test]
 async fn messages_of_all_priorities_are_shown_once_while_others_take_and_add_some() {
+    // From 4.3 on, others of a high priority that are added come before the last of a low one, and as many are shown as there were.
+    let park = if rabbitmq::Version::under_test() < rabbitmq::Version::V4_3 { 200 } else { 0 };
     for high in [1, 10] {
-        for (take, park) in [(400, 0), (200, 200)] {
+        for (take, park) in [(400, 0), (200, park)] {
             let high_for_low = Some(high);
             all_that_stay_are_shown_once(Others { take, park, high_for_low }).await;
         }
