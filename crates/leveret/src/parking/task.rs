@@ -21,7 +21,8 @@ pub struct Progress {
     pub seen: u64,
     /// How many of those were meant.
     pub selected: u64,
-    /// How many of those have left the lot; in a dry run, how many would have.
+    /// How many of those have left the lot; in a dry run, how many would have. If a connection was lost meanwhile, some that are
+    /// counted may still be there, up to what was under way; a limit is then reached too early.
     pub done: u64,
     /// How many of those could not be sent on, and stay in the lot.
     pub failed: u64,
@@ -57,7 +58,7 @@ pub(super) enum Action<'a> {
 /// Something to be done with messages of a [`ParkingLot`](super::ParkingLot): [`run`](Task::run) does it.
 ///
 /// Messages are taken one after the other from the head of the lot. One that is sent on leaves the lot only when that is
-/// confirmed: if something breaks in between, it may be sent twice, and is never lost. One that is not meant, or that the
+/// confirmed: if something breaks in between, it may be sent more than once, and is never lost. One that is not meant, or that the
 /// broker does not take, keeps its place. A lost connection is made again, and the task goes on. It ends with the messages
 /// that were there when it began, so what fails again and comes back is not replayed for ever.
 #[must_use = "nothing is done before it is run"]

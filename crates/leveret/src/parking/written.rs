@@ -6,7 +6,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use super::message::ParkedMessage;
 use crate::amqp::{Properties, RawProperties};
 
-/// How many messages of each likeness were written. Their places tell nothing: others may have taken messages meanwhile.
+/// How many messages of each likeness were written. Their places tell nothing: others may have taken messages meanwhile. It
+/// takes some twenty bytes for each message of the lot, and twice that after a loss.
 #[derive(Debug, Default)]
 pub(super) struct Written {
     all: HashMap<u64, u32>,
