@@ -16,7 +16,7 @@ use crate::parking::ParkingLot;
 use crate::pool::ChannelPoolBuilder;
 use crate::publisher::PublisherBuilder;
 use crate::rpc::{RpcBuilder, ServiceBuilder};
-use crate::topology::{Applied, Exchange, Failed, Topology};
+use crate::topology::{Applied, Exchange, Failed, Plan, Topology};
 
 mod backoff;
 mod checkup;
@@ -270,6 +270,33 @@ impl Client {
                 return Ok((applied, failed));
             }
         }
+    }
+
+    /// What [applying](Client::apply) a topology would do. Changes nothing.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leveret::Error> {
+    /// use leveret::{Change, Client, Queue, Topology};
+    ///
+    /// let client = Client::embedded().await?;
+    /// client.apply(&Topology::new().queue(Queue::quorum("billing"))).await?;
+    /// let wanted = Topology::new().queue(Queue::classic("billing")).queue(Queue::quorum("audit"));
+    /// let plan = client.plan(&wanted).await?;
+    /// assert!(matches!(plan.steps()[0].change, Change::Conflict(_)));
+    /// assert!(matches!(plan.steps()[1].change, Change::Create));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn plan(&self, topology: &Topology) -> Result<Plan, Error> {
+        let core = self.core();
+        let patience = core.options.timeout;
+        let late = |_| Error::timed_out("planning the topology", patience);
+        let planning = async {
+            let up = core.home().up().await?;
+            Plan::make(&up.connection, topology).await
+        };
+        timeout_at(deadline_in(patience), planning).await.map_err(late)?
     }
 
     /// What was applied, all of it.

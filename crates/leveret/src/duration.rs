@@ -5,7 +5,16 @@ use std::time::Duration;
 const UNITS: [(&str, u64); 5] =
     [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
 
+/// Writes one, as a number of the largest unit that it is a whole number of. Less than a millisecond is left out.
+pub(crate) fn write(time: Duration) -> String {
+    let ms = time.as_millis();
+    let whole = UNITS.iter().rev().find(|(_, unit)| ms > 0 && ms.is_multiple_of(u128::from(*unit)));
+    let (name, unit) = whole.unwrap_or(&UNITS[0]);
+    format!("{}{name}", ms / u128::from(*unit))
+}
+
 /// Reads one. The error says what is allowed.
+#[cfg(feature = "files")]
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     let wrong = || {
         format!(
@@ -31,7 +40,7 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_millis(milliseconds))
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "files"))]
 mod tests {
     use super::*;
 
@@ -41,6 +50,15 @@ mod tests {
             [("0s", 0), ("1500ms", 1500), ("2s", 2000), ("1h30m", 5_400_000), ("7d", 604_800_000)];
         for (text, milliseconds) in cases {
             assert_eq!(parse(text), Ok(Duration::from_millis(milliseconds)), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_as_the_same() {
+        let cases = [(0, "0ms"), (90_500, "90500ms"), (5_400_000, "90m"), (604_800_000, "7d")];
+        for (milliseconds, text) in cases {
+            let time = Duration::from_millis(milliseconds);
+            assert_eq!((write(time).as_str(), parse(text)), (text, Ok(time)));
         }
     }
 

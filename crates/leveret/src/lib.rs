@@ -115,7 +115,6 @@ mod clock;
 mod consumer;
 mod delay;
 mod delivery;
-#[cfg(feature = "files")]
 mod duration;
 mod error;
 mod events;
@@ -167,7 +166,7 @@ pub use rpc::{
     Rpc, RpcBuilder, ServiceBuilder, StreamCall,
 };
 pub use topology::{
-    Applied, Binding, Conflict, Destination, Exchange, ExchangeKind, Overflow, Queue, QueueType,
-    Topology,
+    Applied, Binding, Change, Conflict, Destination, Exchange, ExchangeKind, Overflow, Plan, Queue,
+    QueueType, Step, Topology,
 };
 pub use trace::{InvalidTraceContext, TraceContext};

@@ -20,13 +20,18 @@ mod declare;
 mod exchange;
 #[cfg(feature = "files")]
 mod file;
+mod graph;
+mod plan;
 mod queue;
 mod remembered;
+#[cfg(feature = "files")]
+mod write;
 
 pub use binding::{Binding, Destination};
 pub use conflict::Conflict;
 pub use declare::Applied;
 pub use exchange::{Exchange, ExchangeKind};
+pub use plan::{Change, Plan, Step};
 pub use queue::{Overflow, Queue, QueueType};
 
 pub(crate) use declare::Object;

@@ -262,3 +262,15 @@ impl ParkedMessage {
         Line::of(self).write().unwrap_or_default()
     }
 }
+
+impl crate::Delivery {
+    /// The message as a line of JSON, without its end: the form in which parking lots are exported, from which exactly the same
+    /// message can be made again; see [`ParkingLot::export`].
+    pub fn to_json(&self) -> String {
+        let exchange = self.exchange().to_str_lossy().into_owned();
+        let routing_key = self.routing_key().to_str_lossy().into_owned();
+        let properties = self.raw_properties().clone();
+        let line = Line { exchange, routing_key, properties, body: self.body().clone() };
+        line.write().unwrap_or_default()
+    }
+}
