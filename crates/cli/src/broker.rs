@@ -11,7 +11,9 @@ use leveret_broker::{Broker, Profile};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-use crate::failure::{Failure, say};
+use crate::failure::Failure;
+use crate::output::say;
+use crate::reach::until_stopped;
 use file::{Definitions, User};
 use rates::Rates;
 
@@ -124,20 +126,4 @@ fn cannot_listen(address: &str, error: &io::Error) -> Failure {
         _ => "",
     };
     Failure::new(format_args!("cannot listen on {address}: {error}{advice}"))
-}
-
-/// Waits for Ctrl-C, or for the signal by which services are stopped.
-async fn until_stopped() -> Result<(), Failure> {
-    let failed = |error| Failure::new(format_args!("cannot wait for signals: {error}"));
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
-        tokio::select! {
-            result = tokio::signal::ctrl_c() => result.map_err(failed),
-            _ = terminate.recv() => Ok(()),
-        }
-    }
-    #[cfg(not(unix))]
-    tokio::signal::ctrl_c().await.map_err(failed)
 }

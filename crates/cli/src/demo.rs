@@ -4,12 +4,11 @@
 mod books;
 mod cutter;
 
-use std::io::{self, IsTerminal};
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use leveret::amqp::GetOptions;
 use leveret::{
     Attempt, Client, Events, Exchange, Incoming, OnLoss, Publisher, Queue, RetryPolicy, Rpc, State,
@@ -18,7 +17,9 @@ use leveret::{
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::failure::{Failure, say};
+use crate::failure::Failure;
+use crate::output::say;
+use crate::progress::bar;
 use books::Books;
 use cutter::Cutter;
 
@@ -91,7 +92,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
     ));
 
     let books = Arc::new(Books::new(arguments.messages));
-    let progress = progress(arguments.messages);
+    let progress = bar(arguments.messages, "done");
     let showing = tokio::spawn(show(Arc::clone(&books), progress.clone()));
     let result = work(&client, &cutter, &books, &arguments).await;
     showing.abort();
@@ -276,16 +277,6 @@ async fn count_reconnects(mut events: leveret::ClientEvents, books: Arc<Books>) 
             books.reconnected();
         }
     }
-}
-
-/// On a terminal only: a bar in a file or a pipe is noise.
-fn progress(total: u64) -> ProgressBar {
-    if !io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} done, {msg}")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(total).with_style(style)
 }
 
 async fn show(books: Arc<Books>, progress: ProgressBar) {

@@ -1,16 +1,28 @@
 //! The `leveret` program.
 
 mod broker;
+mod call;
 mod demo;
 mod failure;
+mod get;
+mod manual;
+mod message;
+mod output;
+mod parking;
+mod progress;
+mod publish;
+mod reach;
+mod status;
+mod tail;
+mod topology;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Messaging on AMQP 0-9-1 that does not lose work.
 #[derive(Debug, Parser)]
-#[command(name = "leveret", version, arg_required_else_help = true)]
+#[command(name = "leveret", version, arg_required_else_help = true, after_help = failure::STATUSES)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -18,21 +30,36 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Broker(broker::Arguments),
     Demo(demo::Arguments),
+    Broker(broker::Arguments),
+    Status(status::Arguments),
+    Publish(publish::Arguments),
+    Get(get::Arguments),
+    Tail(tail::Arguments),
+    Call(call::Arguments),
+    Topology(topology::Arguments),
+    Parking(parking::Arguments),
+    Completions(manual::Completions),
+    Man(manual::Man),
 }
 
 #[tokio::main]
 async fn main() -> ExitCode {
     let result = match Arguments::parse().command {
-        Command::Broker(arguments) => broker::run(arguments).await,
         Command::Demo(arguments) => demo::run(arguments).await,
+        Command::Broker(arguments) => broker::run(arguments).await,
+        Command::Status(arguments) => status::run(arguments).await,
+        Command::Publish(arguments) => publish::run(arguments).await,
+        Command::Get(arguments) => get::run(arguments).await,
+        Command::Tail(arguments) => tail::run(arguments).await,
+        Command::Call(arguments) => call::run(arguments).await,
+        Command::Topology(arguments) => topology::run(arguments).await,
+        Command::Parking(arguments) => parking::run(arguments).await,
+        Command::Completions(arguments) => manual::completions(&arguments, Arguments::command()),
+        Command::Man(arguments) => manual::man(&arguments, Arguments::command()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("leveret: {error}");
-            ExitCode::FAILURE
-        }
+        Err(failure) => failure.report(),
     }
 }

@@ -1,20 +1,23 @@
-//! The program as a person runs it.
+//! The program as a person runs it, with nothing but itself.
 
-use std::process::{Command, Output};
+mod support;
 
-fn leveret(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_leveret")).args(arguments).output().expect("the program runs")
-}
+const ON_RABBITMQ: bool = false;
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
+#[path = "program/calling.rs"]
+mod calling;
+#[path = "program/parking.rs"]
+mod parking;
+#[path = "program/publishing.rs"]
+mod publishing;
+#[path = "program/topology.rs"]
+mod topology;
+
+use support::leveret;
 
 #[test]
 fn the_demo_balances_its_books() {
-    let output = leveret(&["demo", "--messages", "2000", "--cuts", "3"]);
-    let said = text(&output.stdout);
-    assert!(output.status.success(), "{said}{}", text(&output.stderr));
+    let said = leveret(&["demo", "--messages", "2000", "--cuts", "3"]).ok();
     for line in [
         "confirmed      2000",
         "consumed      1996",
@@ -28,15 +31,56 @@ fn the_demo_balances_its_books() {
 
 #[test]
 fn a_demo_without_its_broker_says_where_none_answers() {
-    let output = leveret(&["demo", "--url", "amqp://127.0.0.1:1"]);
-    assert!(!output.status.success());
-    let said = text(&output.stderr);
-    assert!(said.starts_with("leveret: no broker answers at 127.0.0.1:1"), "{said}");
+    let said = leveret(&["demo", "--url", "amqp://127.0.0.1:1"]);
+    assert_ne!(said.status, 0);
+    assert!(said.err.starts_with("leveret: no broker answers at 127.0.0.1:1"), "{said:?}");
 }
 
 #[test]
 fn a_wrong_url_is_named() {
-    let output = leveret(&["demo", "--url", "http://localhost"]);
-    assert!(!output.status.success());
-    assert!(text(&output.stderr).contains("scheme \"http\""));
+    let said = leveret(&["demo", "--url", "http://localhost"]);
+    assert!(said.status != 0 && said.err.contains("scheme \"http\""), "{said:?}");
+}
+
+#[test]
+fn who_finds_no_broker_is_told_so_by_the_exit_status() {
+    let nowhere = ["--url", "amqp://127.0.0.1:1"];
+    for command in
+        [&["get", "q"][..], &["parking", "list", "q"], &["publish", "q", "x"], &["status"]]
+    {
+        let said = leveret(&[command, &nowhere].concat());
+        assert_eq!(said.status, 69, "{command:?}: {said:?}");
+        assert!(!said.err.is_empty() || said.out.contains("refused"), "{command:?}: {said:?}");
+    }
+}
+
+#[test]
+fn wrong_arguments_and_files_have_a_status_of_their_own() {
+    for (command, named) in [
+        (&["get"][..], "<QUEUE>"),
+        (&["get", "q", "--url", "amqp://localhost:port"], "port"),
+        (&["get", "q", "--timeout", "soon"], "30s"),
+        (&["publish", "q", "x", "-H", "novalue"], "region=eu"),
+        (&["parking", "import", "lot", "/no/such/file"], "/no/such/file"),
+        (&["topology", "plan", "/no/such/file.toml"], "/no/such/file.toml"),
+        (&["parking", "move", "lot"], "--to-queue"),
+        (&["parking", "edit", "lot"], "--set-header"),
+    ] {
+        let said = leveret(command);
+        assert_eq!(said.status, 2, "{command:?}: {said:?}");
+        assert!(said.err.contains(named), "{named:?} is not in {:?}", said.err);
+    }
+}
+
+#[test]
+fn shells_and_manuals_get_what_they_need() {
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(leveret(&["completions", shell]).ok().contains("parking"), "{shell}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("man");
+    leveret(&["man", path.to_str().unwrap()]).ok();
+    let page = std::fs::read_to_string(path.join("leveret-parking-replay.1")).unwrap();
+    assert!(page.contains("dry\\-run"), "{page}");
+    assert!(leveret(&["man"]).ok().contains("Exit status"));
 }

@@ -1,0 +1,106 @@
+//! `leveret call`: asks a service.
+
+use std::time::Duration;
+
+use clap::Args;
+use leveret::{Client, Reply};
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::message::{Body, MessageOptions, readable};
+use crate::output::{Form, print, print_bytes, print_json};
+use crate::reach::{Reach, duration};
+
+/// Calls a method of a service, and shows its reply.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// The service.
+    #[arg(value_name = "SERVICE")]
+    service: String,
+
+    /// The method.
+    #[arg(value_name = "METHOD")]
+    method: String,
+
+    #[command(flatten)]
+    body: Body,
+
+    /// The exchange of the service, if it has one of its own.
+    #[arg(short, long, value_name = "NAME")]
+    exchange: Option<String>,
+
+    /// How long the reply may take.
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    within: Duration,
+
+    /// Ask for no reply; it is enough that the request is in the queue of the service.
+    #[arg(long, conflicts_with = "stream")]
+    cast: bool,
+
+    /// There may be several replies; each is shown as it comes.
+    #[arg(long)]
+    stream: bool,
+
+    /// Write only the body, as it is.
+    #[arg(long, conflicts_with = "json")]
+    raw: bool,
+
+    #[command(flatten)]
+    message: MessageOptions,
+    #[command(flatten)]
+    form: Form,
+    #[command(flatten)]
+    reach: Reach,
+}
+
+/// A reply, for a program.
+#[derive(Serialize)]
+struct Told<'a> {
+    content_type: Option<String>,
+    body: Option<&'a str>,
+    /// If it is no text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bytes: Option<&'a [u8]>,
+}
+
+pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
+    let message = arguments.message.message(arguments.body.read()?);
+    let command = async |client: &Client| {
+        let mut rpc = client.rpc(&arguments.service).timeout(arguments.within);
+        if let Some(exchange) = &arguments.exchange {
+            rpc = rpc.exchange(exchange);
+        }
+        let rpc = rpc.build().await?;
+        if arguments.cast {
+            return Ok(rpc.cast(&arguments.method, message).await?);
+        }
+        if !arguments.stream {
+            let reply: Reply = rpc.call(&arguments.method, message).await?;
+            return arguments.show(&reply);
+        }
+        let mut replies = rpc.stream::<Reply>(&arguments.method, message).await?;
+        while let Some(reply) = replies.next().await {
+            arguments.show(&reply?)?;
+        }
+        Ok(())
+    };
+    arguments.reach.with_client(command).await
+}
+
+impl Arguments {
+    fn show(&self, reply: &Reply) -> Result<(), Failure> {
+        if self.raw {
+            return print_bytes(reply.body());
+        }
+        if !self.form.json {
+            return print(&readable(reply.body()));
+        }
+        let content_type = reply.properties().content_type;
+        let body = std::str::from_utf8(reply.body()).ok();
+        print_json(&Told {
+            content_type: content_type.map(|text| text.to_str_lossy().into_owned()),
+            body,
+            bytes: body.is_none().then_some(reply.body()),
+        })
+    }
+}

@@ -1,0 +1,188 @@
+//! What a command says: results on the standard output, for a person or for a program.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, SystemTime};
+
+use clap::Args;
+use console::{measure_text_width, truncate_str};
+use serde::Serialize;
+
+use crate::failure::Failure;
+
+/// In which form results are told.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct Form {
+    /// Tell results as lines of JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Says something on the standard output. Nobody listening is no error.
+pub(crate) fn say(text: &str) {
+    let _ = print(text);
+}
+
+/// Says a result. If nobody reads any more, there is no use in going on.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    print_bytes(text.as_bytes())
+}
+
+/// The same, whatever the bytes are.
+pub(crate) fn print_bytes(text: &[u8]) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    let written =
+        out.write_all(text).and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush());
+    written.map_err(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe => Failure::nobody_reads(),
+        _ => Failure::new(format_args!("cannot write to the standard output: {error}")),
+    })
+}
+
+/// Says a result as a line of JSON.
+pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
+    print(&serde_json::to_string(value).map_err(Failure::new)?)
+}
+
+/// Rows under headings. On a terminal the last column is cut to what has room.
+#[derive(Debug)]
+pub(crate) struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    pub(crate) fn new(headings: &[&str]) -> Self {
+        Table { rows: vec![headings.iter().map(|&heading| heading.to_owned()).collect()] }
+    }
+
+    pub(crate) fn row(&mut self, cells: Vec<String>) {
+        // A cell is a line.
+        self.rows.push(cells.into_iter().map(|cell| one_line(&cell)).collect());
+    }
+
+    pub(crate) fn print(&self) -> Result<(), Failure> {
+        let width =
+            io::stdout().is_terminal().then(|| usize::from(console::Term::stdout().size().1));
+        print(&self.to_text(width))
+    }
+
+    fn to_text(&self, width: Option<usize>) -> String {
+        let columns = self.rows[0].len();
+        let width_of = |column: usize| {
+            self.rows.iter().map(|row| measure_text_width(&row[column])).max().unwrap_or_default()
+        };
+        let widths: Vec<usize> = (0..columns).map(width_of).collect();
+        let before: usize = widths[..columns - 1].iter().map(|width| width + 2).sum();
+        let mut lines = Vec::new();
+        for row in &self.rows {
+            let mut line = String::new();
+            for (cell, width) in row[..columns - 1].iter().zip(&widths) {
+                let padding = width + 2 - measure_text_width(cell);
+                line.push_str(cell);
+                line.extend(std::iter::repeat_n(' ', padding));
+            }
+            let last = &row[columns - 1];
+            match width {
+                Some(width) => {
+                    line.push_str(&truncate_str(last, width.saturating_sub(before).max(10), "…"))
+                }
+                None => line.push_str(last),
+            }
+            lines.push(line.trim_end().to_owned());
+        }
+        lines.join("\n")
+    }
+}
+
+/// Text from elsewhere, with what would break a line or move the cursor made visible.
+pub(crate) fn one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '·' } else { c }).collect()
+}
+
+/// Text from elsewhere, in lines; what would move the cursor is made visible.
+pub(crate) fn lines(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '·' } else { c }).collect()
+}
+
+/// How long ago something was, for a person: `3 min`.
+pub(crate) fn ago(time: Option<SystemTime>) -> String {
+    let Some(time) = time else { return "–".to_owned() };
+    rough(SystemTime::now().duration_since(time).unwrap_or_default())
+}
+
+/// A time, in its largest unit.
+pub(crate) fn rough(time: Duration) -> String {
+    match time.as_secs() {
+        0 => format!("{} ms", time.as_millis()),
+        seconds @ 1..=119 => format!("{seconds} s"),
+        seconds @ 120..=7199 => format!("{} min", seconds / 60),
+        seconds @ 7200..=172_799 => format!("{} h", seconds / 3600),
+        seconds => format!("{} days", seconds / 86400),
+    }
+}
+
+/// A time, for a program.
+pub(crate) fn timestamp(time: Option<SystemTime>) -> Option<String> {
+    time.map(|time| humantime::format_rfc3339_millis(time).to_string())
+}
+
+/// How many bytes, for a person.
+pub(crate) fn size(bytes: usize) -> String {
+    match bytes {
+        0..=1023 => format!("{bytes} B"),
+        1024..=1_048_575 => format!("{:.1} KiB", bytes as f64 / 1024.0),
+        _ => format!("{:.1} MiB", bytes as f64 / 1_048_576.0),
+    }
+}
+
+/// `1 message`, `2 messages`.
+pub(crate) fn counted(count: u64, what: &str) -> String {
+    match count {
+        1 => format!("1 {what}"),
+        count => format!("{count} {what}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> Table {
+        let mut table = Table::new(&["#", "id", "error"]);
+        table.row(vec!["1".into(), "order-17".into(), "no such customer:\n17".into()]);
+        table.row(vec!["12".into(), "é".into(), String::new()]);
+        table
+    }
+
+    #[test]
+    fn columns_stand_below_each_other() {
+        let expected = "#   id        error\n1   order-17  no such customer:·17\n12  é";
+        assert_eq!(table().to_text(None), expected);
+    }
+
+    #[test]
+    fn on_a_terminal_the_last_column_is_cut() {
+        let expected = "#   id        error\n1   order-17  no such c…\n12  é";
+        assert_eq!(table().to_text(Some(24)), expected);
+        // There is always room for a little.
+        assert_eq!(table().to_text(Some(1)), expected);
+    }
+
+    #[test]
+    fn what_moves_the_cursor_is_made_visible() {
+        assert_eq!(one_line("a\u{1b}[2Jb\r\n"), "a·[2Jb··");
+        assert_eq!(lines("a\u{1b}[2Jb\r\n"), "a·[2Jb·\n");
+    }
+
+    #[test]
+    fn times_and_sizes_are_rough() {
+        let times =
+            [(0, "0 ms"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (172_800, "2 days")];
+        for (seconds, text) in times {
+            assert_eq!(rough(Duration::from_secs(seconds)), text);
+        }
+        let sizes = [(1023, "1023 B"), (1024, "1.0 KiB"), (1_572_864, "1.5 MiB")];
+        for (bytes, text) in sizes {
+            assert_eq!(size(bytes), text);
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! `leveret parking`: what became of messages that failed for good, and another try for them.
+
+mod look;
+mod repair;
+mod transfer;
+
+use std::io::{self, BufRead, IsTerminal, Write};
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use leveret::{Filter, Target, Task};
+
+use crate::failure::Failure;
+use crate::message::{Header, with};
+use crate::output::{Form, counted, print, print_json};
+use crate::progress::bar;
+use crate::reach::duration;
+
+/// Looks into parking lots, and repairs what is there.
+///
+/// A parking lot is a queue of messages that are not tried again; by default that of the queue `jobs` is `jobs.parked`. Any
+/// other queue can be looked into as well. Nothing is lost if a command is stopped in the middle: a message leaves the lot
+/// when it is safe elsewhere.
+#[derive(Debug, Args)]
+#[command(arg_required_else_help = true)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    List(look::List),
+    Show(look::Show),
+    Groups(look::Groups),
+    Replay(repair::Replay),
+    Edit(repair::Edit),
+    Move(repair::Move),
+    Purge(repair::Purge),
+    Export(transfer::Export),
+    Import(transfer::Import),
+}
+
+pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
+    match arguments.command {
+        Command::List(arguments) => arguments.run().await,
+        Command::Show(arguments) => arguments.run().await,
+        Command::Groups(arguments) => arguments.run().await,
+        Command::Replay(arguments) => arguments.run().await,
+        Command::Edit(arguments) => arguments.run().await,
+        Command::Move(arguments) => arguments.run().await,
+        Command::Purge(arguments) => arguments.run().await,
+        Command::Export(arguments) => arguments.run().await,
+        Command::Import(arguments) => arguments.run().await,
+    }
+}
+
+/// The lot, and what all commands share.
+#[derive(Debug, Args)]
+struct Lot {
+    /// The queue of the parking lot.
+    #[arg(value_name = "LOT")]
+    lot: String,
+
+    #[command(flatten)]
+    form: Form,
+}
+
+/// Which messages are meant: those that meet all of these; all messages if there are none.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Which messages")]
+struct Which {
+    #[arg(long, value_name = "NAME", help = "Those that failed in this queue")]
+    from_queue: Option<String>,
+
+    #[arg(long, value_name = "KIND", help = "Those whose last error was of this kind")]
+    kind: Option<String>,
+
+    #[arg(long, value_name = "REASON", help = "Those parked for this reason")]
+    reason: Option<String>,
+
+    #[arg(long, value_name = "TEXT", help = "Those whose last error has this in its text")]
+    error: Option<String>,
+
+    #[arg(long, value_name = "ID", help = "The one with this message id")]
+    id: Option<String>,
+
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        help = "The one at this place in the lot, as `list` counts them"
+    )]
+    position: Option<u64>,
+
+    #[arg(long, value_name = "TIME", value_parser = duration, help = "Those that failed longer ago, as in 2h")]
+    older_than: Option<Duration>,
+
+    #[arg(long, value_name = "TIME", value_parser = duration, help = "Those that failed since then, as in 10m")]
+    newer_than: Option<Duration>,
+
+    #[arg(long = "with-header", value_name = "NAME=TEXT", value_parser = Header::parse, help = "Those with this header; NAME:=VALUE for numbers")]
+    headers: Vec<Header>,
+}
+
+impl Which {
+    fn filter(&self) -> Filter {
+        let mut filter = Filter::new();
+        filter = with(filter, &self.from_queue, Filter::queue);
+        filter = with(filter, &self.kind, Filter::kind);
+        filter = with(filter, &self.reason, Filter::reason);
+        filter = with(filter, &self.error, Filter::error_contains);
+        filter = with(filter, &self.id, Filter::message_id);
+        filter = with(filter, &self.position, Filter::position);
+        filter = with(filter, &self.older_than, Filter::older_than);
+        filter = with(filter, &self.newer_than, Filter::newer_than);
+        for Header { name, value } in &self.headers {
+            filter = filter.header(name, value.clone());
+        }
+        filter
+    }
+}
+
+/// How much of it is done, and how fast.
+#[derive(Debug, Args)]
+struct Pace {
+    /// At most so many messages.
+    #[arg(long, value_name = "COUNT")]
+    limit: Option<u64>,
+
+    /// At most so many messages a second.
+    #[arg(long, value_name = "PER-SECOND")]
+    rate: Option<f64>,
+
+    /// Only tell what would be done.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Where messages go.
+#[derive(Debug, Args)]
+struct To {
+    /// To this queue.
+    #[arg(long, value_name = "QUEUE", conflicts_with = "to_exchange")]
+    to_queue: Option<String>,
+
+    /// To this exchange, under the message's own routing key.
+    #[arg(long, value_name = "EXCHANGE")]
+    to_exchange: Option<String>,
+
+    /// With --to-exchange: under this routing key.
+    #[arg(long, value_name = "KEY", requires = "to_exchange")]
+    key: Option<String>,
+}
+
+impl To {
+    fn target(&self) -> Target {
+        match (&self.to_queue, &self.to_exchange) {
+            (Some(queue), _) => Target::queue(queue),
+            (None, Some(name)) => {
+                Target::Exchange { name: name.clone(), routing_key: self.key.clone() }
+            }
+            (None, None) => Target::Origin,
+        }
+    }
+}
+
+/// Does a task with its filter, pace and progress, and tells what was done. `done` is a word for it.
+async fn carry_out(
+    task: Task<'_>,
+    filter: Filter,
+    pace: &Pace,
+    form: Form,
+    done: &str,
+) -> Result<(), Failure> {
+    let mut task = with(task.filter(filter), &pace.limit, Task::limit);
+    task = with(task, &pace.rate, Task::rate);
+    if pace.dry_run {
+        task = task.dry_run();
+    }
+    let bar = bar(0, "looked at");
+    let shown = bar.clone();
+    let task = task.progress(move |progress| {
+        shown.set_length(progress.total);
+        shown.set_position(progress.seen);
+        shown.set_message(format!("{} {done}, {} failed", progress.done, progress.failed));
+    });
+    let progress = task.run().await;
+    bar.finish_and_clear();
+    let progress = progress?;
+    for one in &progress.not_done {
+        let id = one.message_id.as_ref().map(|id| format!(" ({id})")).unwrap_or_default();
+        eprintln!("leveret: message {}{id} stays: {}", one.position, one.error);
+    }
+    match form.json {
+        true => print_json(&serde_json::json!({
+            "dry_run": pace.dry_run,
+            "total": progress.total,
+            "seen": progress.seen,
+            "selected": progress.selected,
+            "done": progress.done,
+            "failed": progress.failed,
+        }))?,
+        false => {
+            let would = if pace.dry_run { "would be " } else { "" };
+            print(&format!(
+                "{} of {} {would}{done}",
+                progress.done,
+                counted(progress.total, "message")
+            ))?;
+        }
+    }
+    match progress.failed {
+        0 => Ok(()),
+        failed => Err(Failure::new(format_args!(
+            "{} could not be {done} and stay",
+            counted(failed, "message")
+        ))),
+    }
+}
+
+/// Asks whether to go on. Without a terminal nobody can be asked.
+fn confirm(question: &str) -> Result<(), Failure> {
+    if !io::stdin().is_terminal() {
+        return Err(Failure::wrong(format_args!(
+            "{question} Say so by --yes: there is no terminal to ask on"
+        )));
+    }
+    eprint!("{question} [y/N] ");
+    let _ = io::stderr().flush();
+    let mut answer = String::new();
+    let read = io::stdin().lock().read_line(&mut answer);
+    match read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes") {
+        true => Ok(()),
+        false => Err(Failure::new("nothing was done")),
+    }
+}

@@ -1,0 +1,180 @@
+//! `leveret topology`: what a file wants on the broker, and a picture of it.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use leveret::{Change, Client, Conflict, Plan, Step, Topology};
+use serde_json::{Value, json};
+
+use crate::failure::Failure;
+use crate::output::{Form, counted, print, print_json};
+use crate::reach::Reach;
+
+/// Plans, applies and draws topologies: exchanges, queues and bindings from a TOML or YAML file.
+#[derive(Debug, Args)]
+#[command(arg_required_else_help = true)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Plan(PlanArguments),
+    Apply(ApplyArguments),
+    Graph(GraphArguments),
+}
+
+pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
+    match arguments.command {
+        Command::Plan(arguments) => plan(arguments).await,
+        Command::Apply(arguments) => apply(arguments).await,
+        Command::Graph(arguments) => graph(&arguments),
+    }
+}
+
+/// Tells what applying the file would do. Changes nothing.
+///
+/// The exit status is 1 if the broker has something with other parameters.
+#[derive(Debug, Args)]
+struct PlanArguments {
+    /// The topology: TOML, or YAML if its name ends so.
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    #[command(flatten)]
+    form: Form,
+    #[command(flatten)]
+    reach: Reach,
+}
+
+async fn plan(arguments: PlanArguments) -> Result<(), Failure> {
+    let topology = Topology::read(&arguments.file)?;
+    let command = async |client: &Client| Ok(client.plan(&topology).await?);
+    let plan = arguments.reach.with_client(command).await?;
+    show(&plan, arguments.form)?;
+    match plan.is_possible() {
+        true => Ok(()),
+        false => Err(advice(&plan)),
+    }
+}
+
+/// Declares what the file wants. If the broker has something with other parameters, nothing is declared.
+#[derive(Debug, Args)]
+struct ApplyArguments {
+    /// The topology: TOML, or YAML if its name ends so.
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    /// Only tell what would be done.
+    #[arg(long)]
+    dry_run: bool,
+
+    #[command(flatten)]
+    form: Form,
+    #[command(flatten)]
+    reach: Reach,
+}
+
+async fn apply(arguments: ApplyArguments) -> Result<(), Failure> {
+    let topology = Topology::read(&arguments.file)?;
+    let command = async |client: &Client| {
+        let plan = client.plan(&topology).await?;
+        if plan.is_possible() && !arguments.dry_run {
+            client.apply(&topology).await?;
+        }
+        Ok(plan)
+    };
+    let plan = arguments.reach.with_client(command).await?;
+    show(&plan, arguments.form)?;
+    match plan.is_possible() {
+        true => Ok(()),
+        false => Err(advice(&plan)),
+    }
+}
+
+fn show(plan: &Plan, form: Form) -> Result<(), Failure> {
+    plan.steps().iter().try_for_each(|step| match form.json {
+        true => print_json(&told(step)),
+        false => print(&step.to_string()),
+    })
+}
+
+/// A step, for a program.
+fn told(step: &Step) -> Value {
+    let (change, conflict, error) = match &step.change {
+        Change::Create => ("create", None, None),
+        Change::Same => ("same", None, None),
+        Change::Bind => ("bind", None, None),
+        Change::Conflict(conflict) => {
+            let Conflict { argument, wanted, found, .. } = conflict;
+            (
+                "conflict",
+                Some(json!({ "argument": argument, "wanted": wanted, "found": found })),
+                None,
+            )
+        }
+        Change::Refused(error) => ("refused", None, Some(error.to_string())),
+        _ => ("unknown", None, None),
+    };
+    let mut told = json!({ "object": step.object, "change": change });
+    if let Some(conflict) = conflict {
+        told["conflict"] = conflict;
+    }
+    if let Some(error) = error {
+        told["error"] = error.into();
+    }
+    told
+}
+
+/// What to do about what cannot be applied.
+fn advice(plan: &Plan) -> Failure {
+    let count = plan
+        .steps()
+        .iter()
+        .filter(|step| matches!(step.change, Change::Conflict(_) | Change::Refused(_)));
+    Failure::new(format_args!(
+        "{} cannot be applied, so nothing was. The broker never changes an existing object: keep what it has and change the \
+         file, or choose another name, or empty and delete it first",
+        counted(count.count() as u64, "object")
+    ))
+}
+
+/// Draws the file: exchanges, queues, bindings, and where dead letters go. Needs no broker.
+#[derive(Debug, Args)]
+struct GraphArguments {
+    /// The topology: TOML, or YAML if its name ends so.
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    /// As what.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+
+    /// The file to write; without one, the standard output.
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum Format {
+    /// Text, which many sites and editors show as a picture.
+    #[default]
+    Mermaid,
+    /// A picture.
+    Svg,
+}
+
+fn graph(arguments: &GraphArguments) -> Result<(), Failure> {
+    let topology = Topology::read(&arguments.file)?;
+    let picture = match arguments.format {
+        Format::Mermaid => topology.to_mermaid(),
+        Format::Svg => topology.to_svg(),
+    };
+    match &arguments.output {
+        None => print(picture.trim_end()),
+        Some(path) => std::fs::write(path, picture).map_err(|error| {
+            Failure::wrong(format_args!("cannot write {}: {error}", path.display()))
+        }),
+    }
+}

@@ -1,0 +1,260 @@
+//! `parking`: looking, repairing, and being killed in the middle.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::process::Stdio;
+use std::time::Duration;
+
+use leveret::{Client, Failure, Message, Queue, Topology};
+use leveret_testkit::eventually;
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+
+use crate::support::{Killed, Place, Said};
+
+const LOT: &str = "jobs.parked";
+
+/// A lot with so many jobs; every third one failed for another reason.
+async fn with_parked(place: &Place, jobs: u32) -> Client {
+    let client = place.client().await;
+    client.apply(&Topology::new().queue(Queue::quorum("jobs"))).await.unwrap();
+    let publisher = client.publisher("").build().await.unwrap();
+    for job in 0..jobs {
+        let message = Message::new(format!("job {job}")).message_id(job.to_string());
+        publisher.publish("jobs", message).await.unwrap();
+    }
+    let handler = async |body: String| {
+        let number: u32 = body.trim_start_matches("job ").parse()?;
+        let (text, kind) = match number % 3 {
+            0 => ("the disk is full", "disk"),
+            _ => ("no such customer", "data"),
+        };
+        Err::<(), _>(Failure::permanent(format!("{text}: {number}")).kind(kind))
+    };
+    let watched = client.clone();
+    let parked = async move {
+        let lot = watched.parking_lot(LOT);
+        eventually(Duration::from_secs(60), "all jobs in the lot", || async {
+            lot.depth().await.is_ok_and(|depth| depth == u64::from(jobs))
+        })
+        .await;
+    };
+    client.consumer("jobs").prefetch(1).handle(handler).run_until(parked).await.unwrap();
+    client
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lot_is_looked_into_and_stays_as_it_is() {
+    let place = Place::new().await;
+    let client = with_parked(&place, 7).await;
+    let listed = place.run(&["parking", "list", LOT]);
+    assert!(listed.err.contains("7 of 7 messages shown"), "{listed:?}");
+    let listed = listed.ok();
+    let lines: Vec<&str> = listed.lines().collect();
+    assert!(lines[0].starts_with("#  id  queue  kind  tries  age"), "{listed}");
+    assert!(
+        lines[2].starts_with("2  1   jobs   data  1") && lines[2].ends_with("no such customer: 1"),
+        "{listed}"
+    );
+    assert_eq!(lines.len(), 8);
+
+    let of_disk =
+        place.run(&["parking", "list", LOT, "--kind", "disk", "-n", "2", "--json"]).json();
+    let ids: Vec<_> =
+        of_disk.iter().map(|told| told["properties"]["message_id"].as_str().unwrap()).collect();
+    assert_eq!(ids, ["0", "3"]);
+    assert_eq!(
+        (of_disk[1]["position"].as_u64(), of_disk[1]["story"]["error"].as_str()),
+        (Some(4), Some("the disk is full: 3"))
+    );
+
+    let groups = place.run(&["parking", "groups", LOT, "--json"]).json();
+    let counts: Vec<_> = groups
+        .iter()
+        .map(|group| (group["count"].as_u64().unwrap(), group["error"].as_str().unwrap()))
+        .collect();
+    assert_eq!(counts, [(4, "no such customer: #"), (3, "the disk is full: #")]);
+    assert!(place.run(&["parking", "groups", LOT]).ok().contains("no such customer: #"));
+
+    let shown = place.run(&["parking", "show", LOT, "3"]).ok();
+    for part in ["message 3", "failed in       jobs", "no such customer: 2", "job 2"] {
+        assert!(shown.contains(part), "{part:?} is not in:\n{shown}");
+    }
+    assert_eq!(place.run(&["parking", "show", LOT, "--id", "5", "--raw"]).ok(), "job 5\n");
+    assert_eq!(place.run(&["parking", "show", LOT, "99"]).status, 1);
+    assert_eq!(client.parking_lot(LOT).depth().await.unwrap(), 7);
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_are_replayed_edited_moved_and_dropped() {
+    let place = Place::new().await;
+    let client = with_parked(&place, 9).await;
+    client.apply(&Topology::new().queue(Queue::quorum("other"))).await.unwrap();
+
+    let dry = place.run(&["parking", "replay", LOT, "--kind", "disk", "--dry-run"]).ok();
+    assert_eq!(dry, "3 of 9 messages would be replayed\n");
+    place.until_has(&client, "jobs", 0).await;
+    let replayed =
+        place.run(&["parking", "replay", LOT, "--kind", "disk", "--limit", "2", "--json"]).json();
+    assert_eq!((replayed[0]["done"].as_u64(), replayed[0]["failed"].as_u64()), (Some(2), Some(0)));
+    place.until_has(&client, "jobs", 2).await;
+
+    let edit = [
+        "parking",
+        "edit",
+        LOT,
+        "--id",
+        "1",
+        "--body",
+        "job 100",
+        "--set-header",
+        "fixed:=true",
+        "--content-type",
+        "text/plain",
+    ];
+    assert_eq!(place.run(&edit).ok(), "1 of 7 messages replayed\n");
+    let edited = place.run(&["get", "jobs", "-n", "3", "--json"]).json();
+    assert_eq!(
+        (edited[2]["body"].as_str(), edited[2]["properties"]["content_type"].as_str()),
+        (Some("job 100"), Some("text/plain"))
+    );
+
+    assert_eq!(
+        place.run(&["parking", "move", LOT, "--to-queue", "other", "--limit", "1"]).ok(),
+        "1 of 6 messages moved\n"
+    );
+    place.until_has(&client, "other", 1).await;
+    let nowhere = place.run(&["parking", "move", LOT, "--to-queue", "nowhere", "--limit", "1"]);
+    assert_eq!(nowhere.status, 1);
+    assert!(nowhere.err.contains("stays"), "{nowhere:?}");
+
+    let unasked = place.run(&["parking", "purge", LOT]);
+    assert_eq!(unasked.status, 2);
+    assert!(unasked.err.contains("--yes"), "{unasked:?}");
+    assert_eq!(
+        place.run(&["parking", "purge", LOT, "--yes", "--kind", "disk"]).ok(),
+        "1 of 5 messages dropped\n"
+    );
+    place.until_has(&client, LOT, 4).await;
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lot_is_carried_away_and_back() {
+    let place = Place::new().await;
+    let client = with_parked(&place, 5).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("lot.jsonl");
+    let file = file.to_str().unwrap();
+    assert_eq!(place.run(&["parking", "export", LOT, file]).ok(), "5 messages exported\n");
+    let twice = place.run(&["parking", "export", LOT, file]);
+    assert!(twice.status == 2 && twice.err.contains("exists"), "{twice:?}");
+    let piped = place.run(&["parking", "export", LOT]).ok();
+    assert_eq!(piped.lines().count(), 5);
+
+    place.run(&["parking", "purge", LOT, "--yes"]).ok();
+    assert_eq!(
+        place.run(&["parking", "import", LOT, file, "--dry-run"]).ok(),
+        "5 messages would be imported\n"
+    );
+    place.until_has(&client, LOT, 0).await;
+    assert_eq!(place.run(&["parking", "import", LOT, file]).ok(), "5 messages imported\n");
+    place.until_has(&client, LOT, 5).await;
+    let bad = place.run_with_input(&["parking", "import", LOT], "{\"body\": \"x\"}\nnonsense\n");
+    assert_eq!((bad.status, bad.out.as_str()), (1, "1 message imported\n"));
+    assert!(bad.err.contains("line 2"), "{bad:?}");
+    client.close().await;
+}
+
+/// Runs a command on a pseudo-terminal, answers it, and gives what was shown.
+fn on_a_terminal(place: &Place, arguments: &[&str], answer: &str) -> (String, i32) {
+    let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&terminal).unwrap();
+    unlockpt(&terminal).unwrap();
+    let name = ptsname(&terminal, Vec::new()).unwrap().into_string().unwrap();
+    let other_end = || File::options().read(true).write(true).open(&name).unwrap();
+    let (stdin, stdout, stderr) = (other_end(), other_end(), other_end());
+    let mut command = place.program(arguments);
+    let child = command.stdin(stdin).stdout(stdout).stderr(stderr).spawn().unwrap();
+    // Its ends of the terminal are the child's alone, so that reading ends with it.
+    drop(command);
+    let mut child = Killed(child);
+    let mut terminal = File::from(terminal);
+    terminal.write_all(answer.as_bytes()).unwrap();
+    let mut shown = Vec::new();
+    // A terminal whose other end is gone reports an error, which is its end.
+    let _ = terminal.read_to_end(&mut shown);
+    let status = child.0.wait().unwrap().code().unwrap();
+    (String::from_utf8_lossy(&shown).into_owned(), status)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn on_a_terminal_one_is_asked_before_messages_are_dropped() {
+    let place = Place::new().await;
+    let client = with_parked(&place, 3).await;
+    let (shown, status) = on_a_terminal(&place, &["parking", "purge", LOT], "n\n");
+    assert!(
+        shown.contains("Drop all of 3 messages in \"jobs.parked\", for good? [y/N]"),
+        "{shown}"
+    );
+    assert!(status == 1 && shown.contains("nothing was done"), "{status} {shown}");
+    place.until_has(&client, LOT, 3).await;
+    let (shown, status) = on_a_terminal(&place, &["parking", "purge", LOT], "y\n");
+    assert!(status == 0 && shown.contains("3 of 3 messages dropped"), "{status} {shown}");
+    place.until_has(&client, LOT, 0).await;
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn long_work_shows_a_bar_on_a_terminal_and_none_in_a_pipe() {
+    let place = Place::new().await;
+    let client = with_parked(&place, 60).await;
+    let slowly = ["parking", "replay", LOT, "--rate", "100", "--limit", "40"];
+    let (shown, status) = on_a_terminal(&place, &slowly, "");
+    assert_eq!(status, 0, "{shown}");
+    assert!(shown.contains("/60 looked at"), "{shown}");
+    let piped = place.run(&["parking", "replay", LOT]);
+    assert_eq!((piped.status, piped.err.as_str()), (0, ""));
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_or_stopped_in_the_middle_of_a_replay_it_loses_nothing() {
+    const JOBS: u32 = 200;
+    let place = Place::new().await;
+    let client = with_parked(&place, JOBS).await;
+    for signal in [rustix::process::Signal::KILL, rustix::process::Signal::INT] {
+        let mut command = place.program(&["parking", "replay", LOT, "--rate", "200"]);
+        let before = client.inspect_queue("jobs").await.unwrap().messages;
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = Killed(child);
+        eventually(Duration::from_secs(30), "some that are replayed", || async {
+            client.inspect_queue("jobs").await.is_ok_and(|info| info.messages > before)
+        })
+        .await;
+        let process = rustix::process::Pid::from_child(&child.0);
+        rustix::process::kill_process(process, signal).unwrap();
+        let status = child.0.wait().unwrap().code();
+        let expected = (signal == rustix::process::Signal::INT).then_some(130);
+        assert_eq!(status, expected);
+    }
+    // The broker may still be at giving back what the one that was killed had out.
+    eventually(Duration::from_secs(30), "all jobs, in one queue or the other", || async {
+        let messages =
+            async |queue| client.inspect_queue(queue).await.map_or(0, |info| info.messages);
+        messages("jobs").await + messages(LOT).await >= JOBS
+    })
+    .await;
+    let rest: Said = place.run(&["parking", "replay", LOT]);
+    assert_eq!(rest.status, 0, "{rest:?}");
+    assert_eq!(client.parking_lot(LOT).depth().await.unwrap(), 0);
+    let ids: BTreeSet<String> = place
+        .run(&["get", "jobs", "-n", "1000", "--json"])
+        .json()
+        .iter()
+        .map(|told| told["properties"]["message_id"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(ids.len() as u32, JOBS);
+    client.close().await;
+}

@@ -1,0 +1,165 @@
+//! `publish`, `get`, `tail`, `status`.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::time::Duration;
+
+use leveret::{Exchange, Queue, Topology};
+use leveret_testkit::eventually;
+
+use crate::support::{Killed, Place};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_published_is_shown_and_stays_until_it_is_taken() {
+    let place = Place::new().await;
+    let client = place.client().await;
+    client.apply(&Topology::new().queue(Queue::quorum("jobs"))).await.unwrap();
+    let job = [
+        "publish",
+        "jobs",
+        r#"{"n":1}"#,
+        "--message-id",
+        "17",
+        "-H",
+        "region=eu",
+        "-H",
+        "tries:=3",
+    ];
+    assert_eq!(place.run(&job).ok(), "1 message published\n");
+
+    let shown = place.run(&["get", "jobs"]).ok();
+    for line in [
+        "exchange        (default)",
+        "message id      17",
+        "  region: eu",
+        "  tries: 3",
+        "  \"n\": 1",
+    ] {
+        assert!(shown.contains(line), "{line:?} is not in:\n{shown}");
+    }
+    let told = place.run(&["get", "jobs", "--json"]).json();
+    assert_eq!(
+        (told[0]["body"].as_str(), told[0]["routing_key"].as_str()),
+        (Some("{\"n\":1}"), Some("jobs"))
+    );
+    assert_eq!(place.run(&["get", "jobs", "--take", "--raw"]).ok(), "{\"n\":1}\n");
+    let none = place.run(&["get", "jobs"]);
+    assert_eq!((none.status, none.out.as_str()), (0, ""));
+    assert!(none.err.contains("no message"), "{none:?}");
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_line_can_be_a_message() {
+    let place = Place::new().await;
+    let client = place.client().await;
+    client.apply(&Topology::new().queue(Queue::classic("jobs"))).await.unwrap();
+    let lines: String = (0..3000).map(|line| format!("line {line}\n")).collect();
+    let published = place.run_with_input(&["publish", "jobs", "--lines", "--json"], &lines).json();
+    assert_eq!(published[0], serde_json::json!({ "published": 3000, "failed": 0 }));
+    let raw = place.run(&["get", "jobs", "-n", "5000", "--raw"]).ok();
+    assert_eq!(raw, lines);
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_no_queue_gets_is_an_error_unless_that_is_allowed() {
+    let place = Place::new().await;
+    let lost = place.run(&["publish", "nowhere", "x"]);
+    assert_eq!(lost.status, 1);
+    assert!(lost.err.contains("reached no queue"), "{lost:?}");
+    place.run(&["publish", "nowhere", "x", "--allow-unroutable"]).ok();
+    let lines = place.run_with_input(&["publish", "nowhere", "--lines", "--json"], "a\nb\n");
+    assert_eq!((lines.status, lines.out.as_str()), (1, "{\"published\":0,\"failed\":2}\n"));
+    assert!(lines.err.contains("line 2"), "{lines:?}");
+    let gone = place.run(&["publish", "key", "x", "--exchange", "nowhere"]);
+    assert_eq!(gone.status, 1);
+    assert!(gone.err.contains("nowhere"), "{gone:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_can_come_later() {
+    let place = Place::new().await;
+    let client = place.client().await;
+    client.apply(&Topology::new().queue(Queue::quorum("later"))).await.unwrap();
+    place.run(&["publish", "later", "x", "--in", "1s"]).ok();
+    place.run(&["publish", "later", "y", "--at", "2020-01-01T00:00:00Z"]).ok();
+    place.until_has(&client, "later", 2).await;
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_tails_an_exchange_sees_what_comes() {
+    let place = Place::new().await;
+    let client = place.client().await;
+    client.apply(&Topology::new().exchange(Exchange::topic("events"))).await.unwrap();
+    let mut command = place.program(&["tail", "events", "order.*", "-n", "2", "--json"]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = Killed(child);
+    let mut said = String::new();
+    BufReader::new(child.0.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    assert!(said.contains("listening"), "{said}");
+    for key in ["order.new", "other", "order.paid"] {
+        place.run(&["publish", key, key, "--exchange", "events", "--allow-unroutable"]).ok();
+    }
+    let lines: Vec<String> =
+        BufReader::new(child.0.stdout.take().unwrap()).lines().map(Result::unwrap).collect();
+    let keys: Vec<_> = lines
+        .iter()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["routing_key"].clone())
+        .collect();
+    assert_eq!(keys, ["order.new", "order.paid"]);
+    assert!(child.0.wait().unwrap().success());
+    let missing = place.run(&["tail", "nowhere"]);
+    assert!(missing.status == 1 && missing.err.contains("nowhere"), "{missing:?}");
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_went_away_is_no_error() {
+    let place = Place::new().await;
+    let client = place.client().await;
+    client.apply(&Topology::new().exchange(Exchange::fanout("news"))).await.unwrap();
+    let mut command = place.program(&["tail", "news"]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = Killed(child);
+    let mut said = String::new();
+    BufReader::new(child.0.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    drop(child.0.stdout.take());
+    place.run(&["publish", "", "x", "--exchange", "news"]).ok();
+    let ended = eventually(Duration::from_secs(30), "the end of the program", || {
+        let ended = child.0.try_wait().unwrap();
+        async move { ended }
+    });
+    assert!(ended.await.success());
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn status_tells_of_brokers_and_queues() {
+    let place = Place::new().await;
+    let client = place.client().await;
+    client.apply(&Topology::new().queue(Queue::classic("jobs"))).await.unwrap();
+    place.run(&["publish", "jobs", "x"]).ok();
+    place.until_has(&client, "jobs", 1).await;
+    let well = place.run(&["status", "jobs", "--json"]).json();
+    assert_eq!(well[0]["queues"][0]["messages"], 1);
+    assert!(well[0]["brokers"][0]["product"].as_str().unwrap().starts_with("RabbitMQ"), "{well:?}");
+    let ill = place.run(&["status", "jobs", "nowhere"]);
+    assert_eq!(ill.status, 1);
+    assert!(ill.out.contains("nowhere") && ill.out.contains("NOT_FOUND"), "{ill:?}");
+    // A standby that answers is enough to go on, but not to be well.
+    let urls = format!("amqp://127.0.0.1:1,{}", place.url());
+    let half = place.run(&["status", "jobs", "--url", &urls]);
+    assert_eq!(half.status, 1, "{half:?}");
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_password_has_its_own_status_and_is_not_told() {
+    let place = Place::new().await;
+    let at = place.url().split('@').next_back().unwrap().trim_start_matches("amqp://").to_owned();
+    let said = place.run(&["get", "q", "--url", &format!("amqp://guest:wr0ng@{at}")]);
+    assert_eq!(said.status, 77, "{said:?}");
+    assert!(!said.err.contains("wr0ng"), "{said:?}");
+}

@@ -1,0 +1,104 @@
+//! `topology`.
+
+use std::fs;
+
+use leveret::{Queue, Topology};
+
+use crate::support::{Place, leveret};
+
+const FILE: &str = r#"
+[[exchange]]
+name = "orders"
+type = "topic"
+
+[[queue]]
+name = "billing"
+type = "quorum"
+dead-letter-exchange = "failed"
+bind = [{ exchange = "orders", key = "order.*" }]
+
+[[queue]]
+name = "audit"
+type = "classic"
+message-ttl = "30s"
+"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plan_tells_what_is_new_the_same_and_in_conflict_and_touches_nothing() {
+    let place = Place::new().await;
+    let client = place.client().await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("topology.toml");
+    fs::write(&path, FILE).unwrap();
+    let file = path.to_str().unwrap();
+
+    let expected = "create    exchange \"orders\"\ncreate    queue \"billing\"\ncreate    queue \"audit\"\ncreate    ";
+    let planned = place.run(&["topology", "plan", file]).ok();
+    assert!(planned.starts_with(expected), "{planned}");
+    assert!(client.inspect_queue("billing").await.is_err());
+    let dry = place.run(&["topology", "apply", file, "--dry-run"]).ok();
+    assert_eq!(dry, planned);
+    assert!(client.inspect_queue("billing").await.is_err());
+
+    place.run(&["topology", "apply", file]).ok();
+    let again = place.run(&["topology", "plan", file, "--json"]).json();
+    let changes: Vec<_> = again.iter().map(|step| step["change"].as_str().unwrap()).collect();
+    assert_eq!(changes, ["same", "same", "same", "bind"]);
+
+    fs::write(&path, FILE.replace("30s", "60s") + "[[queue]]\nname = \"new\"\n").unwrap();
+    let conflict = place.run(&["topology", "apply", file]);
+    assert_eq!(conflict.status, 1);
+    let line = "conflict  queue \"audit\": the broker has it with x-message-ttl = 30000, this topology wants x-message-ttl = 60000";
+    assert!(conflict.out.contains(line), "{conflict:?}");
+    assert!(conflict.err.contains("nothing was"), "{conflict:?}");
+    assert!(
+        client.inspect_queue("new").await.is_err(),
+        "nothing is declared if something is in conflict"
+    );
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_belongs_to_another_connection_is_refused() {
+    let place = Place::new().await;
+    let client = place.client().await;
+    client
+        .apply(&Topology::new().queue(Queue::classic("audit").exclusive().transient()))
+        .await
+        .unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("topology.toml");
+    fs::write(&path, FILE).unwrap();
+    let said = place.run(&["topology", "plan", path.to_str().unwrap(), "--json"]);
+    assert_eq!(said.status, 1, "{said:?}");
+    let refused = said.out.lines().find(|line| line.contains("audit")).unwrap();
+    assert!(refused.contains("refused") && refused.contains("RESOURCE_LOCKED"), "{refused}");
+    client.close().await;
+}
+
+#[test]
+fn a_picture_needs_no_broker() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("topology.toml");
+    fs::write(&path, FILE).unwrap();
+    let mermaid = leveret(&["topology", "graph", path.to_str().unwrap()]).ok();
+    assert!(mermaid.starts_with("flowchart LR\n") && mermaid.contains("order.*"), "{mermaid}");
+    let svg = folder.path().join("topology.svg");
+    leveret(&[
+        "topology",
+        "graph",
+        path.to_str().unwrap(),
+        "--format",
+        "svg",
+        "-o",
+        svg.to_str().unwrap(),
+    ])
+    .ok();
+    assert!(fs::read_to_string(svg).unwrap().contains("dead letters"));
+    fs::write(&path, "[[queue]]\nname = \"q\"\ntype = \"quorom\"").unwrap();
+    let wrong = leveret(&["topology", "graph", path.to_str().unwrap()]);
+    assert_eq!(wrong.status, 2);
+    for part in ["line 3", "quorom", "quorum"] {
+        assert!(wrong.err.contains(part), "{part} is not in {wrong:?}");
+    }
+}

@@ -1,0 +1,14 @@
+//! The program on RabbitMQ: the same as on its own broker.
+
+mod support;
+
+const ON_RABBITMQ: bool = true;
+
+#[path = "program/calling.rs"]
+mod calling;
+#[path = "program/parking.rs"]
+mod parking;
+#[path = "program/publishing.rs"]
+mod publishing;
+#[path = "program/topology.rs"]
+mod topology;
