@@ -12,6 +12,7 @@ mod parking;
 mod progress;
 mod publish;
 mod reach;
+mod run;
 mod status;
 mod tail;
 mod topology;
@@ -31,6 +32,7 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Demo(demo::Arguments),
+    Run(run::Arguments),
     Broker(broker::Arguments),
     Status(status::Arguments),
     Publish(publish::Arguments),
@@ -47,6 +49,7 @@ enum Command {
 async fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Demo(arguments) => demo::run(arguments).await,
+        Command::Run(arguments) => run::run(arguments).await,
         Command::Broker(arguments) => broker::run(arguments).await,
         Command::Status(arguments) => status::run(arguments).await,
         Command::Publish(arguments) => publish::run(arguments).await,

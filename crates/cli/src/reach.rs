@@ -76,16 +76,43 @@ impl Reach {
 
 /// Waits for Ctrl-C, or for the signal by which services are stopped.
 pub(crate) async fn until_stopped() -> Result<(), Failure> {
-    let failed = |error| Failure::new(format_args!("cannot wait for signals: {error}"));
+    Stops::new()?.next().await;
+    Ok(())
+}
+
+/// Wishes to stop: Ctrl-C, and the signal by which services are stopped. None is missed that comes while it is there.
+#[derive(Debug)]
+pub(crate) struct Stops {
     #[cfg(unix)]
-    {
+    interrupt: tokio::signal::unix::Signal,
+    #[cfg(unix)]
+    terminate: tokio::signal::unix::Signal,
+}
+
+impl Stops {
+    #[cfg(unix)]
+    pub(crate) fn new() -> Result<Self, Failure> {
         use tokio::signal::unix::{SignalKind, signal};
-        let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+        let failed = |error| Failure::new(format_args!("cannot wait for signals: {error}"));
+        let interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+        let terminate = signal(SignalKind::terminate()).map_err(failed)?;
+        Ok(Stops { interrupt, terminate })
+    }
+
+    #[cfg(not(unix))]
+    pub(crate) fn new() -> Result<Self, Failure> {
+        Ok(Stops {})
+    }
+
+    pub(crate) async fn next(&mut self) {
+        #[cfg(unix)]
         tokio::select! {
-            result = tokio::signal::ctrl_c() => result.map_err(failed),
-            _ = terminate.recv() => Ok(()),
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+        #[cfg(not(unix))]
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await;
         }
     }
-    #[cfg(not(unix))]
-    tokio::signal::ctrl_c().await.map_err(failed)
 }

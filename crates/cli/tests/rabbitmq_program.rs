@@ -10,5 +10,7 @@ mod calling;
 mod parking;
 #[path = "program/publishing.rs"]
 mod publishing;
+#[path = "program/running.rs"]
+mod running;
 #[path = "program/topology.rs"]
 mod topology;

@@ -263,7 +263,7 @@ impl ParkedMessage {
     }
 }
 
-impl crate::Delivery {
+impl crate::Incoming {
     /// The message as a line of JSON, without its end: the form in which parking lots are exported, from which exactly the same
     /// message can be made again; see [`ParkingLot::export`].
     pub fn to_json(&self) -> String {
@@ -272,5 +272,12 @@ impl crate::Delivery {
         let properties = self.raw_properties().clone();
         let line = Line { exchange, routing_key, properties, body: self.body().clone() };
         line.write().unwrap_or_default()
+    }
+}
+
+impl crate::Delivery {
+    /// The message as a line of JSON, as [`Incoming::to_json`](crate::Incoming::to_json) has it.
+    pub fn to_json(&self) -> String {
+        self.content().to_json()
     }
 }

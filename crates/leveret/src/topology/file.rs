@@ -80,6 +80,13 @@ impl Topology {
     }
 }
 
+/// As part of a larger file, with the same fields.
+impl<'de> Deserialize<'de> for Topology {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        File::deserialize(deserializer).map(Topology::from)
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {

@@ -1,0 +1,118 @@
+//! Work by an HTTP endpoint: the message is posted, facts are in the headers, and the status decides.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use leveret::Failure;
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use reqwest::{Response, StatusCode};
+
+use super::work::Answer;
+
+/// How large a reply may be.
+const MAX_REPLY: usize = 16 * 1024 * 1024;
+/// How much of an error is kept.
+const MAX_COMPLAINT: usize = 2000;
+
+#[derive(Debug)]
+pub(super) struct Http {
+    client: reqwest::Client,
+    url: String,
+}
+
+impl Http {
+    pub(super) fn new(url: String) -> Self {
+        Http { client: reqwest::Client::new(), url }
+    }
+
+    pub(super) async fn post(
+        &self,
+        facts: &[(&'static str, String)],
+        body: Bytes,
+    ) -> Result<Answer, Failure> {
+        let request = self.client.post(&self.url).headers(headers(facts)).body(body);
+        let response = request.send().await.map_err(|error| {
+            Failure::retry(format!("{} does not answer: {}", self.url, cause(&error))).kind("http")
+        })?;
+        let status = response.status();
+        let wait = retry_after(response.headers());
+        let content_type =
+            response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        let content_type = content_type.map(str::to_owned);
+        let body =
+            read(response, if status.is_success() { MAX_REPLY } else { MAX_COMPLAINT }).await;
+        if status.is_success() {
+            return Ok(Answer { body: body?.into(), content_type });
+        }
+        let text = String::from_utf8_lossy(&body.unwrap_or_default()).trim().to_owned();
+        let said = match text.as_str() {
+            "" => format!("{} answered {status}", self.url),
+            text => format!("{status}: {text}"),
+        };
+        let failure = match (may_go_better(status), wait) {
+            (true, Some(wait)) => Failure::retry_after(wait, said),
+            (true, None) => Failure::retry(said),
+            (false, _) => Failure::permanent(said),
+        };
+        Err(failure.kind(format!("http-{}", status.as_u16())))
+    }
+}
+
+/// Whether to try again: the server is at fault, or busy.
+fn may_go_better(status: StatusCode) -> bool {
+    let busy = [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_EARLY, StatusCode::TOO_MANY_REQUESTS];
+    status.is_server_error() || busy.contains(&status)
+}
+
+/// `Retry-After`, if it is a number of seconds.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds: u64 = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    // What asks for longer than a day is not believed.
+    Some(Duration::from_secs(seconds.min(86_400)))
+}
+
+/// `Leveret-Routing-Key: order.new`; the type of the content is that of the request. What headers have no form for is left out.
+fn headers(facts: &[(&'static str, String)]) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for (name, value) in facts {
+        let name = match *name {
+            "content-type" => Some(CONTENT_TYPE),
+            name => HeaderName::from_bytes(format!("leveret-{name}").as_bytes()).ok(),
+        };
+        if let (Some(name), Ok(value)) = (name, HeaderValue::from_bytes(value.as_bytes())) {
+            headers.insert(name, value);
+        }
+    }
+    headers
+}
+
+/// The body, up to so many bytes. A longer reply is an error.
+async fn read(mut response: Response, most: usize) -> Result<Vec<u8>, Failure> {
+    let is_reply = response.status().is_success();
+    let mut body = Vec::new();
+    let broken = |error: reqwest::Error| {
+        Failure::retry(format!("the answer broke off: {}", cause(&error))).kind("http")
+    };
+    while let Some(piece) = response.chunk().await.map_err(broken)? {
+        body.extend_from_slice(&piece);
+        if body.len() > most && is_reply {
+            let text =
+                format!("the answer has more than {} MiB, which is no reply", most / 1024 / 1024);
+            return Err(Failure::permanent(text).kind("reply"));
+        }
+        if body.len() > most {
+            body.truncate(most);
+            break;
+        }
+    }
+    Ok(body)
+}
+
+/// What is behind an error that only says that something failed.
+fn cause(error: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}

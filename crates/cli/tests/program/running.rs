@@ -1,0 +1,423 @@
+//! `run`: services whose handlers are commands and HTTP endpoints.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{ChildStdout, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::post;
+use leveret_testkit::eventually;
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::support::{Killed, Place, leveret};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A service that runs, and where its file is.
+struct Running {
+    child: Killed,
+    out: BufReader<ChildStdout>,
+    folder: TempDir,
+}
+
+impl Running {
+    fn start(place: &Place, file: &str, options: &[&str]) -> Running {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("service.toml");
+        fs::write(&path, file.replace("FOLDER", folder.path().to_str().unwrap())).unwrap();
+        let arguments = [&["run", path.to_str().unwrap()], options].concat();
+        let mut command = place.program(&arguments);
+        let mut child = Killed(command.stdout(Stdio::piped()).spawn().unwrap());
+        let out = BufReader::new(child.0.stdout.take().unwrap());
+        let mut running = Running { child, out, folder };
+        running.until("running: ");
+        running
+    }
+
+    /// Reads what it says until a line begins so.
+    fn until(&mut self, begin: &str) -> String {
+        let mut line = String::new();
+        while self.out.read_line(&mut line).unwrap() > 0 {
+            if line.starts_with(begin) {
+                return line;
+            }
+            line.clear();
+        }
+        panic!("it ended before it said {begin:?}");
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child.0), signal).unwrap();
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Asks it to stop, and waits.
+    fn stop(mut self) -> String {
+        self.signal(Signal::TERM);
+        let said = self.until("stopped: ");
+        assert!(self.child.0.wait().unwrap().success());
+        said
+    }
+}
+
+/// Waits until a file has so many lines.
+async fn until_lines(path: &Path, count: usize) -> Vec<String> {
+    eventually(PATIENCE, format!("{count} lines in {}", path.display()), || async {
+        let text = fs::read_to_string(path).unwrap_or_default();
+        let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        (lines.len() >= count).then_some(lines)
+    })
+    .await
+}
+
+const TOPOLOGY: &str = r#"
+[[topology.exchange]]
+name = "orders"
+type = "topic"
+
+[[topology.queue]]
+name = "billing"
+type = "quorum"
+bind = [{ exchange = "orders", key = "order.*" }]
+"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_exit_status_of_a_command_decides() {
+    let place = Place::new().await;
+    // `later` fails at first, and `never` always.
+    let file = format!(
+        r#"{TOPOLOGY}
+[[consumer]]
+queue = "billing"
+retry = {{ wait = "50ms", times = 2 }}
+command = ["sh", "-c", '''
+body=$(cat)
+echo "$body $LEVERET_ROUTING_KEY $LEVERET_ATTEMPT $LEVERET_MESSAGE_ID" >> FOLDER/seen
+case "$body" in
+  later) [ "$LEVERET_ATTEMPT" -gt 1 ] || exit 75 ;;
+  never) echo "the bank is closed" >&2; exit 1 ;;
+  broken) echo "no such order" >&2; exit 65 ;;
+esac
+''']
+"#
+    );
+    let running = Running::start(&place, &file, &[]);
+    for body in ["now", "later", "never", "broken"] {
+        place.run(&["publish", "order.new", body, "-e", "orders", "--message-id", body]).ok();
+    }
+    let mut seen = until_lines(&running.path("seen"), 7).await;
+    seen.sort();
+    let expected = [
+        "broken order.new 1 broken",
+        "later order.new 1 later",
+        "later order.new 2 later",
+        "never order.new 1 never",
+        "never order.new 2 never",
+        "never order.new 3 never",
+        "now order.new 1 now",
+    ];
+    assert_eq!(seen, expected);
+    let client = place.client().await;
+    place.until_has(&client, "billing.parked", 2).await;
+    let mut parked = place.run(&["parking", "list", "billing.parked", "--json"]).json();
+    parked.sort_by_key(|told| told["body"].as_str().unwrap().to_owned());
+    let stories: Vec<_> = parked
+        .iter()
+        .map(|told| {
+            (told["story"]["kind"].as_str().unwrap(), told["story"]["error"].as_str().unwrap())
+        })
+        .collect();
+    assert_eq!(stories, [("exit-65", "no such order"), ("exit-1", "the bank is closed")]);
+    assert_eq!(running.stop(), "stopped: 2 messages handled\n");
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_service_writes_is_the_reply() {
+    let place = Place::new().await;
+    let file = r#"
+[[service]]
+name = "voices"
+workers = 4
+command = ["sh", "-c", '[ "$LEVERET_TYPE" = shout ] || { echo "cannot $LEVERET_TYPE" >&2; exit 65; }; tr a-z A-Z']
+"#;
+    let running = Running::start(&place, file, &[]);
+    let client = place.client().await;
+    eventually(PATIENCE, "the queue of the service", || async {
+        client.inspect_queue("voices").await.is_ok()
+    })
+    .await;
+    assert_eq!(place.run(&["call", "voices", "shout", "hello", "--raw"]).ok(), "HELLO\n");
+    let failed = place.run(&["call", "voices", "sing", "hello"]);
+    assert!(failed.status == 1 && failed.err.contains("cannot sing"), "{failed:?}");
+    running.stop();
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_status_of_an_endpoint_decides() {
+    let place = Place::new().await;
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::clone(&seen);
+    let answer = move |headers: HeaderMap, body: String| {
+        let fact = |name: &str| {
+            headers.get(name).map(|value| value.to_str().unwrap().to_owned()).unwrap_or_default()
+        };
+        let attempt = fact("leveret-attempt");
+        let line =
+            format!("{body} {} {} {attempt}", fact("leveret-routing-key"), fact("content-type"));
+        noted.lock().unwrap().push(line);
+        async move {
+            match (body.as_str(), attempt.as_str()) {
+                ("busy", "1") => (StatusCode::TOO_MANY_REQUESTS, "too many"),
+                ("wrong", _) => (StatusCode::UNPROCESSABLE_ENTITY, "no such field"),
+                _ => (StatusCode::NO_CONTENT, ""),
+            }
+        }
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let serving = tokio::spawn(async move {
+        axum::serve(listener, Router::new().route("/bill", post(answer))).await
+    });
+    let file = format!(
+        r#"{TOPOLOGY}
+[[consumer]]
+queue = "billing"
+http = "http://{address}/bill"
+retry = {{ waits = ["50ms"] }}
+"#
+    );
+    let running = Running::start(&place, &file, &[]);
+    for body in ["good", "busy", "wrong"] {
+        let publish =
+            ["publish", "order.new", body, "-e", "orders", "--content-type", "text/plain"];
+        place.run(&publish).ok();
+    }
+    let client = place.client().await;
+    place.until_has(&client, "billing.parked", 1).await;
+    eventually(PATIENCE, "four requests", || async { seen.lock().unwrap().len() == 4 }).await;
+    let mut lines = seen.lock().unwrap().clone();
+    lines.sort();
+    let expected = [
+        "busy order.new text/plain 1",
+        "busy order.new text/plain 2",
+        "good order.new text/plain 1",
+        "wrong order.new text/plain 1",
+    ];
+    assert_eq!(lines, expected);
+    let parked = place.run(&["parking", "list", "billing.parked", "--json"]).json();
+    assert_eq!(parked[0]["story"]["error"], "422 Unprocessable Entity: no such field");
+    running.stop();
+    serving.abort();
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn batches_come_as_lines_of_json() {
+    let place = Place::new().await;
+    let file = format!(
+        r#"{TOPOLOGY}
+[[consumer]]
+queue = "billing"
+batch = {{ size = 5, within = "300ms" }}
+command = ["sh", "-c", "echo $LEVERET_BATCH >> FOLDER/batches; cat >> FOLDER/lines"]
+"#
+    );
+    let client = place.client().await;
+    let running = Running::start(&place, &file, &[]);
+    let bodies: String = (0..12).map(|number| format!("{number}\n")).collect();
+    place.run_with_input(&["publish", "order.new", "-e", "orders", "--lines"], &bodies).ok();
+    let lines = until_lines(&running.path("lines"), 12).await;
+    let told: Vec<serde_json::Value> =
+        lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let seen: String =
+        told.iter().map(|told| format!("{}\n", told["body"].as_str().unwrap())).collect();
+    assert_eq!(seen, bodies);
+    let batches = fs::read_to_string(running.path("batches")).unwrap();
+    assert_eq!(batches.lines().map(|line| line.parse::<u32>().unwrap()).sum::<u32>(), 12);
+    assert!(batches.lines().count() < 12, "{batches}");
+    assert_eq!(running.stop(), "stopped: 12 messages handled\n");
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_takes_too_long_is_ended_with_all_it_has_started() {
+    let place = Place::new().await;
+    let file = format!(
+        r#"{TOPOLOGY}
+[[consumer]]
+queue = "billing"
+timeout = "300ms"
+retry = {{ wait = "50ms", times = 0 }}
+command = ["sh", "-c", "sleep 600 & echo $! >> FOLDER/sleeping; wait"]
+"#
+    );
+    let client = place.client().await;
+    let running = Running::start(&place, &file, &[]);
+    place.run(&["publish", "order.new", "x", "-e", "orders"]).ok();
+    place.until_has(&client, "billing.parked", 1).await;
+    let parked = place.run(&["parking", "list", "billing.parked", "--json"]).json();
+    assert_eq!(parked[0]["story"]["kind"], "timeout");
+    let process = fs::read_to_string(running.path("sleeping")).unwrap().trim().to_owned();
+    eventually(PATIENCE, "the end of what the command had started", || async {
+        let alive =
+            Command::new("kill").args(["-0", &process]).stderr(Stdio::null()).status().unwrap();
+        !alive.success()
+    })
+    .await;
+    running.stop();
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_file_is_read_again_when_asked_and_a_wrong_one_changes_nothing() {
+    let place = Place::new().await;
+    let file = |word: &str| {
+        format!(
+            "{TOPOLOGY}\n[[consumer]]\nqueue = \"billing\"\ncommand = [\"sh\", \"-c\", \"cat >> FOLDER/{word}; echo >> FOLDER/{word}\"]\n"
+        )
+    };
+    let mut running = Running::start(&place, &file("first"), &[]);
+    let write = |running: &Running, text: &str| {
+        let text = text.replace("FOLDER", running.folder.path().to_str().unwrap());
+        fs::write(running.path("service.toml"), text).unwrap();
+    };
+    place.run(&["publish", "order.new", "1", "-e", "orders"]).ok();
+    until_lines(&running.path("first"), 1).await;
+
+    write(&running, "[[consumer]]\nqueue = 5");
+    running.signal(Signal::HUP);
+    place.run(&["publish", "order.new", "2", "-e", "orders"]).ok();
+    until_lines(&running.path("first"), 2).await;
+
+    write(&running, &file("second"));
+    running.signal(Signal::HUP);
+    running.until("read ");
+    running.until("running: ");
+    place.run(&["publish", "order.new", "3", "-e", "orders"]).ok();
+    assert_eq!(until_lines(&running.path("second"), 1).await, ["3"]);
+    running.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_stopped_finishes_what_is_at_work() {
+    let place = Place::new().await;
+    let file = format!(
+        r#"{TOPOLOGY}
+[[consumer]]
+queue = "billing"
+command = ["sh", "-c", "echo begun >> FOLDER/seen; while [ ! -e FOLDER/go ]; do sleep 0.05; done; echo done >> FOLDER/seen"]
+"#
+    );
+    let client = place.client().await;
+    let mut running = Running::start(&place, &file, &[]);
+    place.run(&["publish", "order.new", "x", "-e", "orders"]).ok();
+    until_lines(&running.path("seen"), 1).await;
+    running.signal(Signal::TERM);
+    fs::write(running.path("go"), "").unwrap();
+    assert_eq!(running.until("stopped: "), "stopped: 1 message handled\n");
+    assert!(running.child.0.wait().unwrap().success());
+    assert_eq!(until_lines(&running.path("seen"), 2).await, ["begun", "done"]);
+    place.until_has(&client, "billing", 0).await;
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_running_service_tells_how_it_is() {
+    let place = Place::new().await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("service.toml");
+    fs::write(
+        &path,
+        format!("{TOPOLOGY}\n[[consumer]]\nqueue = \"billing\"\ncommand = [\"cat\"]\n"),
+    )
+    .unwrap();
+    let mut command = place.program(&["run", path.to_str().unwrap(), "--listen", "127.0.0.1:0"]);
+    let mut child = Killed(command.stdout(Stdio::piped()).spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let base = line.split_once("http://").unwrap().1.split_once("/health").unwrap().0.to_owned();
+    let ask = async |path: &str| {
+        let response = reqwest::get(format!("http://{base}{path}")).await.unwrap();
+        (response.status().as_u16(), response.text().await.unwrap())
+    };
+    eventually(PATIENCE, "a live consumer", || async {
+        let (status, text) = ask("/health").await;
+        let health: serde_json::Value = serde_json::from_str(&text).unwrap();
+        status == 200 && health["consumers"][0]["live"] == true
+    })
+    .await;
+    place.run(&["publish", "order.new", "x", "-e", "orders"]).ok();
+    eventually(PATIENCE, "the message in the metrics", || async {
+        ask("/metrics").await.1.contains("leveret_acked_total{queue=\"billing\"} 1")
+    })
+    .await;
+    let (status, topology) = ask("/topology").await;
+    assert!(status == 200 && leveret::Topology::from_toml(&topology).is_ok(), "{topology}");
+    assert!(topology.contains("billing"), "{topology}");
+}
+
+#[test]
+fn mistakes_in_a_file_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("service.toml");
+    let consumer = "[[consumer]]\nqueue = \"q\"\ncommand = [\"cat\"]\n";
+    for (text, parts) in [
+        ("".to_owned(), &["nothing to run"][..]),
+        ("[[consumer]]\nqueue = \"q\"".to_owned(), &["\"q\"", "neither a command nor http"]),
+        (format!("{consumer}http = \"http://x\""), &["both a command and http"]),
+        (format!("{consumer}worker = 3"), &["line 4", "worker", "workers"]),
+        (format!("{consumer}timeout = \"soon\""), &["line 4", "soon", "30s"]),
+        (format!("{consumer}workers = 0"), &["1 to 10000"]),
+        (
+            format!("{consumer}retry = {{ profile = \"sidekiq\" }}"),
+            &["line 4", "sidekiq", "cover-art"],
+        ),
+        (format!("{consumer}retry = {{ profile = \"chandra\" }}"), &["chandra", "exchange"]),
+        (
+            format!("{consumer}retry = {{ profile = \"acapi\", jitter = 0.5 }}"),
+            &["jitter", "no meaning"],
+        ),
+        ("[[consumer]]\nqueue = \"q\"\nhttp = \"ftp://x\"".to_owned(), &["ftp://x", "http://"]),
+        (
+            "[[topology.queue]]\nname = \"q\"\ntype = \"quorom\"".to_owned(),
+            &["line 3", "quorom", "quorum"],
+        ),
+    ] {
+        fs::write(&path, &text).unwrap();
+        let said = leveret(&["run", path.to_str().unwrap(), "--check"]);
+        assert_eq!(said.status, 2, "{text}\n{said:?}");
+        for part in parts {
+            assert!(said.err.contains(part), "{part:?} is not in:\n{}", said.err);
+        }
+    }
+    fs::write(&path, consumer).unwrap();
+    assert!(
+        leveret(&["run", path.to_str().unwrap(), "--check"])
+            .ok()
+            .contains("1 consumer, 0 services")
+    );
+}
+
+#[test]
+fn the_example_in_the_documentation_is_right() {
+    let source = include_str!("../../src/run/file.rs");
+    let example = source.lines().skip_while(|line| *line != "//! ```toml").skip(1);
+    let example: String = example
+        .take_while(|line| *line != "//! ```")
+        .map(|line| line.trim_start_matches("//!").to_owned() + "\n")
+        .collect();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("service.toml");
+    fs::write(&path, example).unwrap();
+    leveret(&["run", path.to_str().unwrap(), "--check"]).ok();
+}
