@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 
-use super::remember::{GIVEN_UP, SENDER, SEQUENCE};
+use super::remember::{GIVEN_UP, SENDER, SEQUENCE, is_name};
 use crate::clock;
 use crate::error::{Error, ErrorKind};
 use crate::message::{IntoMessage, Message};
@@ -76,6 +76,10 @@ impl Sequence {
     /// how many of them it has used: it goes on behind them, and they are [uncertain](Self::uncertain).
     pub async fn open(sender: impl Into<String>, path: impl Into<PathBuf>) -> Result<Self, Error> {
         let (sender, path) = (sender.into(), path.into());
+        if !is_name(&sender) {
+            let text = format!("no sender can be called {sender:?}: receivers would not know it");
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
         let name = sender.clone();
         let (kept, numbers) = blocking(move || Kept::open(&name, path)).await?;
         let Numbers { next, reserved } = numbers;

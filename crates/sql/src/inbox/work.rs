@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use leveret::inbox::{Changes, Doing, HighWater, Report, Work};
-use leveret::{BoxError, Incoming, Message};
+use leveret::{BoxError, Failure, Incoming, Message};
 use sqlx::Transaction;
 
 use super::records::{Records, kept};
@@ -108,8 +108,11 @@ impl<D: Records> Shared<D> {
         let mut transaction = D::begin(&self.pool).await?;
         match self.look_up(&mut transaction, record).await? {
             (Found::New, record) => Ok((transaction, record)),
-            // It comes again, and gets that one's reply.
-            _ => Err("a copy of the message was handled at the same time".into()),
+            // It comes again, and gets that one's reply. Nothing has failed that counts.
+            _ => {
+                let text = "a copy of the message was handled at the same time";
+                Err(Failure::requeue(text).kind("inbox").into())
+            }
         }
     }
 

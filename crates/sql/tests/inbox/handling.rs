@@ -177,6 +177,33 @@ async fn copies_of_a_request_get_the_same_reply_also_from_another_instance() {
     assert_eq!(drawn.load(Ordering::SeqCst), 6);
 }
 
+/// Those that wait for it begin when it is undone, and find out at their end that another was faster: no failure that counts.
+#[tokio::test]
+async fn copies_of_a_request_that_fails_at_the_same_time_all_get_the_same_error() {
+    const REQUESTS: usize = 20;
+    const COPIES: usize = 4;
+    let scene = Scene::new().await;
+    let queue = leveret::Queue::quorum("s");
+    let queues = Topology::new().queue(queue.clone()).queue(leveret::Queue::classic("answers"));
+    scene.client.apply(&queues).await.unwrap();
+    for number in 0..REQUESTS * COPIES {
+        let id = (number / COPIES).to_string();
+        let body = serde_json::to_vec(&effect("undone")).unwrap();
+        let request = Message::new(body).message_id(id).reply_to("answers").kind("m");
+        scene.publisher.publish("s", request).await.unwrap();
+    }
+    let method = async |Json(effect): Json<Effect>, mut tx: Tx<Db>| {
+        apply(&effect, &mut tx).await?;
+        Err::<(), _>(Failure::permanent("no"))
+    };
+    let service = scene.client.service("s").queue(queue).workers(8).retry(RetryPolicy::never());
+    let service = service.exactly_once(scene.by_id()).method("m", method);
+    let stop = scene.until_depth("answers", REQUESTS * COPIES);
+    let summary = timeout(SOON, service.run_until(stop)).await.unwrap().unwrap();
+    assert_eq!((summary.handled as usize, summary.parked), (REQUESTS, 0), "{summary:?}");
+    assert_eq!(scene.effects("undone").await, 0);
+}
+
 #[tokio::test]
 async fn a_transaction_can_be_asked_for_once_and_where_there_is_one() {
     let scene = Scene::new().await;
