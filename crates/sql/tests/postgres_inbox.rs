@@ -45,3 +45,8 @@ async fn handlers_wait_for_locks_as_the_application_has_it() {
 async fn a_handler_that_hides_the_failure_of_its_transaction_has_failed() {
     inbox::handling::a_handler_that_hides_the_failure_of_its_transaction_has_failed().await;
 }
+
+#[tokio::test]
+async fn nothing_of_a_spoilt_transaction_counts_as_done() {
+    inbox::handling::nothing_of_a_spoilt_transaction_counts_as_done().await;
+}
