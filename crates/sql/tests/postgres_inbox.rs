@@ -31,6 +31,11 @@ mod database {
         format!("leveret.{name}")
     }
 
+    /// A transaction that is going to write.
+    pub(crate) async fn begin(pool: &PgPool) -> sqlx::Transaction<'static, Db> {
+        pool.begin_with("BEGIN").await.expect("a transaction")
+    }
+
     pub(crate) async fn pool_of(url: &str) -> PgPool {
         PgPoolOptions::new().max_connections(10).connect(url).await.expect("a pool")
     }
