@@ -138,12 +138,11 @@ impl<D: Records> Inbox<D> {
         let Shared { pool, statements, .. } = &*self.0;
         let found = async {
             let (mut transaction, sender) = (pool.begin().await?, of(scope, sender));
-            D::marks(&mut transaction, statements, &sender).await
+            D::mark(&mut transaction, statements, &sender).await
         };
         let found = found.await;
-        let found =
-            found.map_err(|error| Error::database("looking up a mark of the inbox", error))?;
-        Ok(found.and_then(|mut marks| marks.pop()).unwrap_or_default())
+        let found = found.map_err(|error| Error::database("looking up a mark of the inbox", error));
+        Ok(found?.unwrap_or_default())
     }
 
     /// Waits no longer for these numbers of a sender, and says which of them were missing.
@@ -159,7 +158,7 @@ impl<D: Records> Inbox<D> {
             let sender = of(scope, sender);
             let mut mark = self.0.mark(&mut transaction, &sender).await?;
             let missing = mark.give_up(numbers);
-            D::set_marks(&mut transaction, statements, &sender, &[mark]).await?;
+            D::set_mark(&mut transaction, statements, &sender, &mark).await?;
             transaction.commit().await?;
             Ok(missing)
         };
@@ -259,13 +258,15 @@ impl<D: Records> Shared<D> {
     async fn mark(
         &self,
         connection: &mut D::Connection,
-        sender: &[Sender; 1],
+        sender: &Sender,
     ) -> sqlx::Result<HighWater> {
-        let marks = match D::marks(connection, &self.statements, sender).await? {
-            Some(marks) => marks,
-            None => self.new_marks(connection, sender).await?,
-        };
-        Ok(marks.into_iter().next().unwrap_or_default())
+        match D::mark(connection, &self.statements, sender).await? {
+            Some(mark) => Ok(mark),
+            None => {
+                let marks = self.new_marks(connection, std::slice::from_ref(sender)).await?;
+                Ok(marks.into_iter().next().unwrap_or_default())
+            }
+        }
     }
 
     /// The marks of senders of whom some have none. Nothing may be locked before: two that lock in turns wait for each other.
@@ -299,8 +300,8 @@ enum Found {
     Unknown(Unknown),
 }
 
-fn of(scope: &str, sender: &str) -> [Sender; 1] {
-    [(scope.to_owned(), sender.to_owned())]
+fn of(scope: &str, sender: &str) -> Sender {
+    (scope.to_owned(), sender.to_owned())
 }
 
 fn in_milliseconds(time: SystemTime) -> i64 {

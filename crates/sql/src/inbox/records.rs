@@ -46,8 +46,10 @@ pub struct Statements {
     reply: SqlStr,
     set_reply: SqlStr,
     release: SqlStr,
+    mark: SqlStr,
     marks: SqlStr,
     add_marks: SqlStr,
+    set_mark: SqlStr,
     set_marks: SqlStr,
     number_reply: SqlStr,
     set_number_reply: SqlStr,
@@ -60,6 +62,7 @@ const SET_REPLY: &str =
     "UPDATE {inbox} SET properties = $3, body = $4 WHERE scope = $1 AND id = $2";
 const RELEASE: &str =
     "UPDATE {inbox} SET expires_at = $3 WHERE scope = $1 AND id = $2 AND expires_at IS NULL";
+const SET_MARK: &str = "UPDATE {inbox_marks} SET mark = $3 WHERE scope = $1 AND sender = $2";
 const NUMBER_REPLY: &str =
     "SELECT properties, body FROM {inbox_replies} WHERE scope = $1 AND sender = $2 AND number = $3";
 const SET_NUMBER_REPLY: &str = "INSERT INTO {inbox_replies} (scope, sender, number, properties, body, expires_at) \
@@ -129,6 +132,13 @@ pub trait Records: Backend {
         expires_at: i64,
     ) -> BoxFuture<'a, sqlx::Result<()>>;
 
+    /// The mark of a sender, which nobody else may change until the end of the transaction. `None` if it has none.
+    fn mark<'a>(
+        connection: &'a mut Self::Connection,
+        statements: &'a Statements,
+        sender: &'a Sender,
+    ) -> BoxFuture<'a, sqlx::Result<Option<HighWater>>>;
+
     /// The marks of these senders, in their order, which nobody else may change until the end of the transaction. `None` if not
     /// all of them are there.
     fn marks<'a>(
@@ -144,7 +154,15 @@ pub trait Records: Backend {
         senders: &'a [Sender],
     ) -> BoxFuture<'a, sqlx::Result<()>>;
 
-    /// Writes down the marks of senders, which have some.
+    /// Writes down the mark of a sender, which has one.
+    fn set_mark<'a>(
+        connection: &'a mut Self::Connection,
+        statements: &'a Statements,
+        sender: &'a Sender,
+        mark: &'a HighWater,
+    ) -> BoxFuture<'a, sqlx::Result<()>>;
+
+    /// The same for several.
     fn set_marks<'a>(
         connection: &'a mut Self::Connection,
         statements: &'a Statements,
@@ -206,8 +224,10 @@ macro_rules! records {
                     reply: schema.$name(REPLY),
                     set_reply: schema.$name(SET_REPLY),
                     release: schema.$name(RELEASE),
+                    mark: schema.$name($name::MARK),
                     marks: schema.$name($name::MARKS),
                     add_marks: schema.$name($name::ADD_MARKS),
+                    set_mark: schema.$name(SET_MARK),
                     set_marks: schema.$name($name::SET_MARKS),
                     number_reply: schema.$name(NUMBER_REPLY),
                     set_number_reply: schema.$name(SET_NUMBER_REPLY),
@@ -290,6 +310,18 @@ macro_rules! records {
                 Box::pin(async move { release.execute(connection).await.map(drop) })
             }
 
+            fn mark<'a>(
+                connection: &'a mut Self::Connection,
+                statements: &'a Statements,
+                (scope, sender): &'a Sender,
+            ) -> BoxFuture<'a, sqlx::Result<Option<HighWater>>> {
+                let mark = sqlx::query_scalar(statements.mark.clone()).bind(scope).bind(sender);
+                Box::pin(async move {
+                    let found: Option<Vec<u8>> = mark.fetch_optional(connection).await?;
+                    found.as_deref().map(decode).transpose()
+                })
+            }
+
             fn marks<'a>(
                 connection: &'a mut Self::Connection,
                 statements: &'a Statements,
@@ -304,6 +336,17 @@ macro_rules! records {
                 senders: &'a [Sender],
             ) -> BoxFuture<'a, sqlx::Result<()>> {
                 Box::pin($name::add_marks(connection, statements, senders))
+            }
+
+            fn set_mark<'a>(
+                connection: &'a mut Self::Connection,
+                statements: &'a Statements,
+                (scope, sender): &'a Sender,
+                mark: &'a HighWater,
+            ) -> BoxFuture<'a, sqlx::Result<()>> {
+                let set = sqlx::query(statements.set_mark.clone()).bind(scope).bind(sender);
+                let set = set.bind(mark.encode());
+                Box::pin(async move { all(1, set.execute(connection).await?.rows_affected()) })
             }
 
             fn set_marks<'a>(

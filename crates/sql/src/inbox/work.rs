@@ -9,7 +9,7 @@ use sqlx::Transaction;
 
 use super::records::{Records, kept};
 use super::tx::Slot;
-use super::{Found, Shared, Turn, in_future, of};
+use super::{Found, Shared, Turn, in_future};
 
 /// What a message is recorded as.
 pub(crate) enum Record {
@@ -140,8 +140,9 @@ impl<D: Records> Shared<D> {
                     report.give_up(&sender, mark.give_up(numbers));
                 }
                 report.give_up(&sender, mark.settle(self.remember.gaps_policy()));
-                D::set_marks(connection, statements, &of(&scope, &sender), &[mark]).await?;
-                let sender = (scope.as_str(), sender.as_str());
+                let sender = (scope, sender);
+                D::set_mark(connection, statements, &sender, &mark).await?;
+                let sender = (sender.0.as_str(), sender.1.as_str());
                 if let (Some(reply), Some(time)) = (reply, self.remember.keeps_ids_for()) {
                     let expires_at = in_future(time);
                     let set = D::set_number_reply(

@@ -48,6 +48,17 @@ pub(super) const ADD_ALL: &str = concat!(
     " FROM (SELECT array_agg(scope) AS scopes, array_agg(id) AS ids FROM added) AS all_added"
 );
 
+pub(super) const MARK: &str = concat!(
+    impatient!(),
+    ", locked AS MATERIALIZED ( \
+         SELECT marks.mark FROM impatient, {inbox_marks} AS marks \
+         WHERE marks.scope = $1 AND marks.sender = $2 FOR UPDATE OF marks \
+     ) \
+     SELECT mark, ",
+    patient!(),
+    " FROM locked"
+);
+
 /// Locked in the order of their names, so that no two transactions wait for each other. One row comes of it, when all are locked.
 pub(super) const MARKS: &str = concat!(
     impatient!(),

@@ -4,7 +4,7 @@
 use leveret::inbox::HighWater;
 use sqlx::{Sqlite, SqliteConnection, Transaction};
 
-use super::{Records as _, Sender, Statements, all, decode};
+use super::{Records as _, Sender, Statements};
 
 pub(super) const BEGIN: &str = "BEGIN IMMEDIATE";
 pub(super) const BEGIN_IMPATIENT: &str = BEGIN;
@@ -12,11 +12,11 @@ pub(super) const BEGIN_IMPATIENT: &str = BEGIN;
 pub(super) const ADD: &str =
     "INSERT INTO {inbox} (scope, id, expires_at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
 pub(super) const ADD_ALL: &str = ADD;
-pub(super) const MARKS: &str = "SELECT mark FROM {inbox_marks} WHERE scope = $1 AND sender = $2";
+pub(super) const MARK: &str = "SELECT mark FROM {inbox_marks} WHERE scope = $1 AND sender = $2";
+pub(super) const MARKS: &str = MARK;
 pub(super) const ADD_MARKS: &str =
     "INSERT INTO {inbox_marks} (scope, sender, mark) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
-pub(super) const SET_MARKS: &str =
-    "UPDATE {inbox_marks} SET mark = $3 WHERE scope = $1 AND sender = $2";
+pub(super) const SET_MARKS: &str = super::SET_MARK;
 
 pub(super) const CLEAN: &str = "DELETE FROM {inbox} WHERE rowid IN ( \
      SELECT rowid FROM {inbox} WHERE expires_at <= $1 LIMIT $2)";
@@ -47,11 +47,11 @@ pub(super) async fn marks(
     senders: &[Sender],
 ) -> sqlx::Result<Option<Vec<HighWater>>> {
     let mut marks = Vec::new();
-    for (scope, sender) in senders {
-        let mark = sqlx::query_scalar(statements.marks.clone()).bind(scope).bind(sender);
-        let found: Option<Vec<u8>> = mark.fetch_optional(&mut *connection).await?;
-        let Some(found) = found else { return Ok(None) };
-        marks.push(decode(&found)?);
+    for sender in senders {
+        let Some(mark) = Sqlite::mark(connection, statements, sender).await? else {
+            return Ok(None);
+        };
+        marks.push(mark);
     }
     Ok(Some(marks))
 }
@@ -74,9 +74,8 @@ pub(super) async fn set_marks(
     senders: &[Sender],
     marks: &[HighWater],
 ) -> sqlx::Result<()> {
-    for ((scope, sender), mark) in senders.iter().zip(marks) {
-        let set = sqlx::query(statements.set_marks.clone()).bind(scope).bind(sender);
-        all(1, set.bind(mark.encode()).execute(&mut *connection).await?.rows_affected())?;
+    for (sender, mark) in senders.iter().zip(marks) {
+        Sqlite::set_mark(connection, statements, sender, mark).await?;
     }
     Ok(())
 }
