@@ -19,6 +19,7 @@ use bytes::Bytes;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::convoy::Convoy;
+use super::hand::Wanted;
 use super::mark::Mark;
 use super::message::ParkedMessage;
 use super::staying::{At, Staying, anew};
@@ -70,8 +71,11 @@ pub(crate) struct Held {
     doubled: Vec<Place>,
     /// How many were put in anew since it was marked who does.
     renewed: u64,
+    /// How many were put in anew by this walk.
+    put_in_anew: u64,
     pub(super) outcomes: VecDeque<Outcome>,
     pub(super) is_over: bool,
+    wanted: Arc<Wanted>,
 }
 
 impl fmt::Debug for Held {
@@ -81,7 +85,13 @@ impl fmt::Debug for Held {
 }
 
 impl Held {
-    pub(super) fn new(client: &Client, queue: &str, walk: Walk, renewed: u64) -> Self {
+    pub(super) fn new(
+        client: &Client,
+        queue: &str,
+        walk: Walk,
+        renewed: u64,
+        wanted: Arc<Wanted>,
+    ) -> Self {
         Held {
             client: client.clone(),
             queue: queue.to_owned(),
@@ -91,8 +101,10 @@ impl Held {
             staying: Staying::default(),
             doubled: Vec::new(),
             renewed,
+            put_in_anew: 0,
             outcomes: VecDeque::new(),
             is_over: false,
+            wanted,
         }
     }
 
@@ -194,6 +206,7 @@ impl Held {
             match (outcome, purpose) {
                 (Ok(()), Purpose::Renew) => {
                     self.renewed += 1;
+                    self.put_in_anew += 1;
                     self.doubled.push(taken.place);
                 }
                 (Ok(()), Purpose::Leave) => {
@@ -323,9 +336,14 @@ impl Held {
         self.renewed = 0;
     }
 
-    /// How many were put in anew.
+    /// How many have the mark.
     pub(super) fn renewed(&self) -> u64 {
         self.renewed
+    }
+
+    /// How many were put in anew in all.
+    pub(super) fn put_in_anew(&self) -> u64 {
+        self.put_in_anew
     }
 
     /// Goes past so many messages that are put in anew: as often as there are, and all are in their order again.
@@ -333,6 +351,7 @@ impl Held {
         let seen = self.walk.seen();
         let mut left = messages;
         while left > 0 {
+            self.wanted.check()?;
             let page = self.take(left).await?;
             if page.is_empty() {
                 break;
@@ -355,6 +374,7 @@ impl Held {
             self.pass_by(unseen).await?;
         }
         while self.walk.is_among_returned() {
+            self.wanted.check()?;
             for taken in self.take(u64::MAX).await? {
                 self.stay(taken);
             }

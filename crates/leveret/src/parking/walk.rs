@@ -431,9 +431,9 @@ impl Walk {
         std::mem::take(&mut self.doubtful)
     }
 
-    /// How many acks the broker has taken for sure.
-    pub(super) fn acked_for_sure(&self) -> u64 {
-        self.acked_for_sure
+    /// How many messages were acked, and how many of these acks the broker has taken for sure.
+    pub(super) fn acked(&self) -> (u64, u64) {
+        (self.acked, self.acked_for_sure)
     }
 
     /// It stays at its place.

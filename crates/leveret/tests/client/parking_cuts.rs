@@ -1,11 +1,11 @@
 //! Parking lots on the embedded broker, if connections are cut or publishers stopped in the middle: how often a message is sent, what
 //! is shown, and what is put back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use leveret::{Client, Draft, Message, ParkedMessage, Progress, Queue, Target, Topology};
+use leveret::{Client, Draft, Filter, Message, ParkedMessage, Progress, Queue, Target, Topology};
 use leveret_broker::{Broker, Profile};
 
 use crate::{client_with, depth, soon};
@@ -136,6 +136,46 @@ async fn a_look_that_is_cut_off_is_done_only_if_all_were_shown() {
     }
 }
 
+/// Brokers learn later than clients that a connection is gone. Here somebody else has messages out for a while: that is the same to who
+/// looks.
+#[tokio::test(start_paused = true)]
+async fn a_look_that_is_cut_off_waits_for_what_the_broker_has_not_given_back_yet() {
+    for (profile, lot) in lots() {
+        let told = format!("{profile:?}, {lot:?}");
+        let (broker, client) = filled(profile, lot).await;
+        let other = Client::builder().broker(&broker).name("other").connect().await.unwrap();
+        let (cut, is_cut) = tokio::sync::oneshot::channel();
+        // While the other one is away: time stands still as long as this has something to do.
+        let holding = tokio::spawn(async move {
+            is_cut.await.unwrap();
+            let mut held = Vec::new();
+            for _ in 0..100 {
+                held.push(other.get("lot", Default::default()).await.unwrap().expect("a message"));
+            }
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            held.into_iter().for_each(|delivery| delivery.requeue().unwrap());
+            other.close().await;
+        });
+        let mut cut = Some(cut);
+        let mut shown = BTreeSet::new();
+        let look = |message: &ParkedMessage| {
+            shown.insert(number(message.body()));
+            if shown.len() == 5
+                && let Some(cut) = cut.take()
+            {
+                broker.faults().cut_connections_named("test (consuming)");
+                cut.send(()).unwrap();
+                shown.clear();
+            }
+            ControlFlow::Continue(())
+        };
+        let seen = soon("a look", client.parking_lot("lot").look(look).run()).await.unwrap();
+        holding.await.unwrap();
+        assert_eq!(seen.seen, u64::from(COUNT), "{told}");
+        assert_eq!(shown.len(), COUNT as usize, "{told}");
+    }
+}
+
 /// The broker would count what it gives back because a channel closes, and drop it.
 #[tokio::test(start_paused = true)]
 async fn what_is_under_way_when_the_broker_takes_no_more_is_put_back_once_it_does() {
@@ -167,4 +207,35 @@ async fn what_is_under_way_when_the_broker_takes_no_more_is_put_back_once_it_doe
         let lost = (0..COUNT).filter(|n| !counts.contains_key(n)).count();
         assert_eq!(lost, 0, "{told}");
     }
+}
+
+/// Before 4.3 even a peek goes around the whole lot; not so if nobody waits for it any longer.
+#[tokio::test(start_paused = true)]
+async fn a_peek_that_is_dropped_on_its_way_around_goes_no_further() {
+    let lot = Queue::quorum("lot").argument("x-delivery-limit", 1_000_000_000i64);
+    let (broker, client) = filled(Profile::RabbitMq3_10, lot).await;
+    let peeker = Client::builder().broker(&broker).name("peeker").connect().await.unwrap();
+    let lot = peeker.parking_lot("lot");
+    let filter = Filter::new();
+    let mut peek = Box::pin(lot.list(&filter, 1));
+    let put_in = || broker.snapshot().virtual_host("/").unwrap().tally.published;
+    let before = put_in();
+    // All that it still does is to put those in anew that follow.
+    let passing_by = async {
+        while put_in() < before + 200 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        biased;
+        () = passing_by => {}
+        done = &mut peek => panic!("it is done: {done:?}"),
+    }
+    drop(peek);
+    soon("the end", peeker.close()).await;
+    let put_in = put_in() - before;
+    assert!(put_in < u64::from(COUNT), "it has gone around: {put_in} were put in anew");
+    let counts = counts(&client, &["lot"]).await;
+    assert_eq!(counts.len(), COUNT as usize, "none is lost");
+    assert!(counts.values().all(|count| *count == 1), "{counts:?}");
 }
