@@ -79,7 +79,9 @@ impl Parcel {
         let body = body.clone();
         let mut parcel = Parcel { exchange, routing_key, properties, body, reserve: 0 };
         // The broker says it anew where it counts; to others it would be a lie.
-        parcel.remove("x-delivery-count");
+        for count in ["x-delivery-count", "x-acquired-count"] {
+            parcel.remove(count);
+        }
         if raw.fault().is_some() {
             parcel.set(kept::PROPERTIES, Value::Bytes(raw.as_bytes().to_vec().into()));
         }
