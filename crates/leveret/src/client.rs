@@ -457,7 +457,7 @@ impl Client {
     /// hangs.
     pub async fn close(&self) {
         // As long as there are connections.
-        let _ = timeout(CLOSE, self.core().hands.close()).await;
+        let _ = timeout(self.core().options.timeout, self.core().hands.close()).await;
         let first = self.core().begin_close();
         for line in self.core().lines() {
             let _ = timeout(CLOSE, line.ended()).await;

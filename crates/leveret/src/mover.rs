@@ -79,7 +79,9 @@ impl Parcel {
         let body = body.clone();
         let mut parcel = Parcel { exchange, routing_key, properties, body, reserve: 0 };
         // The broker says it anew where it counts; to others it would be a lie.
-        parcel.remove("x-delivery-count");
+        for count in ["x-delivery-count", "x-acquired-count"] {
+            parcel.remove(count);
+        }
         if raw.fault().is_some() {
             parcel.set(kept::PROPERTIES, Value::Bytes(raw.as_bytes().to_vec().into()));
         }
@@ -314,23 +316,47 @@ impl Mover {
 
 impl Moving {
     /// Waits for the outcome.
-    pub(crate) async fn confirmed(self) -> Result<(), Error> {
-        let what = self.what;
-        match timeout_at(self.deadline, self.confirmation).await {
-            Err(_) => Err(Error::timed_out(what, self.timeout)),
-            Ok(Outcome::Acked) => Ok(()),
-            Ok(Outcome::Nacked) => {
-                Err(Error::new(ErrorKind::Nacked, format!("{what}: the broker could not take it")))
-            }
-            Ok(Outcome::Returned(returned)) => {
-                let text = format!(
-                    "{what}: exchange {:?} has no queue for it",
-                    returned.exchange.as_str()
-                );
-                Err(Error::unroutable(text, returned))
-            }
-            Ok(Outcome::Lost(error)) => Err(Error::from_amqp(what, error)),
+    pub(crate) async fn confirmed(mut self) -> Result<(), Error> {
+        self.answered().await?
+    }
+
+    /// Waits for the broker's answer. An error if there will be none, or not in time; it can be asked again.
+    pub(crate) async fn answered(&mut self) -> Result<Result<(), Error>, Error> {
+        let late = |_| Error::timed_out(self.what, self.timeout);
+        let outcome = timeout_at(self.deadline, &mut self.confirmation).await.map_err(late)?;
+        read(self.what, outcome)
+    }
+
+    /// The broker's answer, if it is there.
+    pub(crate) fn answer(&self) -> Option<Result<(), Error>> {
+        read(self.what, self.confirmation.outcome()?).ok()
+    }
+
+    /// Whether there will be no answer, since the channel is gone.
+    pub(crate) fn is_lost(&self) -> bool {
+        matches!(self.confirmation.outcome(), Some(Outcome::Lost(_)))
+    }
+
+    /// Lets it have until then.
+    pub(crate) fn wait_until(&mut self, deadline: Instant) {
+        self.deadline = deadline;
+    }
+}
+
+/// What the broker has said to a message; an error if that is lost.
+fn read(what: &str, outcome: Outcome) -> Result<Result<(), Error>, Error> {
+    match outcome {
+        Outcome::Acked => Ok(Ok(())),
+        Outcome::Nacked => {
+            let text = format!("{what}: the broker could not take it");
+            Ok(Err(Error::new(ErrorKind::Nacked, text)))
         }
+        Outcome::Returned(returned) => {
+            let exchange = returned.exchange.as_str();
+            let text = format!("{what}: exchange {exchange:?} has no queue for it");
+            Ok(Err(Error::unroutable(text, returned)))
+        }
+        Outcome::Lost(error) => Err(Error::from_amqp(what, error)),
     }
 }
 

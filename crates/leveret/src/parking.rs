@@ -85,7 +85,8 @@ use task::Action;
 /// the queue, which may be 0 and which nobody is told. There nothing is given back: messages that stay are put to the end of
 /// the lot as new ones, each confirmed before the old one is acked, until all are in their order again. So every look goes
 /// through the whole lot, what is parked meanwhile comes to stand among the others, and who looks needs the permission to write
-/// to the default exchange. How a message had come into the lot is noted in its headers. Since they are new ones, their delivery
+/// to the default exchange. How a message had come into the lot is noted in its headers; `CC`, and a `user_id` of somebody else, are in
+/// headers from then on, from which they are taken when it is replayed. Since they are new ones, their delivery
 /// counts and times to live begin anew: do not look into queues all the time that others work on. And their routing key is
 /// another one: do not look into a quorum queue that dead-letters by the keys of its messages, for what dies there afterwards goes to
 /// the queues that are bound by the name of the lot, and to no others. From 4.3 on looking is not counted, and changes none of
@@ -100,24 +101,29 @@ use task::Action;
 ///
 /// From 4.3 on a quorum queue hands out first what was given back. To keep the order, whoever stops in the middle of messages
 /// that were looked at before goes on to the last of them: the first ten of a million messages cost as much as all of them, the
-/// second time. The order may change if others take messages or look at the same time, or if a look is dropped or cut off.
+/// second time. A queue with a delayed retry of type `all` or `returned` holds back what was looked at as long as it says: it is not to be
+/// seen meanwhile.
+///
+/// The order may change if others take messages or look at the same time, or if a look is dropped or cut off: before 4.3 what it has gone
+/// past is then behind what it has not.
 ///
 /// # What is out
 ///
-/// A look or task that is dropped loses nothing: what it has out at that moment is put back by a task of the client's own, which
-/// has the client's [timeout](crate::ClientBuilder::timeout) for that. [`Client::close`] waits for it, and puts back what others
-/// have out who are not done. So close the client before the program ends.
+/// A look or task that is dropped loses nothing, and goes no further: what it has out at that moment is put back by a task of the
+/// client's own, which has the client's [timeout](crate::ClientBuilder::timeout) for that. [`Client::close`] waits for it, no longer than
+/// that, and puts back what others have out who are not done. So close the client before the program ends.
 ///
 /// If the process is killed or the connection is lost, the broker gives back what is out, and every version counts that: all that was
 /// seen, and before 4.3 a page of at most 100 messages, and on 4.0 to 4.2 all those with a priority above 4. The same happens to a page if
-/// the broker takes no more messages in the middle of a task because its memory or disk is short, or if within a minute after a look
+/// the broker takes no messages for long in the middle of a task because its memory or disk is short, or if within a minute after a look
 /// somebody makes a quorum queue in the place of a classic one. A quorum queue whose delivery limit is 0 drops or dead-letters them then, as
 /// it does with those of any consumer; nobody who looks can do something against that, or is told the limit, since a policy may have
 /// set it. Lots that this crate makes have a limit out of reach: it takes a policy to lower it.
 ///
 /// # Permissions
 ///
-/// A queue that deletes itself with its last consumer is not looked into: that would delete it. Who may not declare it is not told
+/// Streams are not looked into: nothing is taken out of them. Nor is a queue that deletes itself with its last consumer: that would delete
+/// it. Who may not declare it is not told
 /// that it does; from classic queues messages are then taken one by one without a consumer, which is slower and deletes nothing.
 ///
 /// The permission to read is enough to look into classic queues, and from 4.3 on into all. What kind of queue it is can only be asked
@@ -162,7 +168,8 @@ impl ParkingLot {
 
     /// Shows messages one by one, however many there are, until it is told to stop. They stay where they are.
     ///
-    /// After a lost connection it begins anew with the first.
+    /// After a lost connection it begins anew with the first, when as many are there as before. It waits for them as long as the client's
+    /// [timeout](crate::ClientBuilder::timeout) is: what somebody has out still is not shown.
     pub fn look<'a>(
         &self,
         mut look: impl FnMut(&ParkedMessage) -> ControlFlow<()> + Send + 'a,

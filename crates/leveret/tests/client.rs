@@ -14,6 +14,7 @@ mod client {
     mod mishaps;
     mod parking;
     mod parking_counts;
+    mod parking_cuts;
     mod pool;
     mod profiles;
     mod publishing;

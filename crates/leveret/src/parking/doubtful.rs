@@ -1,47 +1,85 @@
-//! Messages that were acked before a connection was lost, and may come again: nobody knows whether the ack has arrived.
+//! What a lost connection leaves open: the broker learns later than we that it is gone, and gives back what was out; and of messages
+//! that were acked just before, nobody knows whether the ack has arrived.
 
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
 
-use super::message::ParkedMessage;
+use tokio::time::{Instant, sleep};
+
 use super::walk::Taken;
-use crate::amqp::{Properties, RawProperties};
+use crate::client::Client;
+use crate::error::Error;
 
-/// How many there are of each kind, by what can be seen of them. There are no more of them than a page has.
+/// How long is waited for messages whose acks have not arrived. There may be none.
+const FOR_DOUBTFUL: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Messages that were acked and may come again: so many of each likeness.
 #[derive(Debug, Default)]
-pub(super) struct Doubtful(HashMap<u64, usize>);
+pub(super) struct Doubtful {
+    alike: HashMap<u64, u64>,
+    /// How many of them can come at most.
+    most: u64,
+    /// How many more there are since the last loss.
+    latest: u64,
+    /// How many messages the queue has when all that was out is back, and every ack has arrived; nothing before a loss.
+    expected: Option<u64>,
+}
 
 impl Doubtful {
-    pub(super) fn add(&mut self, messages: Vec<Taken>) {
+    /// A connection is lost, with acks that may not have arrived. So many messages will be there if they have.
+    pub(super) fn add(&mut self, messages: Vec<Taken>, expected: u64) {
+        self.expected = Some(expected);
+        self.latest = messages.len() as u64;
         for taken in messages {
-            *self.0.entry(appearance(&taken.message)).or_default() += 1;
+            *self.alike.entry(taken.message.likeness()).or_default() += 1;
         }
+    }
+
+    /// Waits until the broker has given back what was out, at most for the client's timeout: others may have taken some meanwhile. Says
+    /// how many messages there are.
+    pub(super) async fn until_given_back(
+        &mut self,
+        client: &Client,
+        queue: &str,
+        depth: u64,
+    ) -> Result<u64, Error> {
+        let Some(expected) = self.expected else { return Ok(depth) };
+        let began = Instant::now();
+        let depth = loop {
+            let depth = u64::from(client.inspect_queue(queue).await?.messages);
+            let patience = match depth < expected {
+                true => client.core().options.timeout,
+                false => FOR_DOUBTFUL,
+            };
+            if depth >= expected + self.latest || began.elapsed() >= patience {
+                break depth;
+            }
+            sleep(PAUSE).await;
+        };
+        // If there are fewer than there should be, the count tells nothing.
+        let back = depth.checked_sub(expected).unwrap_or(self.latest);
+        self.most += back.min(self.latest);
+        (self.expected, self.latest) = (None, 0);
+        Ok(depth)
     }
 
     /// Whether this is one of them. It is none after that.
     pub(super) fn has(&mut self, taken: &Taken) -> bool {
-        if self.0.is_empty() {
+        if self.is_empty() {
             return false;
         }
-        let appearance = appearance(&taken.message);
-        let Some(count) = self.0.get_mut(&appearance) else { return false };
+        let likeness = taken.message.likeness();
+        let Some(count) = self.alike.get_mut(&likeness) else { return false };
         *count -= 1;
         if *count == 0 {
-            self.0.remove(&appearance);
+            self.alike.remove(&likeness);
         }
+        self.most -= 1;
         true
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.alike.is_empty() || self.most == 0
     }
-}
-
-/// What does not change when the broker gives a message back: all but the headers, in which it counts.
-fn appearance(message: &ParkedMessage) -> u64 {
-    let properties = Properties { headers: None, ..message.properties() };
-    let mut hasher = DefaultHasher::new();
-    (message.exchange(), message.routing_key(), message.body()).hash(&mut hasher);
-    RawProperties::from(&properties).as_bytes().hash(&mut hasher);
-    hasher.finish()
 }

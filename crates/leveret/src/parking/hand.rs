@@ -2,7 +2,8 @@
 //!
 //! The broker may drop what it is given back because a channel closes. So none may be forgotten, even if whoever looks is dropped: each
 //! step is a task of the runtime's, which comes to its end though nobody waits for it, and what is held then is put back by one more.
-//! That has the client's timeout. A client that is closed waits for it, and empties the hands of those who go on.
+//! That has the client's timeout. A client that is closed waits for it, and empties the hands of those who go on. A step that goes over
+//! many pages ends after the present one if nobody waits for it.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -23,9 +24,44 @@ use crate::mover::Parcel;
 
 type Work<'h, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'h>>;
 
+/// What is held, and whether somebody still wants it.
+#[derive(Debug)]
+struct Grip {
+    held: Mutex<Held>,
+    wanted: Arc<Wanted>,
+}
+
+impl Grip {
+    /// Lets go of everything, as soon as the present step is done.
+    async fn open(&self) {
+        self.wanted.end();
+        self.held.lock().await.give_up().await;
+    }
+}
+
+/// Whether somebody waits for what is done. Known to who does it, in the middle of a step.
+#[derive(Debug, Default)]
+pub(super) struct Wanted {
+    is_over: AtomicBool,
+}
+
+impl Wanted {
+    fn end(&self) {
+        self.is_over.store(true, Ordering::SeqCst);
+    }
+
+    /// An error if nobody does.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        match self.is_over.load(Ordering::SeqCst) {
+            true => Err(Error::closed("the client, or the look,")),
+            false => Ok(()),
+        }
+    }
+}
+
 /// A task's hold on what it has taken. What is held goes back when it is dropped.
 pub(super) struct Hand {
-    held: Arc<Mutex<Held>>,
+    grip: Arc<Grip>,
     renews: bool,
     runtime: Handle,
 }
@@ -39,9 +75,11 @@ impl Hand {
     ) -> Result<(Hand, u64), Error> {
         let (walk, depth) = Walk::begin(client, queue, mark).await?;
         let renews = walk.renews();
-        let held = Arc::new(Mutex::new(Held::new(client, queue, walk, renewed)));
-        client.core().hands.add(&held)?;
-        Ok((Hand { held, renews, runtime: Handle::current() }, depth))
+        let wanted = Arc::new(Wanted::default());
+        let held = Held::new(client, queue, walk, renewed, Arc::clone(&wanted));
+        let grip = Arc::new(Grip { held: Mutex::new(held), wanted });
+        client.core().hands.add(&grip)?;
+        Ok((Hand { grip, renews, runtime: Handle::current() }, depth))
     }
 
     /// Whether what stays is put in anew.
@@ -54,9 +92,9 @@ impl Hand {
         &self,
         work: impl for<'h> FnOnce(&'h mut Held) -> Work<'h, T> + Send + 'static,
     ) -> Result<T, Error> {
-        let held = Arc::clone(&self.held);
+        let grip = Arc::clone(&self.grip);
         let work = async move {
-            let mut held = held.lock().await;
+            let mut held = grip.held.lock().await;
             match held.is_over {
                 true => Err(Error::closed("the client")),
                 false => work(&mut held).await,
@@ -75,11 +113,11 @@ impl Hand {
     }
 
     pub(super) async fn stay(&self, taken: Taken) {
-        self.held.lock().await.stay(taken);
+        self.grip.held.lock().await.stay(taken);
     }
 
     pub(super) async fn let_go(&self, taken: Taken) -> Result<(), Error> {
-        self.held.lock().await.let_go(taken)
+        self.grip.held.lock().await.let_go(taken)
     }
 
     pub(super) async fn send(&self, messages: Vec<(Taken, Parcel)>) -> Result<(), Error> {
@@ -108,11 +146,17 @@ impl Hand {
     }
 
     pub(super) async fn begin_anew(&self, mark: Mark) {
-        self.held.lock().await.begin_anew(mark);
+        self.grip.held.lock().await.begin_anew(mark);
     }
 
+    /// How many have the mark.
     pub(super) async fn renewed(&self) -> u64 {
-        self.held.lock().await.renewed()
+        self.grip.held.lock().await.renewed()
+    }
+
+    /// How many were put in anew in all.
+    pub(super) async fn put_in_anew(&self) -> u64 {
+        self.grip.held.lock().await.put_in_anew()
     }
 
     /// All that is held goes back, as far as that is possible: something has failed.
@@ -129,43 +173,47 @@ impl Hand {
 
     /// What has become of messages that were sent, as far as it was not told before.
     pub(super) async fn outcomes(&self) -> VecDeque<Outcome> {
-        std::mem::take(&mut self.held.lock().await.outcomes)
+        std::mem::take(&mut self.grip.held.lock().await.outcomes)
     }
 
     /// Asks the walk something.
     pub(super) async fn walk<T>(&self, ask: impl FnOnce(&mut Walk) -> T) -> T {
-        ask(&mut self.held.lock().await.walk)
+        ask(&mut self.grip.held.lock().await.walk)
     }
 }
 
 impl Drop for Hand {
     fn drop(&mut self) {
-        let held = Arc::clone(&self.held);
-        self.runtime.spawn(async move { held.lock().await.give_up().await });
+        self.grip.wanted.end();
+        let grip = Arc::clone(&self.grip);
+        self.runtime.spawn(async move { grip.open().await });
     }
 }
 
 /// The hands of a client that may hold something.
 #[derive(Debug, Default)]
 pub(crate) struct Hands {
-    hands: Members<Mutex<Held>>,
+    hands: Members<Grip>,
     are_closed: AtomicBool,
 }
 
 impl Hands {
-    fn add(&self, held: &Arc<Mutex<Held>>) -> Result<(), Error> {
-        self.hands.add(held);
+    fn add(&self, grip: &Arc<Grip>) -> Result<(), Error> {
+        self.hands.add(grip);
         match self.are_closed.load(Ordering::SeqCst) {
             true => Err(Error::closed("the client")),
             false => Ok(()),
         }
     }
 
-    /// Empties them all, and lets none take anything any longer.
+    /// Empties them all at once, and lets none take anything any longer.
     pub(crate) async fn close(&self) {
         self.are_closed.store(true, Ordering::SeqCst);
-        for held in self.hands.all() {
-            held.lock().await.give_up().await;
+        let open = |grip: Arc<Grip>| tokio::spawn(async move { grip.open().await });
+        let opening: Vec<_> = self.hands.all().into_iter().map(open).collect();
+        for opened in opening {
+            // One that has panicked has told so.
+            let _ = opened.await;
         }
     }
 }

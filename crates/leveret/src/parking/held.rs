@@ -19,6 +19,7 @@ use bytes::Bytes;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::convoy::Convoy;
+use super::hand::Wanted;
 use super::mark::Mark;
 use super::message::ParkedMessage;
 use super::staying::{At, Staying, anew};
@@ -70,8 +71,11 @@ pub(crate) struct Held {
     doubled: Vec<Place>,
     /// How many were put in anew since it was marked who does.
     renewed: u64,
+    /// How many were put in anew by this walk.
+    put_in_anew: u64,
     pub(super) outcomes: VecDeque<Outcome>,
     pub(super) is_over: bool,
+    wanted: Arc<Wanted>,
 }
 
 impl fmt::Debug for Held {
@@ -81,7 +85,13 @@ impl fmt::Debug for Held {
 }
 
 impl Held {
-    pub(super) fn new(client: &Client, queue: &str, walk: Walk, renewed: u64) -> Self {
+    pub(super) fn new(
+        client: &Client,
+        queue: &str,
+        walk: Walk,
+        renewed: u64,
+        wanted: Arc<Wanted>,
+    ) -> Self {
         Held {
             client: client.clone(),
             queue: queue.to_owned(),
@@ -91,8 +101,10 @@ impl Held {
             staying: Staying::default(),
             doubled: Vec::new(),
             renewed,
+            put_in_anew: 0,
             outcomes: VecDeque::new(),
             is_over: false,
+            wanted,
         }
     }
 
@@ -171,18 +183,30 @@ impl Held {
         taken: Taken,
         parcel: Parcel,
     ) -> Result<(), Error> {
-        let result = self.convoy.send(Sent { taken, purpose }, parcel).await;
-        // Before all else: what is confirmed need not be sent twice.
+        let sent = self.convoy.send(Sent { taken, purpose }, parcel).await;
+        // At once: what is confirmed and not acked is sent twice if the connection is lost.
         self.settle()?;
-        result
+        self.insist(sent).await
     }
 
-    /// Does what outcomes of messages under way ask for.
+    /// Sends again what was under way when its channel was lost, if we still have the originals: else they come again to who walks
+    /// next, who sends them.
+    async fn insist(&mut self, mut sent: Result<(), Error>) -> Result<(), Error> {
+        while sent.is_err() && self.convoy.is_lost() {
+            self.walk.check_held().await?;
+            sent = self.convoy.send_again().await;
+            self.settle()?;
+        }
+        sent
+    }
+
+    /// Does what outcomes of messages under way ask for, as far as there are some.
     fn settle(&mut self) -> Result<(), Error> {
         while let Some((Sent { taken, purpose }, outcome)) = self.convoy.settled() {
             match (outcome, purpose) {
                 (Ok(()), Purpose::Renew) => {
                     self.renewed += 1;
+                    self.put_in_anew += 1;
                     self.doubled.push(taken.place);
                 }
                 (Ok(()), Purpose::Leave) => {
@@ -210,14 +234,14 @@ impl Held {
     pub(super) async fn settle_all(&mut self) -> Result<(), Error> {
         let settled = self.convoy.settle_all().await;
         self.settle()?;
-        settled
+        self.insist(settled).await
     }
 
     /// Puts what stays at the end of the queue, if the walk may not leave it at its place. What could not be sent on is one of
     /// them, so that is waited for.
     pub(super) async fn put_back(&mut self, at: At) -> Result<(), Error> {
         if !self.walk.renews() {
-            return Ok(());
+            return self.settle();
         }
         self.settle_all().await?;
         let mut due = self.staying.due(&self.walk, at);
@@ -249,16 +273,16 @@ impl Held {
     /// Sends the first messages to the end of their queue, and waits until they are there.
     async fn renew(&mut self, messages: &mut Vec<Taken>, count: usize) -> Result<(), Error> {
         let mut sent = Ok(());
-        let mut done = 0;
-        while done < count && sent.is_ok() {
-            let taken = messages[done].clone();
+        let mut given = 0;
+        while given < count && sent.is_ok() {
+            let taken = messages[given].clone();
             let parcel = self.parcel_anew(&taken).await;
             sent = self.send_for(Purpose::Renew, taken, parcel).await;
-            done += usize::from(sent.is_ok());
+            given += 1;
         }
-        messages.drain(..done);
-        let settled = self.settle_all().await;
-        sent.and(settled)
+        messages.drain(..given);
+        sent?;
+        self.settle_all().await
     }
 
     /// What is in the queue as a new message is out as an old one. All of them at once, in order, are one ack: of many, RabbitMQ holds
@@ -312,9 +336,14 @@ impl Held {
         self.renewed = 0;
     }
 
-    /// How many were put in anew.
+    /// How many have the mark.
     pub(super) fn renewed(&self) -> u64 {
         self.renewed
+    }
+
+    /// How many were put in anew in all.
+    pub(super) fn put_in_anew(&self) -> u64 {
+        self.put_in_anew
     }
 
     /// Goes past so many messages that are put in anew: as often as there are, and all are in their order again.
@@ -322,6 +351,7 @@ impl Held {
         let seen = self.walk.seen();
         let mut left = messages;
         while left > 0 {
+            self.wanted.check()?;
             let page = self.take(left).await?;
             if page.is_empty() {
                 break;
@@ -344,6 +374,7 @@ impl Held {
             self.pass_by(unseen).await?;
         }
         while self.walk.is_among_returned() {
+            self.wanted.check()?;
             for taken in self.take(u64::MAX).await? {
                 self.stay(taken);
             }
@@ -395,7 +426,7 @@ impl Held {
 
     async fn put_back_everything(&mut self) -> Result<(), Error> {
         self.walk.stop_consuming(&mut self.open).await?;
-        self.settle_all().await?;
+        self.settle_some().await?;
         match self.walk.renews() {
             true => {
                 std::mem::take(&mut self.open)
@@ -406,5 +437,19 @@ impl Held {
             false => self.walk.leave_all(),
         }
         self.walk.end().await
+    }
+
+    /// Waits a while for the outcome of what is under way. What has none then stays: it may be in two places, and is in none too few.
+    async fn settle_some(&mut self) -> Result<(), Error> {
+        // The rest of the time is for putting back.
+        self.convoy.wait_until(Instant::now() + self.client.core().options.timeout / 2);
+        let settled = self.convoy.settle_all().await;
+        let rest = self.convoy.rest();
+        if let Err(error) = settled {
+            let queue = self.queue.as_str();
+            tracing::debug!(queue, "{} messages have no outcome, and stay: {error}", rest.len());
+        }
+        rest.into_iter().for_each(|sent| self.stay(sent.taken));
+        self.settle()
     }
 }

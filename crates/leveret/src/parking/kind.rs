@@ -24,6 +24,8 @@ use crate::topology::Conflict;
 
 const OF_STREAMS: &str = "x-stream-offset";
 const TYPE: &str = "x-queue-type";
+/// What the broker calls a stream.
+const STREAM: &str = "rabbit_stream_queue";
 const NO_TYPE: &str = "leveret-asks-what-it-is";
 
 /// Brokers before this one are not known to refuse arguments of consumers.
@@ -34,6 +36,8 @@ const CHECKS_CONSUMERS: (u32, u32) = (3, 10);
 pub(crate) enum Kind {
     /// A quorum queue, or there is no telling.
     MayBeQuorum,
+    /// A stream: nothing is taken out of it.
+    Stream,
     /// It is gone with its last consumer, and its messages with it.
     DeletesItself,
     /// The same, or not: this user is not told.
@@ -61,6 +65,7 @@ async fn ask(client: &Client, queue: &str, version: (u32, u32)) -> Kind {
     let is_classic = match queue_type.as_deref() {
         Some("rabbit_classic_queue") => true,
         Some("rabbit_quorum_queue") => return Kind::MayBeQuorum,
+        Some(STREAM) => return Kind::Stream,
         Some(_) => return Kind::Other,
         None => false,
     };
@@ -81,7 +86,7 @@ async fn type_of(client: &Client, queue: &str) -> Option<String> {
         async move { channel.consume(queue, options).await.map(drop) }
     };
     match refusal(client, consume).await? {
-        None => Some("rabbit_stream_queue".to_owned()),
+        None => Some(STREAM.to_owned()),
         Some(text) => text.rsplit_once(" of queue type ").map(|(_, name)| name.trim().to_owned()),
     }
 }

@@ -10,9 +10,9 @@
 //! anew, too; for others, what was counted as gone and comes again is not counted twice.
 
 use std::ops::ControlFlow;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use tokio::time::{sleep, sleep_until};
+use tokio::time::sleep_until;
 
 use super::convoy::{MAX_LOSSES, is_about_message, is_loss};
 use super::doubtful::Doubtful;
@@ -29,10 +29,6 @@ use crate::mover::{Mover, Parcel};
 
 /// How many messages that were not done are named.
 const MAX_NAMED: usize = 100;
-
-/// How often and how long is waited for messages that a lost connection had out.
-const MAX_PAUSES: u32 = 20;
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// How many messages are sent together.
 const OUTBOX: usize = 64;
@@ -99,7 +95,8 @@ impl<'a> Run<'a> {
         if self.walks == 1 {
             self.progress.total = total;
         }
-        self.until_given_back(total).await?;
+        let (client, queue) = (&self.task.client, &self.task.queue);
+        let depth = self.doubtful.until_given_back(client, queue, depth).await?;
         // If an earlier look was cut off, the first message is no longer at the head, and some may be there twice.
         let mut before = 0;
         if hand.renews() && self.only_looks() && self.walks > 1 {
@@ -119,29 +116,15 @@ impl<'a> Run<'a> {
             Err(error) => {
                 hand.give_up().await;
                 self.note(&hand).await;
-                self.doubtful.add(hand.walk(|walk| walk.doubtful()).await);
+                let (acked, for_sure) = hand.walk(|walk| walk.acked()).await;
+                let expected = (depth + hand.put_in_anew().await).saturating_sub(acked);
+                self.doubtful.add(hand.walk(|walk| walk.doubtful()).await, expected);
                 self.mark.1 = hand.renewed().await;
-                let acked = hand.walk(|walk| walk.acked_for_sure()).await;
-                *left = Some((before + total).saturating_sub(acked));
+                *left = Some((before + total).saturating_sub(for_sure));
                 Err(error)
             }
             Ok(()) => Ok(()),
         }
-    }
-
-    /// Waits for what may come again, if something may: the broker learns later than we that a connection is gone. If so many are there,
-    /// all have come.
-    async fn until_given_back(&mut self, messages: u64) -> Result<(), Error> {
-        let mut pauses = 0;
-        while !self.doubtful.is_empty() && pauses < MAX_PAUSES {
-            let info = self.task.client.inspect_queue(&self.task.queue).await?;
-            if u64::from(info.messages) >= messages {
-                break;
-            }
-            sleep(PAUSE).await;
-            pauses += 1;
-        }
-        Ok(())
     }
 
     async fn go_through(&mut self, hand: &Hand, before: u64, total: u64) -> Result<(), Error> {

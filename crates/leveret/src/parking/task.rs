@@ -21,8 +21,12 @@ pub struct Progress {
     pub seen: u64,
     /// How many of those were meant.
     pub selected: u64,
-    /// How many of those have left the lot; in a dry run, how many would have. If a connection was lost meanwhile, some that are
-    /// counted may still be there, up to what was under way; a limit is then reached too early.
+    /// How many of those have left the lot; in a dry run, how many would have.
+    ///
+    /// After a lost connection nobody knows which of the last acks have arrived. What comes again is known by what it looks like, as
+    /// far as the broker has more messages than it would have otherwise, and is no longer counted. If others add or take messages at
+    /// that moment, or the broker gives back what was out only after the client's timeout, the count may be wrong by what was under way,
+    /// and a limit be missed by as many.
     pub done: u64,
     /// How many of those could not be sent on, and stay in the lot.
     pub failed: u64,
@@ -58,9 +62,10 @@ pub(super) enum Action<'a> {
 /// Something to be done with messages of a [`ParkingLot`](super::ParkingLot): [`run`](Task::run) does it.
 ///
 /// Messages are taken one after the other from the head of the lot. One that is sent on leaves the lot only when that is
-/// confirmed: if something breaks in between, it may be sent more than once, and is never lost. One that is not meant, or that the
-/// broker does not take, keeps its place. A lost connection is made again, and the task goes on. It ends with the messages
-/// that were there when it began, so what fails again and comes back is not replayed for ever.
+/// confirmed: if a connection is lost in between, those that were under way may be sent once more, and none is lost. One that is not
+/// meant, or that the broker does not take, keeps its place. A lost connection is made again, and the task goes on when what was out is
+/// back, or the client's [timeout](crate::ClientBuilder::timeout) is over. It ends with the messages that were there when it began, so
+/// what fails again and comes back is not replayed for ever.
 #[must_use = "nothing is done before it is run"]
 pub struct Task<'a> {
     pub(super) client: Client,

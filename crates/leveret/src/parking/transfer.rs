@@ -207,7 +207,8 @@ impl<'a, R: BufRead + Send> Import<'a, R> {
                     if let Some(time) = pace.next() {
                         sleep_until(time).await;
                     }
-                    convoy.send(number, self.lot.parcel(&line)).await?;
+                    let sent = convoy.send(number, self.lot.parcel(&line)).await;
+                    convoy.insist(sent).await?;
                 }
             }
             imported.settle(&mut convoy);
@@ -215,7 +216,8 @@ impl<'a, R: BufRead + Send> Import<'a, R> {
                 report(&imported);
             }
         }
-        convoy.settle_all().await?;
+        let settled = convoy.settle_all().await;
+        convoy.insist(settled).await?;
         imported.settle(&mut convoy);
         if let Some(report) = &mut self.report {
             report(&imported);

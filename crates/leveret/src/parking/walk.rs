@@ -168,8 +168,10 @@ impl Walk {
                 Ok((channel, depth)) => {
                     let version = version(up.connection.server_properties());
                     let kind = kind_of(client, &name, version).await;
-                    if kind == Kind::DeletesItself {
-                        return Err(deletes_itself(&name));
+                    match kind {
+                        Kind::DeletesItself => return Err(deletes_itself(&name)),
+                        Kind::Stream => return Err(is_stream(&name)),
+                        Kind::MayBeQuorum | Kind::MayDeleteItself | Kind::Other => {}
                     }
                     let mut walk = Walk::new(client.clone(), name, &up.connection, channel, mark);
                     walk.renews = version < (4, 3) && kind == Kind::MayBeQuorum;
@@ -431,9 +433,9 @@ impl Walk {
         std::mem::take(&mut self.doubtful)
     }
 
-    /// How many acks the broker has taken for sure.
-    pub(super) fn acked_for_sure(&self) -> u64 {
-        self.acked_for_sure
+    /// How many messages were acked, and how many of these acks the broker has taken for sure.
+    pub(super) fn acked(&self) -> (u64, u64) {
+        (self.acked, self.acked_for_sure)
     }
 
     /// It stays at its place.
@@ -544,6 +546,14 @@ impl Drop for Walk {
 fn is_of_quorum_queue(delivery: &Delivery) -> bool {
     let has = |name| delivery.raw_properties().header(name).is_some();
     has("x-delivery-count") || has("x-acquired-count")
+}
+
+fn is_stream(queue: &str) -> Error {
+    let text = format!(
+        "queue {queue:?} is a stream, which keeps its messages whoever reads them: there is nothing to be taken out or put back; \
+         read it with a consumer that has an x-stream-offset"
+    );
+    Error::new(ErrorKind::Invalid, text)
 }
 
 fn deletes_itself(queue: &str) -> Error {

@@ -88,6 +88,31 @@ async fn what_is_said_to_have_left_a_lot_has_left_it() {
     }
 }
 
+/// Messages that are all alike: what comes again cannot be told from what comes for the first time, but counted.
+#[tokio::test(start_paused = true)]
+async fn a_limit_holds_for_messages_that_are_all_alike() {
+    for (profile, lot) in lots() {
+        for at in [1, 20, 250] {
+            let told = format!("{profile:?}, {lot:?}, cut at {at}");
+            let broker = Broker::builder().profile(profile).start().unwrap();
+            let client = client_with(&broker, lot.clone()).await;
+            let publisher = client.publisher("").build().await.unwrap();
+            let alike = |_| ("lot", Message::new("alike").message_id("17"));
+            publisher.publish_batch((0..800).map(alike)).await.unwrap();
+            let lot = client.parking_lot("lot");
+            // The acks have arrived; but nothing tells it.
+            let slow = lot.purge().limit(300).rate(100.0);
+            let done = cut_at(&broker, slow, at).await;
+            assert_eq!(done.done, 300, "{told}");
+            assert_eq!(depth(&broker, "lot"), Some(500), "{told}");
+            // They have not.
+            let done = cut_at(&broker, lot.purge().limit(300), at).await;
+            assert_eq!(done.done, 300, "{told}");
+            assert_eq!(depth(&broker, "lot"), Some(200), "{told}");
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_export_that_is_cut_off_has_all_that_stay_however_many_others_take() {
     for (profile, lot) in lots() {

@@ -235,6 +235,29 @@ async fn a_moved_message_keeps_its_story_and_gets_back_from_there() {
     delivery.ack().unwrap();
 }
 
+/// The queue in which it was looked at has counted that, and the one that it comes to has not.
+#[tokio::test]
+async fn a_moved_message_does_not_tell_how_often_it_was_looked_at() {
+    let vhost = rabbitmq::vhost().await;
+    let client = with_queue(&vhost, QueueType::Quorum).await;
+    let attic = Topology::new().queue(Queue::classic("attic"));
+    client.apply(&attic).await.unwrap();
+    let publisher = client.publisher("").build().await.unwrap();
+    publisher.publish("q", "job").await.unwrap();
+    let lot = client.parking_lot("q");
+    for _ in 0..3 {
+        assert_eq!(soon("a list", lot.list(&Filter::new(), 10)).await.unwrap().len(), 1);
+    }
+    let moved = soon("a move", lot.move_to(Target::queue("attic")).run()).await.unwrap();
+    assert_eq!(moved.done, 1);
+    let mut stream = client.consumer("attic").stream().await.unwrap();
+    let delivery = next(&mut stream).await;
+    for count in ["x-acquired-count", "x-delivery-count"] {
+        assert_eq!(delivery.header(count), None, "{count}");
+    }
+    delivery.ack().unwrap();
+}
+
 /// What Sneakers and others leave in a queue has no headers of ours.
 #[tokio::test]
 async fn dead_letters_of_other_systems_go_back_to_the_queue_in_which_they_died() {

@@ -136,6 +136,22 @@ async fn a_queue_that_deletes_itself_is_not_looked_into() {
     }
 }
 
+/// What is read of a stream stays there: nothing could be given back or replayed.
+#[tokio::test]
+async fn a_stream_is_not_looked_into() {
+    let vhost = rabbitmq::vhost().await;
+    if vhost.broker().is_embedded() {
+        return;
+    }
+    let client = client_with(&vhost, Queue::stream("q")).await;
+    let publisher = publisher(&client).await;
+    soon("an outcome", publisher.publish("q", "job")).await.unwrap();
+    let error = soon("an answer", client.parking_lot("q").list(&Filter::new(), 10)).await;
+    let error = error.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    assert!(error.to_string().contains("is a stream"), "{error}");
+}
+
 /// What is remembered of a queue must not cost messages when there is another of its name.
 #[tokio::test]
 async fn a_queue_that_is_made_anew_may_be_of_another_kind() {
