@@ -98,6 +98,7 @@ struct Running {
     states: States,
     layers: Vec<BoxLayer>,
     on_park: Option<OnPark>,
+    tells_senders: bool,
     inbox: Option<Arc<dyn Inbox>>,
 }
 
@@ -159,6 +160,7 @@ impl ConsumerBuilder {
             states: States::default(),
             layers: Vec::new(),
             on_park: None,
+            tells_senders: false,
             inbox: None,
         };
         ConsumerBuilder { client, settings, running, needs: Needs::default() }
@@ -301,6 +303,41 @@ impl ConsumerBuilder {
         self
     }
 
+    /// Tells whoever sent a message, if it has a `reply-to`, that it was handled: an empty reply with its correlation id goes out before
+    /// it is acked, and also for a copy that was handled [before](Self::exactly_once). Of one that is parked, an error is told.
+    ///
+    /// That is the receiver's own acknowledgement, where that of the broker is not enough. Who sends with a
+    /// [call](crate::Rpc::call) that is [sent again](crate::Call::resend_after) until it has it has the message handled at least once,
+    /// and together with `exactly_once`, once.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leveret::Error> {
+    /// use std::time::Duration;
+    /// use leveret::{Client, Queue, Topology};
+    ///
+    /// let client = Client::embedded().await?;
+    /// client.apply(&Topology::new().queue(Queue::quorum("jobs"))).await?;
+    /// let jobs = client.rpc("jobs").build().await?;
+    /// let consumer = client.consumer("jobs").tell_senders().handle(async |job: String| println!("{job}"));
+    /// let summary = consumer
+    ///     .run_until(async {
+    ///         let sending = jobs.call::<()>("sweep", "the hall").resend_after(Duration::from_secs(5));
+    ///         sending.await.unwrap(); // it was handled
+    ///     })
+    ///     .await?;
+    /// assert_eq!(summary.handled, 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// With [`auto_ack`](Self::auto_ack), [`at_most_once`](Self::at_most_once), [`deduplicate`](Self::deduplicate) or
+    /// [batches](Self::handle_batches) it is refused: those pass over messages of which nobody would be told.
+    pub fn tell_senders(mut self) -> Self {
+        self.running.tells_senders = true;
+        self
+    }
+
     /// A value for handlers to share, one of each type. They get a clone of it as an argument [`State`].
     pub fn state<T: Clone + Send + Sync + 'static>(mut self, value: T) -> Self {
         self.running.states.set(value);
@@ -389,6 +426,7 @@ impl ConsumerBuilder {
     /// What was asked for goes together.
     fn check(&self) -> Result<(), Error> {
         self.check_once()?;
+        self.check_telling()?;
         let mode = match (self.settings.auto_ack, self.running.mode) {
             (true, _) => "auto-ack",
             (_, Mode::AtMostOnce) => "at most once",
@@ -423,6 +461,30 @@ impl ConsumerBuilder {
             self.settings.queue
         );
         Err(Error::new(ErrorKind::Invalid, text))
+    }
+
+    fn check_telling(&self) -> Result<(), Error> {
+        if !self.running.tells_senders {
+            return Ok(());
+        }
+        if self.settings.auto_ack {
+            return Err(self.cannot_tell("to have messages acked as they are sent"));
+        }
+        if self.running.mode == Mode::AtMostOnce {
+            return Err(self.cannot_tell("to handle messages at most once"));
+        }
+        if self.running.seen.is_some() {
+            return Err(self.cannot_tell("to pass over copies: exactly_once tells of them"));
+        }
+        Ok(())
+    }
+
+    fn cannot_tell(&self, what: &str) -> Error {
+        let queue = &self.settings.queue;
+        let text = format!(
+            "a consumer of queue {queue:?} is to tell senders, and {what}: leave one of the two out"
+        );
+        Error::new(ErrorKind::Invalid, text)
     }
 
     /// Begins to consume. The queue has to exist, unless it is [declared](Self::declaring) by this.

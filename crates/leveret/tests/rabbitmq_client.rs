@@ -4,6 +4,7 @@ mod support;
 
 mod rabbitmq_client {
     mod abuse;
+    mod acknowledging;
     mod consuming;
     mod delay;
     mod events;

@@ -89,6 +89,9 @@ impl BatchRunner {
     pub async fn run_until(self, stop: impl Future) -> Result<Summary, Error> {
         let BatchRunner { mut builder, options, call } = self;
         builder.check()?;
+        if builder.running.tells_senders {
+            return Err(builder.cannot_tell("to handle batches"));
+        }
         let once = builder.take_once();
         let running = builder.running.clone();
         let size = usize::from(options.size.max(1));

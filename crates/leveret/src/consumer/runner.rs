@@ -23,6 +23,7 @@ use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 use crate::inbox::once::Passed;
 use crate::retry::Diagnosis;
+use crate::rpc::Receipts;
 use crate::telemetry::Consumed;
 use crate::topology::Topology;
 use crate::trace::TraceContext;
@@ -115,13 +116,22 @@ impl Runner {
     pub async fn run_until(self, stop: impl Future) -> Result<Summary, Error> {
         let Runner { mut builder, call, .. } = self;
         builder.check()?;
-        let call = match builder.take_once() {
+        let mut call = match builder.take_once() {
             Some(once) => once.around(call),
             None => call,
         };
+        let mut stop = std::pin::pin!(stop);
+        if builder.running.tells_senders {
+            let starting = Receipts::start(&builder.client, &builder.settings.queue);
+            let Some(receipts) = unless(&mut stop, starting).await else {
+                return Ok(Summary::default());
+            };
+            let receipts = receipts?;
+            call = receipts.around(call);
+            builder = builder.on_park(receipts.on_park());
+        }
         let running = &builder.running;
         let counts = Consumed::new(&builder.settings.queue);
-        let mut stop = std::pin::pin!(stop);
         let starting = async {
             builder.declare().await?;
             let failing = Failing::start(&builder, counts.clone()).await?;

@@ -120,6 +120,6 @@ fn outcome(
 }
 
 /// A reply that may not have gone out must not be lost: somebody handles the request again.
-fn sent(replied: Result<(), crate::error::Error>) -> Result<(), BoxError> {
+pub(super) fn sent(replied: Result<(), crate::error::Error>) -> Result<(), BoxError> {
     replied.map_err(|error| Failure::requeue(error).into())
 }

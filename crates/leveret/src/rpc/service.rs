@@ -396,7 +396,7 @@ impl ServiceBuilder {
 }
 
 /// Callers whose request is not tried again get an error.
-fn tell_callers(outlet: Outlet) -> OnPark {
+pub(super) fn tell_callers(outlet: Outlet) -> OnPark {
     OnPark(Arc::new(move |request, seen| {
         let way = WayBack::of(&request, &outlet);
         Box::pin(async move {
