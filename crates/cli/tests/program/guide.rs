@@ -75,9 +75,6 @@ fn every_file_in_the_guide_is_right() {
             fs::write(folder.path().join(name), text).unwrap();
         }
         for (name, text) in files {
-            if text.contains("[dependencies]") {
-                continue;
-            }
             let file = folder.path().join(&name);
             let file = file.to_str().unwrap();
             let said = match text.contains("consumer") || text.contains("service") {
@@ -89,6 +86,25 @@ fn every_file_in_the_guide_is_right() {
         }
     }
     assert!(checked >= 4, "the guide has only {checked} files");
+}
+
+#[test]
+fn every_command_that_the_readme_names_is_there() {
+    let readme = fs::read_to_string(docs().join("../README.md")).unwrap();
+    let mut named = 0;
+    for block in blocks(&readme).iter().filter(|block| block.language == "sh") {
+        let arguments =
+            block.text.lines().filter_map(|line| line.strip_prefix("cargo run --release -- "));
+        for arguments in arguments {
+            let words = arguments.split_whitespace();
+            let command: Vec<&str> = words.take_while(|word| *word != "#").collect();
+            // Broker and files are not at hand: it is enough that it knows its arguments up to there.
+            let said = leveret(&[&command[..], &["--help"]].concat());
+            assert_eq!(said.status, 0, "{arguments}: {said:?}");
+            named += 1;
+        }
+    }
+    assert!(named >= 10, "the README names only {named} commands");
 }
 
 /// A terminal in a folder, in which `leveret` is the program and the broker is this test's.
@@ -146,6 +162,10 @@ async fn the_commands_of_the_page_on_operations_do_what_it_says() {
     for line in lines {
         if line.starts_with("leveret run ") && line.contains("--listen") {
             running = Some(terminal.start(line));
+            // It declares what it needs when it has said so.
+            for queue in ["billing.parked", "shout"] {
+                place.until_has(&client, queue, 0).await;
+            }
             continue;
         }
         if line.starts_with("leveret get ") {
