@@ -1,5 +1,6 @@
 //! The `leveret` program.
 
+mod bench;
 mod broker;
 mod call;
 mod demo;
@@ -41,6 +42,7 @@ enum Command {
     Call(call::Arguments),
     Topology(topology::Arguments),
     Parking(parking::Arguments),
+    Bench(bench::Arguments),
     Completions(manual::Completions),
     Man(manual::Man),
 }
@@ -58,6 +60,7 @@ async fn main() -> ExitCode {
         Command::Call(arguments) => call::run(arguments).await,
         Command::Topology(arguments) => topology::run(arguments).await,
         Command::Parking(arguments) => parking::run(arguments).await,
+        Command::Bench(arguments) => bench::run(arguments).await,
         Command::Completions(arguments) => manual::completions(&arguments, Arguments::command()),
         Command::Man(arguments) => manual::man(&arguments, Arguments::command()),
     };

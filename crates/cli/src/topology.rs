@@ -1,6 +1,7 @@
 //! `leveret topology`: what a file wants on the broker, and a picture of it.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use leveret::{Change, Client, Conflict, Plan, Step, Topology};
@@ -8,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::output::{Form, counted, print, print_json};
-use crate::reach::Reach;
+use crate::reach::{Reach, duration};
 
 /// Plans, applies and draws topologies: exchanges, queues and bindings from a TOML or YAML file.
 #[derive(Debug, Args)]
@@ -23,6 +24,7 @@ enum Command {
     Plan(PlanArguments),
     Apply(ApplyArguments),
     Graph(GraphArguments),
+    Export(ExportArguments),
 }
 
 pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
@@ -30,6 +32,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Plan(arguments) => plan(arguments).await,
         Command::Apply(arguments) => apply(arguments).await,
         Command::Graph(arguments) => graph(&arguments),
+        Command::Export(arguments) => export(arguments).await,
     }
 }
 
@@ -176,5 +179,34 @@ fn graph(arguments: &GraphArguments) -> Result<(), Failure> {
         Some(path) => std::fs::write(path, picture).map_err(|error| {
             Failure::wrong(format_args!("cannot write {}: {error}", path.display()))
         }),
+    }
+}
+
+/// Writes the topology of a running service, all that it has declared, as TOML.
+#[derive(Debug, Args)]
+struct ExportArguments {
+    /// Where the service listens: what it was given by `leveret run --listen`.
+    #[arg(value_name = "ADDRESS:PORT")]
+    service: String,
+
+    /// How long it may take to answer.
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    timeout: Duration,
+}
+
+async fn export(arguments: ExportArguments) -> Result<(), Failure> {
+    let ExportArguments { service, timeout } = arguments;
+    let url = match service.contains("://") {
+        true => format!("{}/topology", service.trim_end_matches('/')),
+        false => format!("http://{service}/topology"),
+    };
+    let failed =
+        |error: reqwest::Error| Failure::new(format_args!("no service answers at {url}: {error}"));
+    let answer = reqwest::Client::new().get(&url).timeout(timeout).send().await.map_err(failed)?;
+    let status = answer.status();
+    let text = answer.text().await.map_err(failed)?;
+    match status.is_success() {
+        true => print(text.trim_end()),
+        false => Err(Failure::new(format_args!("{url} answered {status}: {text}"))),
     }
 }

@@ -82,7 +82,7 @@ mod sequence;
 pub use high_water::{Gaps, HighWater, InvalidHighWater, Progress};
 pub use memory::MemoryInbox;
 pub use remember::{Known, Remember, release};
-pub use sequence::Sequence;
+pub use sequence::{KeepNumbers, Numbers, Sequence, numbered};
 
 /// What an inbox is about to do.
 pub type Doing<'a, T> = Pin<Box<dyn Future<Output = Result<T, BoxError>> + Send + 'a>>;

@@ -60,3 +60,10 @@ backends! {
     "postgres": sqlx::Postgres, sqlx::PgConnection, postgres;
     "sqlite": sqlx::Sqlite, sqlx::SqliteConnection, sqlite
 }
+
+/// A name that nobody else has: as messages get one.
+pub(crate) fn unique() -> String {
+    let parts = leveret::Message::default().identified().into_parts();
+    let id = parts.ok().and_then(|(_, properties)| properties.message_id);
+    id.map(|id| id.to_string()).unwrap_or_default()
+}

@@ -9,6 +9,7 @@ use leveret::inbox::{Doing, HighWater, Known, Opened, OpenedBatch, Progress, Rem
 use leveret::{BoxError, Incoming};
 use sqlx::{Pool, Transaction};
 use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::time::timeout;
 
 use crate::error::Error;
 use crate::schema::Schema;
@@ -21,7 +22,7 @@ mod work;
 
 use cleaner::Cleaner;
 pub use records::Records;
-use records::{Statements, reply};
+use records::{Sender, Statements, reply};
 pub use tx::Tx;
 use work::{Record, SqlWork};
 
@@ -136,10 +137,12 @@ impl<D: Records> Inbox<D> {
     pub async fn high_water(&self, scope: &str, sender: &str) -> Result<HighWater, Error> {
         let Shared { pool, statements, .. } = &*self.0;
         let found = async {
-            let mut transaction = pool.begin().await?;
-            D::mark(&mut transaction, statements, (scope, sender)).await
+            let (mut transaction, sender) = (pool.begin().await?, of(scope, sender));
+            D::mark(&mut transaction, statements, &sender).await
         };
-        found.await.map_err(|error| Error::database("looking up a mark of the inbox", error))
+        let found = found.await;
+        let found = found.map_err(|error| Error::database("looking up a mark of the inbox", error));
+        Ok(found?.unwrap_or_default())
     }
 
     /// Waits no longer for these numbers of a sender, and says which of them were missing.
@@ -152,9 +155,10 @@ impl<D: Records> Inbox<D> {
         let Shared { statements, .. } = &*self.0;
         let changed = async {
             let (mut transaction, _turn) = self.0.begin().await?;
-            let mut mark = D::mark(&mut transaction, statements, (scope, sender)).await?;
+            let sender = of(scope, sender);
+            let mut mark = self.0.mark(&mut transaction, &sender).await?;
             let missing = mark.give_up(numbers);
-            D::set_mark(&mut transaction, statements, (scope, sender), &mark).await?;
+            D::set_mark(&mut transaction, statements, &sender, &mark).await?;
             transaction.commit().await?;
             Ok(missing)
         };
@@ -162,25 +166,33 @@ impl<D: Records> Inbox<D> {
     }
 }
 
+const CLEANING: &str = "cleaning the inbox";
+
 /// Whose turn it is, where only one may write.
 pub(crate) type Turn = Option<OwnedMutexGuard<()>>;
 
 impl<D: Records> Shared<D> {
     /// Begins a transaction that is going to write, when it is its turn.
     async fn begin(&self) -> sqlx::Result<(Transaction<'static, D>, Turn)> {
-        let turn = match &self.turn {
+        let turn = self.turn().await;
+        Ok((D::begin(&self.pool).await?, turn))
+    }
+
+    async fn turn(&self) -> Turn {
+        match &self.turn {
             Some(turn) => Some(Arc::clone(turn).lock_owned().await),
             None => None,
-        };
-        Ok((D::begin(&self.pool).await?, turn))
+        }
     }
 
     async fn clean(&self) -> Result<u64, Error> {
         let mut rows = 0;
         loop {
             let now = in_milliseconds(SystemTime::now());
-            let cleaned = D::clean(&self.pool, &self.statements, now).await;
-            match cleaned.map_err(|error| Error::database("cleaning the inbox", error))? {
+            let cleaning = D::clean(&self.pool, &self.statements, now);
+            let cleaned = timeout(cleaner::PATIENCE, cleaning).await;
+            let cleaned = cleaned.map_err(|_| Error::late(CLEANING, cleaner::PATIENCE))?;
+            match cleaned.map_err(|error| Error::database(CLEANING, error))? {
                 0 => return Ok(rows),
                 some => rows += some,
             }
@@ -214,10 +226,7 @@ impl<D: Records> Shared<D> {
     ) -> sqlx::Result<(Found, Record)> {
         let statements = &self.statements;
         let found = match &mut record {
-            Record::Nothing => {
-                D::ready(connection).await?;
-                Found::New
-            }
+            Record::Nothing => Found::New,
             Record::Id { scope, id } => {
                 let expires_at = self.remember.keeps_ids_for().map(in_future);
                 match D::add(connection, statements, (scope, id), expires_at).await? {
@@ -229,12 +238,9 @@ impl<D: Records> Shared<D> {
                 }
             }
             Record::Number { scope, sender, number, mark, .. } => {
-                *mark = D::mark(connection, statements, (scope, sender)).await?;
+                *mark = self.mark(connection, &of(scope, sender)).await?;
                 match mark.progress_of(*number) {
-                    Progress::New if mark.has_room_for(*number) => {
-                        D::ready(connection).await?;
-                        Found::New
-                    }
+                    Progress::New if mark.has_room_for(*number) => Found::New,
                     Progress::New => Found::Unknown(Unknown::Gaps),
                     Progress::GivenUp => Found::Unknown(Unknown::GivenUp),
                     Progress::Done => {
@@ -248,9 +254,36 @@ impl<D: Records> Shared<D> {
         Ok((found, record))
     }
 
+    /// The mark of one sender, which nobody else may change until the end of the transaction.
+    async fn mark(
+        &self,
+        connection: &mut D::Connection,
+        sender: &Sender,
+    ) -> sqlx::Result<HighWater> {
+        match D::mark(connection, &self.statements, sender).await? {
+            Some(mark) => Ok(mark),
+            None => {
+                let marks = self.new_marks(connection, std::slice::from_ref(sender)).await?;
+                Ok(marks.into_iter().next().unwrap_or_default())
+            }
+        }
+    }
+
+    /// The marks of senders of whom some have none. Nothing may be locked before: two that lock in turns wait for each other.
+    async fn new_marks(
+        &self,
+        connection: &mut D::Connection,
+        senders: &[Sender],
+    ) -> sqlx::Result<Vec<HighWater>> {
+        D::add_marks(connection, &self.statements, senders).await?;
+        let marks = D::marks(connection, &self.statements, senders).await?;
+        marks.ok_or(sqlx::Error::RowNotFound)
+    }
+
     async fn release(&self, scope: &str, ids: &[Vec<u8>]) -> Result<Opened, BoxError> {
         let Some(linger) = self.remember.lingers_for() else { return Ok(Opened::Released) };
-        let (mut transaction, _turn) = self.begin().await?;
+        let _turn = self.turn().await;
+        let mut transaction = D::begin_impatient(&self.pool).await?;
         for id in ids {
             let expires_at = in_future(linger);
             D::release(&mut transaction, &self.statements, (scope, id), expires_at).await?;
@@ -265,6 +298,10 @@ enum Found {
     New,
     Done(Option<leveret::Message>),
     Unknown(Unknown),
+}
+
+fn of(scope: &str, sender: &str) -> Sender {
+    (scope.to_owned(), sender.to_owned())
 }
 
 fn in_milliseconds(time: SystemTime) -> i64 {

@@ -10,6 +10,8 @@
 //! changes, what it writes into an outbox, and the record that the message was handled are committed together. See [`Inbox`] for
 //! an example.
 //!
+//! A [`Sequence`] numbers the messages of a sender, in the same transactions, so that an inbox needs to remember no more than a mark.
+//!
 //! # What is counted
 //!
 //! With the feature `metrics`, for any collector of the facade `metrics` that was installed before, of each schema:
@@ -43,6 +45,7 @@ mod migrate;
 mod outbox;
 mod relay;
 mod schema;
+mod sequence;
 
 pub use backend::Backend;
 pub use error::{Error, ErrorKind};
@@ -55,3 +58,6 @@ pub use relay::{
     Side,
 };
 pub use schema::Schema;
+#[doc(hidden)]
+pub use sequence::Counting;
+pub use sequence::{CountingConnection, Sequence};

@@ -31,10 +31,10 @@ macro_rules! migrations {
 }
 
 #[cfg(feature = "postgres")]
-const POSTGRES: &[Migration] = &migrations!("postgres": 1 "outbox", 2 "inbox");
+const POSTGRES: &[Migration] = &migrations!("postgres": 1 "outbox", 2 "inbox", 3 "sequences");
 
 #[cfg(feature = "sqlite")]
-const SQLITE: &[Migration] = &migrations!("sqlite": 1 "outbox", 2 "inbox");
+const SQLITE: &[Migration] = &migrations!("sqlite": 1 "outbox", 2 "inbox", 3 "sequences");
 
 impl Schema {
     /// Makes the tables, or brings them up to date. Several instances of a program may do this at the same time: one

@@ -31,6 +31,11 @@ mod database {
         format!("leveret.{name}")
     }
 
+    /// A transaction that is going to write.
+    pub(crate) async fn begin(pool: &PgPool) -> sqlx::Transaction<'static, Db> {
+        pool.begin_with("BEGIN").await.expect("a transaction")
+    }
+
     pub(crate) async fn pool_of(url: &str) -> PgPool {
         PgPoolOptions::new().max_connections(10).connect(url).await.expect("a pool")
     }
@@ -44,4 +49,9 @@ async fn handlers_wait_for_locks_as_the_application_has_it() {
 #[tokio::test]
 async fn a_handler_that_hides_the_failure_of_its_transaction_has_failed() {
     inbox::handling::a_handler_that_hides_the_failure_of_its_transaction_has_failed().await;
+}
+
+#[tokio::test]
+async fn nothing_of_a_spoilt_transaction_counts_as_done() {
+    inbox::handling::nothing_of_a_spoilt_transaction_counts_as_done().await;
 }

@@ -31,6 +31,11 @@ mod database {
         format!("leveret_{name}")
     }
 
+    /// A transaction that is going to write.
+    pub(crate) async fn begin(pool: &SqlitePool) -> sqlx::Transaction<'static, Db> {
+        pool.begin_with("BEGIN IMMEDIATE").await.expect("a transaction")
+    }
+
     pub(crate) async fn pool_of(url: &str) -> SqlitePool {
         let options: SqliteConnectOptions = url.parse().expect("a URL");
         let options = options.journal_mode(SqliteJournalMode::Wal);

@@ -163,3 +163,17 @@ async fn a_wrong_password_has_its_own_status_and_is_not_told() {
     assert_eq!(said.status, 77, "{said:?}");
     assert!(!said.err.contains("wr0ng"), "{said:?}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_benchmark_counts_what_came_and_leaves_nothing_behind() {
+    let place = Place::new().await;
+    let small = ["bench", "-n", "2000", "--publishers", "2", "--subscribers", "2", "--json"];
+    for options in [&["--queue", "classic"][..], &["--queue", "quorum"], &["--embedded"]] {
+        let report = place.run(&[&small, options].concat()).json();
+        assert_eq!(
+            (report[0]["came"].as_u64(), report[0]["failed"].as_u64()),
+            (Some(2000), Some(0))
+        );
+    }
+    assert!(place.run(&["bench", "-n", "100"]).ok().contains("100 came"));
+}

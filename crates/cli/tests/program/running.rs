@@ -364,6 +364,9 @@ async fn a_running_service_tells_how_it_is() {
     let (status, topology) = ask("/topology").await;
     assert!(status == 200 && leveret::Topology::from_toml(&topology).is_ok(), "{topology}");
     assert!(topology.contains("billing"), "{topology}");
+    assert_eq!(leveret(&["topology", "export", &base]).ok(), topology);
+    let nobody = leveret(&["topology", "export", "127.0.0.1:1"]);
+    assert!(nobody.status == 1 && nobody.err.contains("127.0.0.1:1"), "{nobody:?}");
 }
 
 #[test]

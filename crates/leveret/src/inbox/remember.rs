@@ -23,6 +23,9 @@ pub(super) const GIVEN_UP: &str = "leveret-given-up";
 /// Ids of which no more copies come.
 const RELEASE: &str = "leveret-release";
 
+/// How long the name of a sender may be, in bytes, as message ids are. Databases have a limit for what they find things by.
+const LONGEST_SENDER: usize = 255;
+
 /// How long ids stay beyond their time, because clocks differ.
 const SLACK: Duration = Duration::from_secs(60);
 
@@ -117,7 +120,8 @@ impl Remember {
     }
 
     /// A mark for each sender, who counts its messages from 1 on and says so in their headers, as a
-    /// [`Sequence`](super::Sequence) does. See [`HighWater`](super::HighWater).
+    /// [`Sequence`](super::Sequence) does. See [`HighWater`](super::HighWater). The name of a sender has 255 bytes at most, and
+    /// none of them is zero; otherwise its messages have nothing to be known by.
     pub fn high_water() -> Self {
         Remember::new(How::HighWater(Gaps::Keep))
     }
@@ -197,7 +201,10 @@ impl Remember {
     fn id(&self, scope: String, incoming: &Incoming) -> Option<Known> {
         let id = match &self.known_by {
             Some(known_by) => made(known_by, incoming)?,
-            None => incoming.properties().message_id?.as_bytes().to_vec(),
+            // To be known by nothing is to be unknown: all of them would be copies of the first.
+            None => {
+                incoming.properties().message_id.filter(|id| !id.is_empty())?.as_bytes().to_vec()
+            }
         };
         let is_forgotten = match self.how {
             How::For(time) => self.is_older_than(time, incoming),
@@ -220,7 +227,7 @@ impl Remember {
     }
 
     fn number(&self, scope: String, incoming: &Incoming) -> Option<Known> {
-        let sender = incoming.header(SENDER)?.as_str()?.to_owned();
+        let sender = incoming.header(SENDER)?.as_str().filter(|sender| is_name(sender))?.to_owned();
         let number = incoming.header(SEQUENCE)?.as_i64()?;
         let number = u64::try_from(number).ok().filter(|number| *number > 0)?;
         let given_up = incoming.header(GIVEN_UP);
@@ -266,6 +273,11 @@ fn made(known_by: &KnownBy, incoming: &Incoming) -> Option<Vec<u8>> {
         tracing::error!(queue, "what a message is known by could not be made: panic");
         None
     })
+}
+
+/// Whether every inbox can know a sender by this: what one cannot write down would be asked for again and again.
+pub(super) fn is_name(sender: &str) -> bool {
+    (1..=LONGEST_SENDER).contains(&sender.len()) && !sender.contains('\0')
 }
 
 /// The numbers of a range that is written as `17-25`.

@@ -1,6 +1,7 @@
 //! Counting the messages of a sender, beyond the end of the program.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::ops::RangeInclusive;
@@ -10,7 +11,8 @@ use std::sync::Arc;
 use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 
-use super::remember::{GIVEN_UP, SENDER, SEQUENCE};
+use super::Doing;
+use super::remember::{GIVEN_UP, SENDER, SEQUENCE, is_name};
 use crate::clock;
 use crate::error::{Error, ErrorKind};
 use crate::message::{IntoMessage, Message};
@@ -18,6 +20,8 @@ use crate::random;
 
 /// How many numbers are reserved with one write.
 const BLOCK: u64 = 1000;
+
+const CANNOT_BE_KEPT: &str = "the numbers of a sender cannot be kept";
 
 /// The first line of a file with the numbers of a sender.
 const TITLE: &str = "leveret sequence 1";
@@ -55,7 +59,45 @@ pub struct Sequence {
     state: Arc<Mutex<State>>,
 }
 
-#[derive(Debug)]
+/// Which numbers a sender has used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbers {
+    /// All before this one were used.
+    pub next: u64,
+    /// Up to this one, they may have been used.
+    pub reserved: u64,
+}
+
+/// Keeps the numbers of a sender: in a file, see [`Sequence::open`], or elsewhere, see [`Sequence::kept_by`].
+pub trait KeepNumbers: Send + Sync + 'static {
+    /// Writes them down beyond the end of the program. It fails if somebody else counts for this sender by now.
+    fn write(&self, numbers: Numbers) -> Doing<'_, ()>;
+}
+
+/// Gives a message a number of a sender's, and where it has none an id and a timestamp. This is for who counts otherwise than with
+/// a [`Sequence`]: from 1 on, and no number twice.
+pub fn numbered(message: impl IntoMessage, sender: &str, number: u64) -> Result<Message, Error> {
+    let message = message.into_message()?;
+    message.check()?;
+    Ok(stamped(message, sender, number))
+}
+
+fn stamped(message: Message, sender: &str, number: u64) -> Message {
+    let properties = message.extra.as_deref().map(|extra| &extra.properties);
+    let has_id = properties.is_some_and(|properties| properties.message_id.is_some());
+    let has_time = properties.is_some_and(|properties| properties.timestamp.is_some());
+    let mut message = message
+        .header(SENDER, sender.to_owned())
+        .header(SEQUENCE, i64::try_from(number).unwrap_or(i64::MAX));
+    if !has_id {
+        message = message.message_id(format!("{sender}-{number}"));
+    }
+    if !has_time {
+        message = message.timestamp(clock::now());
+    }
+    message
+}
+
 struct State {
     /// The number that is given out next.
     next: u64,
@@ -64,7 +106,7 @@ struct State {
     /// What receivers are to be told.
     given_up: VecDeque<RangeInclusive<u64>>,
     /// Nothing is kept without one.
-    file: Option<Arc<Kept>>,
+    keeper: Option<Box<dyn KeepNumbers>>,
     is_closed: bool,
 }
 
@@ -76,32 +118,40 @@ impl Sequence {
     /// how many of them it has used: it goes on behind them, and they are [uncertain](Self::uncertain).
     pub async fn open(sender: impl Into<String>, path: impl Into<PathBuf>) -> Result<Self, Error> {
         let (sender, path) = (sender.into(), path.into());
+        if !is_name(&sender) {
+            let text = format!("no sender can be called {sender:?}: receivers would not know it");
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
         let name = sender.clone();
         let (kept, numbers) = blocking(move || Kept::open(&name, path)).await?;
+        Ok(Sequence::kept_by(sender, numbers, Arc::new(kept)))
+    }
+
+    /// The same for numbers that are kept elsewhere, and are these now. `leveret-sql` has one in a database.
+    pub fn kept_by(sender: impl Into<String>, numbers: Numbers, keeper: impl KeepNumbers) -> Self {
         let Numbers { next, reserved } = numbers;
         let uncertain = (next <= reserved).then_some(next..=reserved);
-        let state = State {
-            next: next.max(reserved + 1),
-            reserved,
-            given_up: VecDeque::new(),
-            file: Some(Arc::new(kept)),
-            is_closed: false,
-        };
-        Ok(Sequence { sender: sender.into(), uncertain, state: Arc::new(Mutex::new(state)) })
+        let next = next.max(reserved.saturating_add(1)).max(1);
+        Sequence::counting(sender.into(), uncertain, next, reserved, Some(Box::new(keeper)))
+    }
+
+    fn counting(
+        sender: String,
+        uncertain: Option<RangeInclusive<u64>>,
+        next: u64,
+        reserved: u64,
+        keeper: Option<Box<dyn KeepNumbers>>,
+    ) -> Self {
+        let given_up = VecDeque::new();
+        let state = State { next, reserved, given_up, keeper, is_closed: false };
+        Sequence { sender: sender.into(), uncertain, state: Arc::new(Mutex::new(state)) }
     }
 
     /// Counts from 1 on for a sender whose name nobody had before: for programs that have nowhere to keep numbers. Receivers
     /// remember one sender more with each of them.
     pub fn fresh(prefix: &str) -> Self {
         let sender = format!("{prefix}-{:016x}{:016x}", random::number(), random::number());
-        let state = State {
-            next: 1,
-            reserved: u64::MAX,
-            given_up: VecDeque::new(),
-            file: None,
-            is_closed: false,
-        };
-        Sequence { sender: sender.into(), uncertain: None, state: Arc::new(Mutex::new(state)) }
+        Sequence::counting(sender, None, 1, u64::MAX, None)
     }
 
     /// The sender's name.
@@ -135,33 +185,13 @@ impl Sequence {
         }
         let number = state.next;
         state.next += 1;
-        Ok(self.stamped(message, number, state.given_up.pop_front()))
-    }
-
-    fn stamped(
-        &self,
-        message: Message,
-        number: u64,
-        given_up: Option<RangeInclusive<u64>>,
-    ) -> Message {
-        let properties = message.extra.as_deref().map(|extra| &extra.properties);
-        let has_id = properties.is_some_and(|properties| properties.message_id.is_some());
-        let has_time = properties.is_some_and(|properties| properties.timestamp.is_some());
-        let mut message = message
-            .header(SENDER, self.sender.to_string())
-            .header(SEQUENCE, i64::try_from(number).unwrap_or(i64::MAX));
-        if !has_id {
-            message = message.message_id(format!("{}-{number}", self.sender));
-        }
-        if !has_time {
-            message = message.timestamp(clock::now());
-        }
-        match given_up {
+        let message = stamped(message, &self.sender, number);
+        Ok(match state.given_up.pop_front() {
             Some(numbers) => {
                 message.header(GIVEN_UP, format!("{}-{}", numbers.start(), numbers.end()))
             }
             None => message,
-        }
+        })
     }
 
     /// These numbers do not come: the next message that is numbered tells whoever gets it. Whoever has got one of them before
@@ -179,7 +209,7 @@ impl Sequence {
             let next = state.next;
             state.write(Numbers { next, reserved: next - 1 }).await?;
             state.is_closed = true;
-            state.file = None;
+            state.keeper = None;
         }
         Ok(())
     }
@@ -187,26 +217,29 @@ impl Sequence {
 
 impl State {
     async fn write(&self, numbers: Numbers) -> Result<(), Error> {
-        let Some(file) = self.file.clone() else { return Ok(()) };
-        blocking(move || file.write(numbers)).await
+        let Some(keeper) = &self.keeper else { return Ok(()) };
+        keeper.write(numbers).await.map_err(|error| match error.downcast::<Error>() {
+            Ok(error) => *error,
+            Err(error) => Error::caused(ErrorKind::Invalid, CANNOT_BE_KEPT, error),
+        })
+    }
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let State { next, reserved, given_up, is_closed, .. } = self;
+        let mut all = f.debug_struct("State");
+        all.field("next", next).field("reserved", reserved).field("given_up", given_up);
+        all.field("is_closed", is_closed).finish_non_exhaustive()
     }
 }
 
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
-    spawn_blocking(work).await.unwrap_or_else(|error| {
-        Err(Error::caused(ErrorKind::Invalid, "the numbers of a sender cannot be kept", error))
-    })
-}
-
-/// What the file says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Numbers {
-    /// All before this one were used.
-    next: u64,
-    /// Up to this one, they may have been used.
-    reserved: u64,
+    spawn_blocking(work)
+        .await
+        .unwrap_or_else(|error| Err(Error::caused(ErrorKind::Invalid, CANNOT_BE_KEPT, error)))
 }
 
 /// The file of a sender.
@@ -252,6 +285,13 @@ impl Kept {
             File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
         };
         written().map_err(|error| problem(&self.path, error))
+    }
+}
+
+impl KeepNumbers for Arc<Kept> {
+    fn write(&self, numbers: Numbers) -> Doing<'_, ()> {
+        let kept = Arc::clone(self);
+        Box::pin(async move { Ok(blocking(move || Kept::write(&kept, numbers)).await?) })
     }
 }
 

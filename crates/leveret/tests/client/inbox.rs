@@ -68,6 +68,38 @@ async fn a_message_without_a_timestamp_can_be_refused() {
     assert_eq!(runner.run_until(stop).await.unwrap().parked, 1);
 }
 
+/// An empty id is no id: otherwise all messages that have one would be copies of the first.
+#[tokio::test(start_paused = true)]
+async fn what_has_an_empty_id_or_a_sender_without_a_name_is_not_taken_for_a_copy() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    for _ in 0..2 {
+        publisher.publish("q", Message::new("").message_id("")).await.unwrap();
+    }
+    let runner = client.consumer("q").exactly_once(by_id()).handle(async || {});
+    let stop = eventually(PATIENCE, "two parked", async || depth(&broker, "q.parked") == Some(2));
+    assert_eq!(runner.run_until(stop).await.unwrap().duplicates, 0);
+
+    let numbered = |sender: &str| {
+        Message::new("")
+            .header("leveret-sender", sender.to_owned())
+            .header("leveret-sequence", 1i64)
+    };
+    for sender in ["", "a\0b", &"x".repeat(256), &"x".repeat(255)] {
+        publisher.publish("q", numbered(sender)).await.unwrap();
+    }
+    let inbox = MemoryInbox::new(Remember::high_water());
+    let runner = client.consumer("q").exactly_once(inbox).handle(async || {});
+    let stop = eventually(PATIENCE, "five parked", async || depth(&broker, "q.parked") == Some(5));
+    assert_eq!(runner.run_until(stop).await.unwrap().parked, 3);
+    let folder = ScratchFolder::new();
+    for sender in ["", "a\0b", &"x".repeat(256)] {
+        let refused = Sequence::open(sender, folder.path().join("numbers")).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Invalid, "{refused}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_full_inbox_holds_messages_until_others_are_forgotten() {
     let broker = broker();

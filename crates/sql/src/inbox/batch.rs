@@ -7,19 +7,17 @@ use leveret::inbox::{
     Changes, Doing, HighWater, Known, OpenedBatch, Progress, Report, Standing, Unknown, Work,
 };
 use leveret::{BoxError, Incoming, Message};
+use sqlx::Transaction;
 
-use super::records::Records;
+use super::records::{Records, Sender};
 use super::work::Held;
 use super::{Shared, Turn, in_future};
-
-/// A sender within its scope.
-type Sender = (String, String);
 
 /// What was written down, or is to be, of several messages.
 #[derive(Default)]
 struct Notes {
-    /// One of the ids that were written down.
-    id: Option<(String, Vec<u8>)>,
+    /// Whether ids were written down.
+    has_ids: bool,
     /// With the numbers of this batch.
     marks: BTreeMap<Sender, HighWater>,
     report: Report,
@@ -45,11 +43,10 @@ impl<D: Records> Shared<D> {
                 self.release(scope, ids).await?;
             }
         }
-        let (mut transaction, turn) = self.begin().await?;
+        let (transaction, turn) = self.begin().await?;
         let mut notes = Notes::default();
+        let mut transaction = self.lock_marks(transaction, &known, &mut notes).await?;
         let mut new = self.add_ids(&mut transaction, &known, &mut notes).await?;
-        self.lock_marks(&mut transaction, &known, &mut notes).await?;
-        D::ready(&mut transaction).await?;
         let mut messages = Vec::new();
         for one in &known {
             messages.push(match one {
@@ -94,41 +91,58 @@ impl<D: Records> Shared<D> {
         let added = D::add_all(connection, &self.statements, &ids, expires_at).await?;
         let is_new = |(id, is_new): (&(&'k str, &'k [u8]), bool)| is_new.then_some(*id);
         let new: BTreeSet<_> = ids.iter().zip(added).filter_map(is_new).collect();
-        notes.id = new.first().map(|(scope, id)| (scope.to_string(), id.to_vec()));
+        notes.has_ids = !new.is_empty();
         Ok(new)
     }
 
-    /// Locks the marks of all senders, in order.
+    /// Locks the marks of all senders.
     async fn lock_marks(
         &self,
-        connection: &mut D::Connection,
+        mut transaction: Transaction<'static, D>,
         known: &[Known],
         notes: &mut Notes,
-    ) -> sqlx::Result<()> {
-        for one in known {
-            if let Known::Number { scope, sender, .. } = one {
-                notes.marks.entry((scope.clone(), sender.clone())).or_default();
+    ) -> sqlx::Result<Transaction<'static, D>> {
+        let sender = |one: &Known| match one {
+            Known::Number { scope, sender, .. } => Some((scope.clone(), sender.clone())),
+            _ => None,
+        };
+        let senders: BTreeSet<Sender> = known.iter().filter_map(sender).collect();
+        if senders.is_empty() {
+            return Ok(transaction);
+        }
+        let senders: Vec<Sender> = senders.into_iter().collect();
+        let marks = match D::marks(&mut transaction, &self.statements, &senders).await? {
+            Some(marks) => marks,
+            None => {
+                // Those that are there are locked now, and must not be while others are waited for.
+                transaction.rollback().await?;
+                transaction = D::begin(&self.pool).await?;
+                self.new_marks(&mut transaction, &senders).await?
             }
-        }
-        for ((scope, sender), mark) in &mut notes.marks {
-            *mark = D::mark(connection, &self.statements, (scope, sender)).await?;
-        }
-        Ok(())
+        };
+        notes.marks = senders.into_iter().zip(marks).collect();
+        Ok(transaction)
     }
 
-    /// Writes down what is not yet, and finds out whether all else is still there.
-    async fn write_down_batch(
+    /// Writes down what is not yet, and commits, if all else is still there.
+    async fn commit_batch(
         &self,
-        connection: &mut D::Connection,
-        notes: &Notes,
+        mut transaction: Transaction<'static, D>,
+        marks: BTreeMap<Sender, HighWater>,
+        has_ids: bool,
     ) -> sqlx::Result<()> {
-        for ((scope, sender), mark) in &notes.marks {
-            D::set_mark(connection, &self.statements, (scope, sender), mark).await?;
+        let (senders, marks): (Vec<Sender>, Vec<HighWater>) = marks.into_iter().unzip();
+        let has_marks = !senders.is_empty();
+        if has_marks {
+            D::set_marks(&mut transaction, &self.statements, &senders, &marks).await?;
         }
-        match &notes.id {
-            Some((scope, id)) => D::is_there(connection, &self.statements, (scope, id)).await,
-            None => D::is_sound(connection).await,
+        if has_ids {
+            return D::commit_record(transaction).await;
         }
+        if !has_marks {
+            D::is_sound(&mut transaction).await?;
+        }
+        transaction.commit().await
     }
 }
 
@@ -162,10 +176,9 @@ impl<D: Records> Work for BatchWork<D> {
     fn commit(self: Box<Self>, _changes: Changes, _reply: Option<&Message>) -> Doing<'_, Report> {
         Box::pin(async move {
             let BatchWork { inbox, slot, notes, _turn } = *self;
-            let mut transaction = slot.take()?;
-            inbox.write_down_batch(&mut transaction, &notes).await?;
-            transaction.commit().await?;
-            Ok(notes.report)
+            let Notes { has_ids, marks, report } = notes;
+            inbox.commit_batch(slot.take()?, marks, has_ids).await?;
+            Ok(report)
         })
     }
 }

@@ -1,7 +1,6 @@
 //! The tables of the inbox.
-
-#[cfg(feature = "postgres")]
-use std::collections::HashSet;
+//!
+//! What is the same on all databases is here; how each of them waits for others, and works on several rows at a time, is its own.
 
 use futures_util::future::BoxFuture;
 use leveret::Message;
@@ -11,6 +10,14 @@ use sqlx::{Pool, SqlStr, Transaction};
 
 use crate::backend::Backend;
 use crate::schema::Schema;
+
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+
+/// A sender within its scope.
+pub(super) type Sender = (String, String);
 
 /// How many rows are deleted at a time: so few that nobody waits for it.
 pub(super) const CLEANED: i64 = 1000;
@@ -35,44 +42,26 @@ pub(super) fn reply((properties, body): Kept) -> Message {
 #[doc(hidden)]
 pub struct Statements {
     add: SqlStr,
-    /// On PostgreSQL alone.
-    #[cfg_attr(not(feature = "postgres"), allow(dead_code))]
     add_all: SqlStr,
     reply: SqlStr,
     set_reply: SqlStr,
-    is_there: SqlStr,
     release: SqlStr,
     mark: SqlStr,
-    add_mark: SqlStr,
+    marks: SqlStr,
+    add_marks: SqlStr,
     set_mark: SqlStr,
+    set_marks: SqlStr,
     number_reply: SqlStr,
     set_number_reply: SqlStr,
     clean: SqlStr,
     clean_replies: SqlStr,
 }
 
-/// What is waited for longer is asked for again, by another connection; what was set before is set again for the handler.
-#[cfg(feature = "postgres")]
-const BEGIN: &str = "BEGIN; \
-     SELECT set_config('leveret.lock_timeout', current_setting('lock_timeout'), true), \
-            set_config('lock_timeout', '10s', true)";
-#[cfg(feature = "sqlite")]
-const BEGIN_IMMEDIATE: &str = "BEGIN IMMEDIATE";
-
-const ADD: &str =
-    "INSERT INTO {inbox} (scope, id, expires_at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
-const ADD_ALL: &str = "INSERT INTO {inbox} (scope, id, expires_at) \
-     SELECT scope, id, $3 FROM unnest($1::text[], $2::bytea[]) AS new (scope, id) \
-     ON CONFLICT DO NOTHING RETURNING scope, id";
 const REPLY: &str = "SELECT properties, body FROM {inbox} WHERE scope = $1 AND id = $2";
 const SET_REPLY: &str =
     "UPDATE {inbox} SET properties = $3, body = $4 WHERE scope = $1 AND id = $2";
-const IS_THERE: &str = "SELECT 1 FROM {inbox} WHERE scope = $1 AND id = $2";
 const RELEASE: &str =
     "UPDATE {inbox} SET expires_at = $3 WHERE scope = $1 AND id = $2 AND expires_at IS NULL";
-const MARK: &str = "SELECT mark FROM {inbox_marks} WHERE scope = $1 AND sender = $2";
-const ADD_MARK: &str =
-    "INSERT INTO {inbox_marks} (scope, sender, mark) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
 const SET_MARK: &str = "UPDATE {inbox_marks} SET mark = $3 WHERE scope = $1 AND sender = $2";
 const NUMBER_REPLY: &str =
     "SELECT properties, body FROM {inbox_replies} WHERE scope = $1 AND sender = $2 AND number = $3";
@@ -80,6 +69,9 @@ const SET_NUMBER_REPLY: &str = "INSERT INTO {inbox_replies} (scope, sender, numb
      VALUES ($1, $2, $3, $4, $5, $6)";
 
 /// A database with the tables of an inbox.
+///
+/// What waits for another transaction does so for some seconds: a statement that nobody awaits any longer would hold its
+/// connection. The statements of handlers wait as the application has it.
 #[doc(hidden)]
 pub trait Records: Backend {
     /// Whether only one transaction at a time may write.
@@ -87,9 +79,13 @@ pub trait Records: Backend {
 
     fn statements(schema: &Schema) -> Statements;
 
-    /// Begins a transaction that is going to write. Until it is [ready](Self::ready), it waits for others for some seconds: a
-    /// statement that nobody awaits any longer would hold its connection.
+    /// Begins a transaction that is going to write.
     fn begin(pool: &Pool<Self>) -> BoxFuture<'_, sqlx::Result<Transaction<'static, Self>>>;
+
+    /// The same where all of it waits no longer than a record does: no handler works with it.
+    fn begin_impatient(
+        pool: &Pool<Self>,
+    ) -> BoxFuture<'_, sqlx::Result<Transaction<'static, Self>>>;
 
     /// Writes down an id. False if it was there; one that another transaction is about to write is waited for.
     fn add<'a>(
@@ -120,19 +116,13 @@ pub trait Records: Backend {
         reply: Kept,
     ) -> BoxFuture<'a, sqlx::Result<()>>;
 
-    /// The handler may begin: from now on its statements wait for locks as the application has it. [`add`](Self::add) has
-    /// done this for a new id.
-    fn ready(connection: &mut Self::Connection) -> BoxFuture<'_, sqlx::Result<()>>;
+    /// Commits, if what [`add`](Self::add) or [`add_all`](Self::add_all) have written down is still there. PostgreSQL takes a commit
+    /// for a rollback, and says nothing, where a statement has failed before.
+    fn commit_record(
+        transaction: Transaction<'static, Self>,
+    ) -> BoxFuture<'static, sqlx::Result<()>>;
 
-    /// Fails if a record that was written down in this transaction is not there any more. PostgreSQL takes a commit for a
-    /// rollback, and says nothing, where a statement has failed before.
-    fn is_there<'a>(
-        connection: &'a mut Self::Connection,
-        statements: &'a Statements,
-        id: (&'a str, &'a [u8]),
-    ) -> BoxFuture<'a, sqlx::Result<()>>;
-
-    /// The same where nothing was written down.
+    /// Fails if a statement has failed before, where nothing was written down.
     fn is_sound(connection: &mut Self::Connection) -> BoxFuture<'_, sqlx::Result<()>>;
 
     fn release<'a>(
@@ -142,18 +132,42 @@ pub trait Records: Backend {
         expires_at: i64,
     ) -> BoxFuture<'a, sqlx::Result<()>>;
 
-    /// The mark of a sender, which nobody else may change until the end of the transaction.
+    /// The mark of a sender, which nobody else may change until the end of the transaction. `None` if it has none.
     fn mark<'a>(
         connection: &'a mut Self::Connection,
         statements: &'a Statements,
-        sender: (&'a str, &'a str),
-    ) -> BoxFuture<'a, sqlx::Result<HighWater>>;
+        sender: &'a Sender,
+    ) -> BoxFuture<'a, sqlx::Result<Option<HighWater>>>;
 
+    /// The marks of these senders, in their order, which nobody else may change until the end of the transaction. `None` if not
+    /// all of them are there.
+    fn marks<'a>(
+        connection: &'a mut Self::Connection,
+        statements: &'a Statements,
+        senders: &'a [Sender],
+    ) -> BoxFuture<'a, sqlx::Result<Option<Vec<HighWater>>>>;
+
+    /// Makes sure that all of these senders have marks, which nobody else may change until the end of the transaction.
+    fn add_marks<'a>(
+        connection: &'a mut Self::Connection,
+        statements: &'a Statements,
+        senders: &'a [Sender],
+    ) -> BoxFuture<'a, sqlx::Result<()>>;
+
+    /// Writes down the mark of a sender, which has one.
     fn set_mark<'a>(
         connection: &'a mut Self::Connection,
         statements: &'a Statements,
-        sender: (&'a str, &'a str),
+        sender: &'a Sender,
         mark: &'a HighWater,
+    ) -> BoxFuture<'a, sqlx::Result<()>>;
+
+    /// The same for several.
+    fn set_marks<'a>(
+        connection: &'a mut Self::Connection,
+        statements: &'a Statements,
+        senders: &'a [Sender],
+        marks: &'a [HighWater],
     ) -> BoxFuture<'a, sqlx::Result<()>>;
 
     fn number_reply<'a>(
@@ -184,11 +198,11 @@ fn decode(bytes: &[u8]) -> sqlx::Result<HighWater> {
     HighWater::decode(bytes).map_err(|error| sqlx::Error::Decode(Box::new(error)))
 }
 
-/// A statement that has to find one row, namely that which this transaction has written.
-fn one(rows: u64) -> sqlx::Result<()> {
-    match rows {
-        1 => Ok(()),
-        _ => Err(sqlx::Error::RowNotFound),
+/// A statement that has to find so many rows, namely those which this transaction has written or locked.
+fn all(expected: usize, rows: u64) -> sqlx::Result<()> {
+    match rows == expected as u64 {
+        true => Ok(()),
+        false => Err(sqlx::Error::RowNotFound),
     }
 }
 
@@ -198,33 +212,38 @@ fn signed(number: u64) -> i64 {
 }
 
 macro_rules! records {
-    ($feature:literal, $database:ty, $name:ident: $one_writer:literal, $begin:ident, lock $lock:literal,
-     returning $returning:expr, ready $ready:literal,
-     clean $clean:literal, $clean_replies:literal, $add_all:path) => {
+    ($feature:literal: $database:ty, $name:ident, one writer $one_writer:literal) => {
         #[cfg(feature = $feature)]
         impl Records for $database {
             const ONE_WRITER: bool = $one_writer;
 
             fn statements(schema: &Schema) -> Statements {
                 Statements {
-                    add: schema.$name(&format!("{ADD}{}", $returning)),
-                    add_all: schema.$name(ADD_ALL),
+                    add: schema.$name($name::ADD),
+                    add_all: schema.$name($name::ADD_ALL),
                     reply: schema.$name(REPLY),
                     set_reply: schema.$name(SET_REPLY),
-                    is_there: schema.$name(IS_THERE),
                     release: schema.$name(RELEASE),
-                    mark: schema.$name(&format!("{MARK}{}", $lock)),
-                    add_mark: schema.$name(ADD_MARK),
+                    mark: schema.$name($name::MARK),
+                    marks: schema.$name($name::MARKS),
+                    add_marks: schema.$name($name::ADD_MARKS),
                     set_mark: schema.$name(SET_MARK),
+                    set_marks: schema.$name($name::SET_MARKS),
                     number_reply: schema.$name(NUMBER_REPLY),
                     set_number_reply: schema.$name(SET_NUMBER_REPLY),
-                    clean: schema.$name($clean),
-                    clean_replies: schema.$name($clean_replies),
+                    clean: schema.$name($name::CLEAN),
+                    clean_replies: schema.$name($name::CLEAN_REPLIES),
                 }
             }
 
             fn begin(pool: &Pool<Self>) -> BoxFuture<'_, sqlx::Result<Transaction<'static, Self>>> {
-                Box::pin(pool.begin_with($begin))
+                Box::pin(pool.begin_with($name::BEGIN))
+            }
+
+            fn begin_impatient(
+                pool: &Pool<Self>,
+            ) -> BoxFuture<'_, sqlx::Result<Transaction<'static, Self>>> {
+                Box::pin(pool.begin_with($name::BEGIN_IMPATIENT))
             }
 
             fn add<'a>(
@@ -243,7 +262,7 @@ macro_rules! records {
                 ids: &'a [(&'a str, &'a [u8])],
                 expires_at: Option<i64>,
             ) -> BoxFuture<'a, sqlx::Result<Vec<bool>>> {
-                Box::pin($add_all(connection, statements, ids, expires_at))
+                Box::pin($name::add_all(connection, statements, ids, expires_at))
             }
 
             fn reply<'a>(
@@ -267,23 +286,13 @@ macro_rules! records {
             ) -> BoxFuture<'a, sqlx::Result<()>> {
                 let set = sqlx::query(statements.set_reply.clone()).bind(scope).bind(id);
                 let set = set.bind(properties).bind(body);
-                Box::pin(async move { one(set.execute(connection).await?.rows_affected()) })
+                Box::pin(async move { all(1, set.execute(connection).await?.rows_affected()) })
             }
 
-            fn is_there<'a>(
-                connection: &'a mut Self::Connection,
-                statements: &'a Statements,
-                (scope, id): (&'a str, &'a [u8]),
-            ) -> BoxFuture<'a, sqlx::Result<()>> {
-                let is_there = sqlx::query(statements.is_there.clone()).bind(scope).bind(id);
-                Box::pin(async move {
-                    let found = is_there.fetch_optional(connection).await?;
-                    one(u64::from(found.is_some()))
-                })
-            }
-
-            fn ready(connection: &mut Self::Connection) -> BoxFuture<'_, sqlx::Result<()>> {
-                Box::pin(async move { sqlx::query($ready).execute(connection).await.map(drop) })
+            fn commit_record(
+                transaction: Transaction<'static, Self>,
+            ) -> BoxFuture<'static, sqlx::Result<()>> {
+                Box::pin($name::commit_record(transaction))
             }
 
             fn is_sound(connection: &mut Self::Connection) -> BoxFuture<'_, sqlx::Result<()>> {
@@ -304,33 +313,49 @@ macro_rules! records {
             fn mark<'a>(
                 connection: &'a mut Self::Connection,
                 statements: &'a Statements,
-                (scope, sender): (&'a str, &'a str),
-            ) -> BoxFuture<'a, sqlx::Result<HighWater>> {
-                let mark =
-                    move || sqlx::query_scalar(statements.mark.clone()).bind(scope).bind(sender);
+                (scope, sender): &'a Sender,
+            ) -> BoxFuture<'a, sqlx::Result<Option<HighWater>>> {
+                let mark = sqlx::query_scalar(statements.mark.clone()).bind(scope).bind(sender);
                 Box::pin(async move {
-                    let found: Option<Vec<u8>> = mark().fetch_optional(&mut *connection).await?;
-                    if let Some(found) = found {
-                        return decode(&found);
-                    }
-                    let first = HighWater::default();
-                    let add = sqlx::query(statements.add_mark.clone()).bind(scope).bind(sender);
-                    add.bind(first.encode()).execute(&mut *connection).await?;
-                    // Somebody else may have been first.
-                    let found: Vec<u8> = mark().fetch_one(connection).await?;
-                    decode(&found)
+                    let found: Option<Vec<u8>> = mark.fetch_optional(connection).await?;
+                    found.as_deref().map(decode).transpose()
                 })
+            }
+
+            fn marks<'a>(
+                connection: &'a mut Self::Connection,
+                statements: &'a Statements,
+                senders: &'a [Sender],
+            ) -> BoxFuture<'a, sqlx::Result<Option<Vec<HighWater>>>> {
+                Box::pin($name::marks(connection, statements, senders))
+            }
+
+            fn add_marks<'a>(
+                connection: &'a mut Self::Connection,
+                statements: &'a Statements,
+                senders: &'a [Sender],
+            ) -> BoxFuture<'a, sqlx::Result<()>> {
+                Box::pin($name::add_marks(connection, statements, senders))
             }
 
             fn set_mark<'a>(
                 connection: &'a mut Self::Connection,
                 statements: &'a Statements,
-                (scope, sender): (&'a str, &'a str),
+                (scope, sender): &'a Sender,
                 mark: &'a HighWater,
             ) -> BoxFuture<'a, sqlx::Result<()>> {
                 let set = sqlx::query(statements.set_mark.clone()).bind(scope).bind(sender);
                 let set = set.bind(mark.encode());
-                Box::pin(async move { one(set.execute(connection).await?.rows_affected()) })
+                Box::pin(async move { all(1, set.execute(connection).await?.rows_affected()) })
+            }
+
+            fn set_marks<'a>(
+                connection: &'a mut Self::Connection,
+                statements: &'a Statements,
+                senders: &'a [Sender],
+                marks: &'a [HighWater],
+            ) -> BoxFuture<'a, sqlx::Result<()>> {
+                Box::pin($name::set_marks(connection, statements, senders, marks))
             }
 
             fn number_reply<'a>(
@@ -376,48 +401,5 @@ macro_rules! records {
     };
 }
 
-/// All in one statement.
-#[cfg(feature = "postgres")]
-async fn add_at_once(
-    connection: &mut sqlx::PgConnection,
-    statements: &Statements,
-    ids: &[(&str, &[u8])],
-    expires_at: Option<i64>,
-) -> sqlx::Result<Vec<bool>> {
-    let (scopes, keys): (Vec<&str>, Vec<&[u8]>) = ids.iter().copied().unzip();
-    let add = sqlx::query_as(statements.add_all.clone()).bind(scopes).bind(keys).bind(expires_at);
-    let added: Vec<(String, Vec<u8>)> = add.fetch_all(connection).await?;
-    let added: HashSet<_> =
-        added.iter().map(|(scope, id)| (scope.as_str(), id.as_slice())).collect();
-    Ok(ids.iter().map(|id| added.contains(id)).collect())
-}
-
-/// One by one, which costs little where the database is in the process.
-#[cfg(feature = "sqlite")]
-async fn add_each(
-    connection: &mut sqlx::SqliteConnection,
-    statements: &Statements,
-    ids: &[(&str, &[u8])],
-    expires_at: Option<i64>,
-) -> sqlx::Result<Vec<bool>> {
-    let mut added = Vec::new();
-    for id in ids {
-        added.push(<sqlx::Sqlite as Records>::add(connection, statements, *id, expires_at).await?);
-    }
-    Ok(added)
-}
-
-records!(
-    "postgres", sqlx::Postgres, postgres: false, BEGIN, lock " FOR UPDATE",
-    returning " RETURNING set_config('lock_timeout', current_setting('leveret.lock_timeout'), true)",
-    ready "SELECT set_config('lock_timeout', current_setting('leveret.lock_timeout'), true)",
-    clean "DELETE FROM {inbox} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {inbox} WHERE expires_at <= $1 LIMIT $2))",
-    "DELETE FROM {inbox_replies} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {inbox_replies} WHERE expires_at <= $1 LIMIT $2))",
-    add_at_once
-);
-records!(
-    "sqlite", sqlx::Sqlite, sqlite: true, BEGIN_IMMEDIATE, lock "", returning "", ready "SELECT 1",
-    clean "DELETE FROM {inbox} WHERE rowid IN (SELECT rowid FROM {inbox} WHERE expires_at <= $1 LIMIT $2)",
-    "DELETE FROM {inbox_replies} WHERE rowid IN (SELECT rowid FROM {inbox_replies} WHERE expires_at <= $1 LIMIT $2)",
-    add_each
-);
+records!("postgres": sqlx::Postgres, postgres, one writer false);
+records!("sqlite": sqlx::Sqlite, sqlite, one writer true);

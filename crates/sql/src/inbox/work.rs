@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use leveret::inbox::{Changes, Doing, HighWater, Report, Work};
-use leveret::{BoxError, Incoming, Message};
+use leveret::{BoxError, Failure, Incoming, Message};
 use sqlx::Transaction;
 
 use super::records::{Records, kept};
@@ -80,8 +80,12 @@ impl<D: Records> SqlWork<D> {
             Changes::Keep => (transaction, record),
             Changes::Undo => inbox.begin_anew(transaction, record).await?,
         };
+        let is_recorded = matches!(record, Record::Id { .. }) && reply.is_none();
         let report = inbox.write_down(&mut transaction, record, reply).await?;
-        transaction.commit().await?;
+        match is_recorded {
+            true => D::commit_record(transaction).await?,
+            false => transaction.commit().await?,
+        }
         Ok(report)
     }
 }
@@ -108,12 +112,16 @@ impl<D: Records> Shared<D> {
         let mut transaction = D::begin(&self.pool).await?;
         match self.look_up(&mut transaction, record).await? {
             (Found::New, record) => Ok((transaction, record)),
-            // It comes again, and gets that one's reply.
-            _ => Err("a copy of the message was handled at the same time".into()),
+            // It comes again, and gets that one's reply. Nothing has failed that counts.
+            _ => {
+                let text = "a copy of the message was handled at the same time";
+                Err(Failure::requeue(text).kind("inbox").into())
+            }
         }
     }
 
-    /// Writes down that a message was handled, as far as that is not done.
+    /// Writes down that a message was handled, as far as that is not done. It fails if the handler has hidden a failure, unless
+    /// there is nothing more to write down.
     async fn write_down(
         &self,
         connection: &mut D::Connection,
@@ -123,10 +131,11 @@ impl<D: Records> Shared<D> {
         let (statements, reply) = (&self.statements, reply.map(kept).transpose()?);
         match record {
             Record::Nothing => D::is_sound(connection).await?,
-            Record::Id { scope, id } => match reply {
-                Some(reply) => D::set_reply(connection, statements, (&scope, &id), reply).await?,
-                None => D::is_there(connection, statements, (&scope, &id)).await?,
-            },
+            Record::Id { scope, id } => {
+                if let Some(reply) = reply {
+                    D::set_reply(connection, statements, (&scope, &id), reply).await?;
+                }
+            }
             Record::Number { scope, sender, number, given_up, mut mark } => {
                 mark.add(number);
                 let mut report = Report::default();
@@ -134,8 +143,9 @@ impl<D: Records> Shared<D> {
                     report.give_up(&sender, mark.give_up(numbers));
                 }
                 report.give_up(&sender, mark.settle(self.remember.gaps_policy()));
-                let sender = (scope.as_str(), sender.as_str());
-                D::set_mark(connection, statements, sender, &mark).await?;
+                let sender = (scope, sender);
+                D::set_mark(connection, statements, &sender, &mark).await?;
+                let sender = (sender.0.as_str(), sender.1.as_str());
                 if let (Some(reply), Some(time)) = (reply, self.remember.keeps_ids_for()) {
                     let expires_at = in_future(time);
                     let set = D::set_number_reply(

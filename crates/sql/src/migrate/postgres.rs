@@ -12,9 +12,12 @@ const MIGRATIONS: &str = "CREATE TABLE IF NOT EXISTS {migrations} (
     made_at timestamptz NOT NULL DEFAULT now()
 )";
 
+/// Whatever the database's default is: in the other levels, who has waited for the lock would not see what was made meanwhile.
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
+
 pub(crate) async fn migrate(pool: &PgPool, schema: &Schema) -> Result<(), Error> {
     let failed = |error| schema.migrating(error);
-    let mut transaction = pool.begin().await.map_err(failed)?;
+    let mut transaction = pool.begin_with(BEGIN).await.map_err(failed)?;
     lock(&mut transaction, schema).await.map_err(failed)?;
     make_schema(&mut transaction, schema).await.map_err(failed)?;
     let found = latest(&mut transaction, schema).await.map_err(failed)?;

@@ -73,11 +73,12 @@ const DELETE_SENT: &str = "DELETE FROM {outbox} WHERE id = ANY($1)";
 const KEEP_SENT: &str =
     "UPDATE {outbox} SET state = 2, settled_at = now(), due_at = NULL WHERE id = ANY($1)";
 
+/// The wait begins now, and not with the transaction, which is as long as its batch has taken.
 const REFUSED: &str = "\
 UPDATE {outbox} o
 SET attempts = o.attempts + 1, error = r.error,
     state = CASE WHEN r.again_in IS NULL THEN 1 ELSE 0 END,
-    due_at = now() + make_interval(secs => r.again_in),
+    due_at = clock_timestamp() + make_interval(secs => r.again_in),
     settled_at = CASE WHEN r.again_in IS NULL THEN now() END
 FROM unnest($1::bigint[], $2::text[], $3::float8[]) AS r(id, error, again_in)
 WHERE o.id = r.id AND o.state = 0";

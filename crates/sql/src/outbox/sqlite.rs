@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use futures_util::TryStreamExt as _;
 use futures_util::future::BoxFuture;
-use leveret::Message;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Row as _, SqlStr, SqliteConnection, SqlitePool};
 
@@ -18,6 +17,7 @@ use super::store::{
     SharedStore, Store, Wish, seconds,
 };
 use super::{Backlog, Outbox, OutboxConnection};
+use crate::backend::unique;
 use crate::error::Error;
 use crate::schema::Schema;
 
@@ -336,13 +336,6 @@ impl SqliteClaim {
     fn new(pool: &SqlitePool, statements: &Arc<Statements>) -> Self {
         SqliteClaim { pool: pool.clone(), statements: Arc::clone(statements), holder: unique() }
     }
-}
-
-/// A name that nobody else has: as messages get one.
-fn unique() -> String {
-    let parts = Message::default().identified().into_parts();
-    let id = parts.ok().and_then(|(_, properties)| properties.message_id);
-    id.map(|id| id.to_string()).unwrap_or_default()
 }
 
 impl Claim for SqliteClaim {

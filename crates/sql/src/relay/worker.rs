@@ -18,6 +18,9 @@ use crate::outbox::store::Claimed;
 const GLANCE: Duration = Duration::from_millis(50);
 const SURVEY: Duration = Duration::from_secs(15);
 
+/// A listener that lasts this long was no failure.
+const STEADY: Duration = Duration::from_secs(10);
+
 /// Claims, publishes and settles, one batch after the other.
 pub(super) struct Worker {
     shared: Arc<Shared>,
@@ -170,7 +173,7 @@ impl Listener {
                     continue;
                 }
             };
-            failures = 0;
+            let began = Instant::now();
             self.shared.state.listens(true);
             // What came before is not told.
             ringer.send_replace(());
@@ -178,6 +181,12 @@ impl Listener {
                 ringer.send_replace(());
             }
             self.shared.state.listens(false);
+            // One that is gone as soon as it is there is no better than none.
+            if began.elapsed() >= STEADY {
+                failures = 0;
+            }
+            sleep(backoff.pause(failures)).await;
+            failures += 1;
         }
     }
 }

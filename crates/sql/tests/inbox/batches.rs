@@ -112,3 +112,38 @@ async fn what_is_released_given_up_or_nameless_has_its_way_in_a_batch() {
     let kinds: Vec<_> = scene.parked().await.into_iter().map(|(kind, _)| kind).collect();
     assert_eq!(kinds, ["unidentified", "given-up"]);
 }
+
+/// Several at a time have the marks of the same senders, some of whom nobody knows yet, in different orders.
+#[tokio::test]
+async fn batches_of_the_same_senders_do_not_stand_in_each_others_way() {
+    const SENDERS: usize = 30;
+    const ROUNDS: usize = 6;
+    let scene = Scene::new().await;
+    let senders: Vec<Sequence> = (0..SENDERS).map(|_| Sequence::fresh("sender")).collect();
+    for round in 0..ROUNDS {
+        // Some join later, between those who are there.
+        let present: Vec<usize> = (0..SENDERS).filter(|sender| sender % ROUNDS <= round).collect();
+        let shifted = (0..present.len()).map(|place| present[(place * 7 + round) % present.len()]);
+        for sender in shifted {
+            let body = serde_json::to_vec(&effect(&format!("{sender} {round}"))).unwrap();
+            let message = senders[sender].stamp(body).await.unwrap();
+            let copies = std::iter::repeat_n(("q", message), 1 + sender % 2);
+            scene.publisher.publish_batch(copies).await.unwrap();
+        }
+    }
+    let inbox = || scene.inbox(Remember::high_water());
+    let consumer = || scene.client.consumer("q").prefetch(20).retry(RetryPolicy::never());
+    let runner = || consumer().exactly_once(inbox()).handle_batches(OPTIONS, work);
+    let run = || runner().run_until(scene.until_empty("q"));
+    let all = timeout(SOON, futures_util::future::try_join_all([run(), run(), run()]));
+    let handled: u64 = all.await.unwrap().unwrap().iter().map(|summary| summary.handled).sum();
+    assert_eq!(handled as i64, scene.count("effects").await);
+    for (sender, sequence) in senders.iter().enumerate() {
+        let mark = inbox().high_water("q", sequence.sender()).await.unwrap();
+        let sent = (ROUNDS - sender % ROUNDS) as u64;
+        assert_eq!((mark.mark(), mark.missing()), (sent, vec![]), "sender {sender}");
+    }
+    let names = "SELECT COUNT(*) FROM (SELECT DISTINCT name FROM effects) AS names";
+    let names: i64 = sqlx::query_scalar(names).fetch_one(&scene.pool).await.unwrap();
+    assert_eq!(names, handled as i64, "each was done once");
+}

@@ -1,12 +1,14 @@
 //! A process that is killed at named points, and another one that goes on.
 
 use std::fs::File;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use leveret::inbox::{Changes, Doing, Opened, Remember, Report, Sequence, Work};
-use leveret::{Client, Failure, Incoming, Json, Message, Queue, Topology};
+use leveret::{Client, Deliveries, Failure, Incoming, Json, Message, Queue, Topology};
 use leveret_sql::{Inbox, Tx};
 use leveret_testkit::process::{Ending, GuardedProcess};
+use leveret_testkit::proxy::{Cut, Direction, FaultProxy};
 use leveret_testkit::{ScratchFolder, eventually};
 use rustix::process::{Signal, getpid, kill_process};
 use tokio::time::timeout;
@@ -19,6 +21,8 @@ const DATABASE: &str = "LEVERET_TEST_WORKER_DATABASE";
 const BROKER: &str = "LEVERET_TEST_WORKER_BROKER";
 const POINT: &str = "LEVERET_TEST_WORKER_POINT";
 const NUMBERED: &str = "LEVERET_TEST_WORKER_NUMBERED";
+/// Where a process says that it has come to its point, and waits for leave to go on.
+const GATE: &str = "LEVERET_TEST_WORKER_GATE";
 
 const POINTS: [&str; 6] = [
     "before open",
@@ -32,6 +36,14 @@ const POINTS: [&str; 6] = [
 fn dies_at(point: &str) {
     if std::env::var(POINT).is_ok_and(|wanted| wanted == point) {
         kill_process(getpid(), Signal::KILL).expect("this process can be killed");
+    }
+}
+
+async fn waits_at(point: &str) {
+    let Ok(gate) = std::env::var(GATE).map(PathBuf::from) else { return };
+    if std::env::var(POINT).is_ok_and(|wanted| wanted == point) {
+        File::create(gate.join("waits")).expect("a file that says so");
+        eventually(SOON, "leave to go on", async || gate.join("goes on").exists()).await;
     }
 }
 
@@ -65,6 +77,7 @@ impl Work for DyingWork {
             dies_at("before commit");
             let report = self.0.commit(changes, reply.as_ref()).await?;
             dies_at("after commit");
+            waits_at("before the reply").await;
             Ok(report)
         })
     }
@@ -94,21 +107,39 @@ async fn worker() {
     client.service("s").method("m", work).exactly_once(inbox).run().await.unwrap();
 }
 
+/// Starts a worker that is killed when this is dropped.
 fn start_worker(
     scene: &Scene,
     broker: &str,
     point: &str,
     numbered: bool,
-    log: File,
+    folder: &ScratchFolder,
 ) -> GuardedProcess {
     let mut command = vec!["env".to_owned()];
     command.push(format!("{DATABASE}={}", scene.database.url()));
     command.push(format!("{BROKER}=amqp://{broker}"));
     command.push(format!("{POINT}={point}"));
+    command.push(format!("{GATE}={}", folder.path().display()));
     command.extend(numbered.then(|| format!("{NUMBERED}=yes")));
     command.push(std::env::current_exe().unwrap().display().to_string());
     command.extend(["--exact", "--ignored", "inbox::crashes::worker"].map(str::to_owned));
+    let log = File::create(folder.path().join("log")).unwrap();
     GuardedProcess::start(command, Ending::Kill, log)
+}
+
+/// A request that is to be answered to the queue `answers`.
+async fn request(numbers: &Sequence, name: &str) -> Message {
+    let body = serde_json::to_vec(&effect(name)).unwrap();
+    let request = Message::new(body).reply_to("answers").kind("m").correlation_id(name);
+    numbers.stamp(request).await.unwrap()
+}
+
+/// The octets of the next reply.
+async fn next_reply(answers: &mut Deliveries) -> (Vec<u8>, Vec<u8>) {
+    let reply = timeout(SOON, answers.next()).await.expect("a reply").unwrap().unwrap();
+    let octets = (reply.raw_properties().as_bytes().to_vec(), reply.body().to_vec());
+    reply.ack().unwrap();
+    octets
 }
 
 /// Wherever a process dies, the work is done once, and all copies get one and the same reply.
@@ -116,7 +147,6 @@ fn start_worker(
 async fn the_work_is_done_once_wherever_its_process_is_killed() {
     let scene = Scene::new().await;
     let folder = ScratchFolder::new();
-    let log = || File::create(folder.path().join("log")).unwrap();
     let broker = scene.broker.listen("127.0.0.1:0").await.unwrap().to_string();
     let queues = Topology::new().queue(Queue::classic("answers")).queue(Queue::classic("s"));
     scene.client.apply(&queues).await.unwrap();
@@ -125,25 +155,18 @@ async fn the_work_is_done_once_wherever_its_process_is_killed() {
         let numbers = Sequence::fresh("asker");
         for point in POINTS {
             let name = format!("{point} {numbered}");
-            let body = serde_json::to_vec(&effect(&name)).unwrap();
-            let request = Message::new(body).reply_to("answers").kind("m").correlation_id(&name);
-            let request = numbers.stamp(request).await.unwrap();
+            let request = request(&numbers, &name).await;
             scene.publisher.publish("s", request.clone()).await.unwrap();
-            let mut dies = start_worker(&scene, &broker, point, numbered, log());
+            let mut dies = start_worker(&scene, &broker, point, numbered, &folder);
             eventually(SOON, format!("the death {point}"), || {
                 std::future::ready(dies.exit_status().is_some())
             })
             .await;
 
-            let _goes_on = start_worker(&scene, &broker, "nowhere", numbered, log());
+            let _goes_on = start_worker(&scene, &broker, "nowhere", numbered, &folder);
             scene.publisher.publish("s", request).await.unwrap();
-            let mut replies = Vec::new();
-            for _ in 0..2 {
-                let reply = timeout(SOON, answers.next()).await.expect("a reply").unwrap().unwrap();
-                replies.push((reply.raw_properties().as_bytes().to_vec(), reply.body().to_vec()));
-                reply.ack().unwrap();
-            }
-            assert_eq!(replies[0], replies[1], "{name}");
+            let reply = next_reply(&mut answers).await;
+            assert_eq!(reply, next_reply(&mut answers).await, "{name}");
             scene.until_empty("s").await;
             assert_eq!(scene.effects(&name).await, 1, "{name}");
         }
@@ -151,4 +174,53 @@ async fn the_work_is_done_once_wherever_its_process_is_killed() {
     // No reply that nobody has asked for.
     let more = timeout(Duration::from_millis(300), answers.next()).await;
     assert!(more.is_err(), "a reply too many");
+}
+
+/// Also where the reply is out, and the request is not acked yet, or just is.
+#[tokio::test]
+async fn the_work_is_done_once_if_its_process_is_killed_after_the_reply() {
+    let scene = Scene::new().await;
+    let broker = scene.broker.listen("127.0.0.1:0").await.unwrap();
+    let queues = Topology::new().queue(Queue::classic("answers")).queue(Queue::classic("s"));
+    scene.client.apply(&queues).await.unwrap();
+    let mut answers = scene.client.consumer("answers").stream().await.unwrap();
+    for numbered in [false, true] {
+        let numbers = Sequence::fresh("asker");
+        for point in ["before the ack", "after the ack"] {
+            let name = format!("{point} {numbered}");
+            let request = request(&numbers, &name).await;
+            let (folder, proxy) = (ScratchFolder::new(), FaultProxy::to(broker).await);
+            let by_proxy = proxy.addr().to_string();
+            scene.publisher.publish("s", request.clone()).await.unwrap();
+            let dies = start_worker(&scene, &by_proxy, "before the reply", numbered, &folder);
+            eventually(SOON, "the commit", async || folder.path().join("waits").exists()).await;
+            if point == "before the ack" {
+                // It acks the request once the reply is confirmed, and does not hear of that.
+                proxy.stall(Direction::ToClient);
+            }
+            File::create(folder.path().join("goes on")).unwrap();
+            let reply = next_reply(&mut answers).await;
+            match point {
+                "before the ack" => assert_eq!(unsettled(&scene, "s"), 1, "{name}"),
+                _ => scene.until_empty("s").await,
+            }
+            drop(dies);
+            proxy.cut(Cut::Reset);
+
+            let _goes_on = start_worker(&scene, &broker.to_string(), "nowhere", numbered, &folder);
+            if point == "before the ack" {
+                assert_eq!(reply, next_reply(&mut answers).await, "{name}");
+                scene.until_empty("s").await;
+            }
+            scene.publisher.publish("s", request).await.unwrap();
+            assert_eq!(reply, next_reply(&mut answers).await, "{name}");
+            scene.until_empty("s").await;
+            assert_eq!(scene.effects(&name).await, 1, "{name}");
+        }
+    }
+}
+
+fn unsettled(scene: &Scene, queue: &str) -> usize {
+    let snapshot = scene.broker.snapshot();
+    snapshot.virtual_host("/").and_then(|host| host.queue(queue)).unwrap().unsettled
 }

@@ -5,7 +5,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use leveret::inbox::Remember;
-use leveret::{Attempt, Client, Delivery, Failure, Json, Message, RetryPolicy, State, Topology};
+use leveret::{
+    Attempt, BatchOptions, Client, Delivery, Failure, Incoming, Json, Message, RetryPolicy, State,
+    Topology,
+};
 use leveret_sql::{Inbox, Outbox, Outgoing, Tx};
 use leveret_testkit::eventually;
 use tokio::sync::oneshot;
@@ -125,6 +128,56 @@ pub async fn a_handler_that_hides_the_failure_of_its_transaction_has_failed() {
     assert_eq!(scene.effects("spoilt").await, 0);
 }
 
+/// The same for each way to remember, and for batches.
+pub async fn nothing_of_a_spoilt_transaction_counts_as_done() {
+    const ALONE: BatchOptions = BatchOptions { size: 1, within: Duration::ZERO };
+    let numbered = leveret::inbox::Sequence::fresh("s").stamp("x").await.unwrap();
+    let nameless = Remember::high_water().handle_unidentified();
+    for (remember, message) in [
+        (Remember::ids_for(DAY), numbered.clone()),
+        (Remember::high_water(), numbered),
+        (nameless, Message::new("x")),
+    ] {
+        let scene = Scene::new().await;
+        let spoil = async |batch: Vec<Incoming>| {
+            let mut tx = Tx::<Db>::of(&batch)?;
+            apply(&effect("spoilt"), &mut tx).await?;
+            let _ = sqlx::query("SELECT nonsense").execute(&mut *tx).await;
+            Ok::<_, Failure>(())
+        };
+        scene.publisher.publish("q", message).await.unwrap();
+        let runner = scene.client.consumer("q").retry(RetryPolicy::never());
+        let runner = runner.exactly_once(scene.inbox(remember));
+        let runner = runner.handle_batches(ALONE, spoil);
+        let summary = timeout(SOON, runner.run_until(scene.until_depth("q.parked", 1)));
+        let summary = summary.await.unwrap().unwrap();
+        assert_eq!((summary.handled, summary.parked), (0, 1), "{summary:?}");
+        assert_eq!((scene.effects("spoilt").await, scene.records().await), (0, 0));
+    }
+}
+
+#[tokio::test]
+async fn a_handler_that_ends_its_transaction_by_itself_has_failed() {
+    let scene = Scene::new().await;
+    scene.publish("1", &effect("undone")).await;
+    let handler = async |Json(effect): Json<Effect>, mut tx: Tx<Db>| {
+        apply(&effect, &mut tx).await?;
+        sqlx::query("ROLLBACK").execute(&mut *tx).await?;
+        Ok::<_, Failure>(())
+    };
+    let runner = scene.client.consumer("q").retry(RetryPolicy::never());
+    let runner = runner.exactly_once(scene.by_id()).handle(handler);
+    let parked = timeout(SOON, runner.run_until(scene.until_depth("q.parked", 1)));
+    let summary = parked.await.unwrap().unwrap();
+    assert_eq!((summary.handled, summary.parked), (0, 1), "{summary:?}");
+    assert_eq!((scene.effects("undone").await, scene.records().await), (0, 0));
+    // And the connection is as good as before.
+    scene.publish("2", &effect("done")).await;
+    let runner = scene.client.consumer("q").exactly_once(scene.by_id()).handle(handle);
+    timeout(SOON, runner.run_until(scene.until_empty("q"))).await.unwrap().unwrap();
+    assert_eq!(scene.effects("done").await, 1);
+}
+
 fn image(reply: &Delivery) -> (Vec<u8>, Vec<u8>) {
     (reply.raw_properties().as_bytes().to_vec(), reply.body().to_vec())
 }
@@ -175,6 +228,33 @@ async fn copies_of_a_request_get_the_same_reply_also_from_another_instance() {
         }
     }
     assert_eq!(drawn.load(Ordering::SeqCst), 6);
+}
+
+/// Those that wait for it begin when it is undone, and find out at their end that another was faster: no failure that counts.
+#[tokio::test]
+async fn copies_of_a_request_that_fails_at_the_same_time_all_get_the_same_error() {
+    const REQUESTS: usize = 20;
+    const COPIES: usize = 4;
+    let scene = Scene::new().await;
+    let queue = leveret::Queue::quorum("s");
+    let queues = Topology::new().queue(queue.clone()).queue(leveret::Queue::classic("answers"));
+    scene.client.apply(&queues).await.unwrap();
+    for number in 0..REQUESTS * COPIES {
+        let id = (number / COPIES).to_string();
+        let body = serde_json::to_vec(&effect("undone")).unwrap();
+        let request = Message::new(body).message_id(id).reply_to("answers").kind("m");
+        scene.publisher.publish("s", request).await.unwrap();
+    }
+    let method = async |Json(effect): Json<Effect>, mut tx: Tx<Db>| {
+        apply(&effect, &mut tx).await?;
+        Err::<(), _>(Failure::permanent("no"))
+    };
+    let service = scene.client.service("s").queue(queue).workers(8).retry(RetryPolicy::never());
+    let service = service.exactly_once(scene.by_id()).method("m", method);
+    let stop = scene.until_depth("answers", REQUESTS * COPIES);
+    let summary = timeout(SOON, service.run_until(stop)).await.unwrap().unwrap();
+    assert_eq!((summary.handled as usize, summary.parked), (REQUESTS, 0), "{summary:?}");
+    assert_eq!(scene.effects("undone").await, 0);
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 mod batches;
+mod counting;
 mod crashes;
 pub mod handling;
 mod remembering;

@@ -20,6 +20,21 @@ async fn instances_may_start_at_the_same_time() {
     migrating::instances_may_start_at_the_same_time(pools).await;
 }
 
+/// Who waits has begun before the first one is done.
+#[tokio::test]
+async fn instances_may_start_at_the_same_time_whatever_the_level_of_transactions_is() {
+    for level in ["repeatable read", "serializable"] {
+        let database = database().await;
+        let set = format!("SET default_transaction_isolation = '{level}'");
+        database.sql(&format!("ALTER DATABASE \"{}\" {set}", database.name())).await;
+        let mut pools = Vec::new();
+        for _ in 0..8 {
+            pools.push(pool(&database).await);
+        }
+        migrating::instances_may_start_at_the_same_time(pools).await;
+    }
+}
+
 #[tokio::test]
 async fn tables_that_are_not_there_are_missed() {
     let database = database().await;

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use leveret::{Backoff, Client};
+use leveret_broker::Broker;
 use leveret_sql::{Outbox, Outgoing, Schema};
 use leveret_testkit::eventually;
 use leveret_testkit::postgres::{Database, database};
@@ -81,6 +83,33 @@ async fn a_lane_that_somebody_works_on_is_left_alone() {
     assert_eq!(relay.drain().await.unwrap().sent, 0);
     other.rollback().await.unwrap();
     assert_eq!(relay.drain().await.unwrap().sent, 1);
+}
+
+/// And not when its batch was begun, which may be long ago: the broker does not answer for a while.
+#[tokio::test]
+async fn the_wait_of_a_refused_message_begins_when_it_is_refused() {
+    let (database, pool) = pool().await;
+    let broker = Broker::builder().start().unwrap();
+    let client = Client::builder().broker(&broker).connect().await.unwrap();
+    let stage = Stage::with(pool, client).await;
+    stage.write([Outgoing::new("", "nowhere", "lost")]).await;
+    let hour = Duration::from_secs(3600);
+    let backoff = Backoff { initial: hour, multiplier: 1.0, max: hour };
+    let relay = stage.relay().backoff(backoff).build().await.unwrap();
+    let seconds = async |sql: &str| database.sql(sql).await.parse::<f64>().unwrap();
+    broker.faults().freeze();
+    let answer = async {
+        let free =
+            "SELECT count(*) FROM (SELECT FROM leveret.outbox_lanes FOR UPDATE SKIP LOCKED) l";
+        eventually(DEADLINE, "the batch to begin", async || database.sql(free).await != "64").await;
+        let before = seconds("SELECT extract(epoch FROM clock_timestamp())").await;
+        broker.faults().thaw();
+        before
+    };
+    let (drained, before) = tokio::join!(relay.drain(), answer);
+    assert_eq!(drained.unwrap().refused, 1);
+    let due = seconds("SELECT extract(epoch FROM due_at) FROM leveret.outbox").await;
+    assert!(due >= before + hour.as_secs_f64(), "{due} is less than an hour after {before}");
 }
 
 /// Where transactions would otherwise not see what happened after their begin.

@@ -1,0 +1,17 @@
+//! The examples of the seed documents on RabbitMQ.
+
+mod examples {
+    pub(super) mod run;
+}
+
+use examples::run::example;
+use leveret_testkit::rabbitmq;
+
+#[tokio::test]
+async fn they_do_what_they_say_there_too() {
+    let vhost = rabbitmq::vhost().await;
+    for name in ["acapi", "cover_art", "patterns", "orb", "chandra"] {
+        let said = example(name, &[&vhost.url()]);
+        assert!(said.lines().count() > 1, "{name}: {said}");
+    }
+}
