@@ -1,0 +1,195 @@
+//! The guide's files and commands, as they are written there.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use leveret_testkit::eventually;
+
+use crate::support::{Killed, Place, Said, leveret};
+
+/// A fenced block of a page.
+struct Block {
+    /// `toml`, `sh`.
+    language: String,
+    /// What is said before it: `` `shop.toml`: ``.
+    before: String,
+    text: String,
+}
+
+impl Block {
+    /// The name of the file that it is to be saved as.
+    fn file(&self) -> Option<&str> {
+        self.before.rsplit(' ').find(|word| word.contains('`'))?.split('`').nth(1)
+    }
+}
+
+fn docs() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs")
+}
+
+fn blocks(page: &str) -> Vec<Block> {
+    let (mut blocks, mut before, mut open) = (Vec::new(), String::new(), None::<Block>);
+    for line in page.lines() {
+        match (line.strip_prefix("```"), open.take()) {
+            (Some(_), Some(block)) => blocks.push(block),
+            (Some(language), None) => {
+                let language = language.to_owned();
+                open = Some(Block { language, before: before.clone(), text: String::new() });
+            }
+            (None, Some(mut block)) => {
+                block.text.push_str(line);
+                block.text.push('\n');
+                open = Some(block);
+            }
+            (None, None) if !line.is_empty() => before = line.to_owned(),
+            (None, None) => {}
+        }
+    }
+    blocks
+}
+
+/// The blocks in these languages, with the names of the files that they are; those that have none get one.
+fn files(blocks: &[Block], languages: &[&str]) -> Vec<(String, String)> {
+    let chosen = blocks.iter().filter(|block| languages.contains(&block.language.as_str()));
+    let named = chosen.enumerate().map(|(number, block)| {
+        let name = block.file().map(str::to_owned);
+        (name.unwrap_or_else(|| format!("block-{number}.{}", block.language)), block.text.clone())
+    });
+    named.collect()
+}
+
+#[test]
+fn every_file_in_the_guide_is_right() {
+    let mut checked = 0;
+    for entry in fs::read_dir(docs()).unwrap() {
+        let path = entry.unwrap().path();
+        let page = fs::read_to_string(&path).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let files = files(&blocks(&page), &["toml", "yaml"]);
+        // One may name another.
+        for (name, text) in &files {
+            fs::write(folder.path().join(name), text).unwrap();
+        }
+        for (name, text) in files {
+            let file = folder.path().join(&name);
+            let file = file.to_str().unwrap();
+            let said = match text.contains("consumer") || text.contains("service") {
+                true => leveret(&["run", file, "--check"]),
+                false => leveret(&["topology", "graph", file]),
+            };
+            assert_eq!(said.status, 0, "{name} of {}: {said:?}", path.display());
+            checked += 1;
+        }
+    }
+    assert!(checked >= 4, "the guide has only {checked} files");
+}
+
+#[test]
+fn every_command_that_the_readme_names_is_there() {
+    let readme = fs::read_to_string(docs().join("../README.md")).unwrap();
+    let mut named = 0;
+    for block in blocks(&readme).iter().filter(|block| block.language == "sh") {
+        let arguments =
+            block.text.lines().filter_map(|line| line.strip_prefix("cargo run --release -- "));
+        for arguments in arguments {
+            let words = arguments.split_whitespace();
+            let command: Vec<&str> = words.take_while(|word| *word != "#").collect();
+            // Broker and files are not at hand: it is enough that it knows its arguments up to there.
+            let said = leveret(&[&command[..], &["--help"]].concat());
+            assert_eq!(said.status, 0, "{arguments}: {said:?}");
+            named += 1;
+        }
+    }
+    assert!(named >= 10, "the README names only {named} commands");
+}
+
+/// A terminal in a folder, in which `leveret` is the program and the broker is this test's.
+struct Terminal<'a> {
+    place: &'a Place,
+    folder: tempfile::TempDir,
+}
+
+impl Terminal<'_> {
+    fn shell(&self, line: &str) -> Command {
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut command = Command::new("sh");
+        command.args(["-c", line]).current_dir(self.folder.path()).stdin(Stdio::null());
+        command.env("PATH", format!("{}:{path}", self.folder.path().join("bin").display()));
+        command.env("LEVERET_URL", self.place.url());
+        command
+    }
+
+    fn run(&self, line: &str) {
+        let said = Said::from(self.shell(line).output().unwrap());
+        assert_eq!(said.status, 0, "{line}: {said:?}");
+    }
+
+    /// Starts what goes on, and waits until it runs. It listens where nobody else does.
+    fn start(&self, line: &str) -> Killed {
+        let line = format!("exec {}", line.replace(":9000", ":0"));
+        let mut child = Killed(self.shell(&line).stdout(Stdio::piped()).spawn().unwrap());
+        let mut said = BufReader::new(child.0.stdout.take().unwrap()).lines();
+        assert!(said.any(|line| line.unwrap().starts_with("running: ")), "{line}: it does not run");
+        child
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.folder.path().join(name)).unwrap_or_default()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_commands_of_the_page_on_operations_do_what_it_says() {
+    let page = fs::read_to_string(docs().join("operations.md")).unwrap();
+    let blocks = blocks(&page);
+    let place = Place::new().await;
+    let client = place.client().await;
+    let terminal = Terminal { place: &place, folder: tempfile::tempdir().unwrap() };
+    for (name, text) in files(&blocks, &["toml", "bash"]) {
+        fs::write(terminal.folder.path().join(name), text).unwrap();
+    }
+    let bin = terminal.folder.path().join("bin");
+    fs::create_dir(&bin).unwrap();
+    symlink(env!("CARGO_BIN_EXE_leveret"), bin.join("leveret")).unwrap();
+
+    let mut running = None;
+    let lines =
+        blocks.iter().filter(|block| block.language == "sh").flat_map(|block| block.text.lines());
+    for line in lines {
+        if line.starts_with("leveret run ") && line.contains("--listen") {
+            running = Some(terminal.start(line));
+            // It declares what it needs when it has said so.
+            for queue in ["billing.parked", "shout"] {
+                place.until_has(&client, queue, 0).await;
+            }
+            continue;
+        }
+        if line.starts_with("leveret get ") {
+            // What a person would see before they look.
+            place.until_has(&client, "billing.parked", 1).await;
+        }
+        terminal.run(line);
+    }
+    assert!(running.is_some(), "the page runs a service");
+
+    let bills = eventually(Duration::from_secs(60), "three bills", || async {
+        let bills = terminal.read("bills.txt");
+        (bills.lines().count() >= 3).then_some(bills)
+    })
+    .await;
+    for bill in [
+        r#"billed order.created: {"number": 1}, attempt 1"#,
+        r#"billed order.created: {"number": 2, "card": "good"}, attempt 1"#,
+        r#"billed billing: {"number": 3}, attempt 1"#,
+    ] {
+        assert!(bills.contains(bill), "{bill} is not in {bills}");
+    }
+    assert!(terminal.read("topology.svg").contains("<svg"));
+    assert_eq!(terminal.read("parked.jsonl").lines().count(), 1);
+    assert_eq!(client.inspect_queue("billing.parked").await.unwrap().messages, 0);
+    client.close().await;
+}

@@ -1,0 +1,68 @@
+//! The guide and the README: every Rust example in them is compiled, and run unless it says `no_run`, by `cargo test --doc`.
+//!
+//! There is nothing else in here.
+
+macro_rules! pages {
+    ($($name:ident: $path:literal,)*) => {
+        $(
+            #[cfg(doctest)]
+            #[doc = include_str!(concat!("../../../", $path))]
+            mod $name {}
+        )*
+
+        /// Where they are, from the root of the repository.
+        #[cfg(test)]
+        const PAGES: &[&str] = &[$($path),*];
+    };
+}
+
+pages! {
+    consume: "docs/consume.md",
+    delay: "docs/delay.md",
+    events: "docs/events.md",
+    exactly_once: "docs/exactly-once.md",
+    failover: "docs/failover.md",
+    map: "docs/README.md",
+    migrating: "docs/migrating.md",
+    operations: "docs/operations.md",
+    park_and_replay: "docs/park-and-replay.md",
+    publish: "docs/publish.md",
+    readme: "README.md",
+    retry: "docs/retry.md",
+    rpc: "docs/rpc.md",
+    testing: "docs/testing.md",
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    use super::PAGES;
+
+    fn root() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+    }
+
+    #[test]
+    fn no_page_of_the_guide_is_left_out() {
+        for entry in fs::read_dir(root().join("docs")).expect("there is a guide") {
+            let name = entry.expect("it can be read").file_name();
+            let path = format!("docs/{}", name.to_string_lossy());
+            assert!(PAGES.contains(&path.as_str()), "{path} is not tested");
+        }
+    }
+
+    #[test]
+    fn no_link_leads_nowhere() {
+        for page in PAGES {
+            let page = root().join(page);
+            let text = fs::read_to_string(&page).expect("a page");
+            let links = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+            for link in links.filter(|link| !link.contains("://")) {
+                let target = page.parent().expect("a folder").join(link);
+                assert!(target.exists(), "{link} of {}", page.display());
+            }
+        }
+    }
+}
