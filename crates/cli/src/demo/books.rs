@@ -1,129 +1,38 @@
-//! The books of the demo: what was sent, confirmed and consumed, by order.
+//! The books of the demo: a row for each scenario, and what they add up to.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::sync::Notify;
-use tokio::time::timeout;
+use console::style;
 
-const CONFIRMED: u8 = 1;
-const CONSUMED: u8 = 2;
-const DECLINED: u8 = 4;
-const PARKED: u8 = 8;
-const CHARGED: u8 = 16;
-const HEARD: u8 = 32;
+use super::ledger::{Counts, Ledger};
+use crate::output::counted;
 
-/// Counts, and a mark for each order.
-#[derive(Debug)]
+/// The ledgers of all scenarios, and what happened to the connections meanwhile.
+#[derive(Debug, Default)]
 pub(super) struct Books {
-    orders: Vec<AtomicU8>,
-    sent: AtomicU64,
-    confirmed: AtomicU64,
-    failed: AtomicU64,
-    /// Orders, not deliveries.
-    consumed: AtomicU64,
-    /// Orders that should end in the parking lot.
-    declined: AtomicU64,
-    /// Orders that did.
-    parked: AtomicU64,
-    /// Orders for which the bank was called, and answered.
-    charged: AtomicU64,
-    /// Calls that got the reply to another one.
-    wrong_replies: AtomicU64,
-    /// Orders of which the audit was told.
-    heard: AtomicU64,
-    retried: AtomicU64,
-    duplicates: AtomicU64,
-    redelivered: AtomicU64,
+    ledgers: Vec<Arc<Ledger>>,
     cuts: AtomicU64,
     reconnects: AtomicU64,
-    progress: Notify,
 }
 
 impl Books {
-    pub(super) fn new(total: u64) -> Self {
-        Books {
-            orders: (0..total).map(|_| AtomicU8::new(0)).collect(),
-            sent: AtomicU64::new(0),
-            confirmed: AtomicU64::new(0),
-            failed: AtomicU64::new(0),
-            consumed: AtomicU64::new(0),
-            declined: AtomicU64::new(0),
-            parked: AtomicU64::new(0),
-            charged: AtomicU64::new(0),
-            wrong_replies: AtomicU64::new(0),
-            heard: AtomicU64::new(0),
-            retried: AtomicU64::new(0),
-            duplicates: AtomicU64::new(0),
-            redelivered: AtomicU64::new(0),
-            cuts: AtomicU64::new(0),
-            reconnects: AtomicU64::new(0),
-            progress: Notify::new(),
-        }
+    pub(super) fn new(ledgers: impl IntoIterator<Item = Ledger>) -> Self {
+        Books { ledgers: ledgers.into_iter().map(Arc::new).collect(), ..Books::default() }
+    }
+
+    pub(super) fn ledgers(&self) -> &[Arc<Ledger>] {
+        &self.ledgers
     }
 
     pub(super) fn total(&self) -> u64 {
-        self.orders.len() as u64
+        self.ledgers.iter().map(|ledger| ledger.total()).sum()
     }
 
-    pub(super) fn sent(&self) {
-        self.sent.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn note_confirmed(&self, order: u64) {
-        self.orders[order as usize].fetch_or(CONFIRMED, Ordering::Relaxed);
-        self.confirmed.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn note_failed(&self, error: &leveret::Error) {
-        if self.failed.fetch_add(1, Ordering::Relaxed) == 0 {
-            eprintln!("leveret: an order could not be published: {error}");
-        }
-    }
-
-    pub(super) fn note_consumed(&self, order: u64, redelivered: bool) {
-        self.redelivered.fetch_add(u64::from(redelivered), Ordering::Relaxed);
-        self.mark(order, CONSUMED, &self.consumed);
-    }
-
-    pub(super) fn note_declined(&self, order: u64) {
-        self.mark(order, DECLINED, &self.declined);
-    }
-
-    pub(super) fn note_parked(&self, order: u64) {
-        self.mark(order, PARKED, &self.parked);
-    }
-
-    pub(super) fn note_charged(&self, order: u64, is_right: bool) {
-        self.count_once(order, CHARGED, &self.charged);
-        self.wrong_replies.fetch_add(u64::from(!is_right), Ordering::Relaxed);
-    }
-
-    pub(super) fn note_heard(&self, order: u64) {
-        self.count_once(order, HEARD, &self.heard);
-    }
-
-    /// Counts an order at its first time, and a duplicate at every other.
-    fn mark(&self, order: u64, what: u8, count: &AtomicU64) {
-        if !self.count_once(order, what, count) && what != PARKED {
-            self.duplicates.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Counts an order at its first time, and says whether it was.
-    fn count_once(&self, order: u64, what: u8, count: &AtomicU64) -> bool {
-        let Some(mark) = self.orders.get(order as usize) else { return true };
-        let is_first = mark.fetch_or(what, Ordering::Relaxed) & what == 0;
-        if is_first {
-            count.fetch_add(1, Ordering::Relaxed);
-            self.progress.notify_waiters();
-        }
-        is_first
-    }
-
-    pub(super) fn retried(&self, retried: u64) {
-        self.retried.store(retried, Ordering::Relaxed);
+    pub(super) fn settled(&self) -> u64 {
+        self.ledgers.iter().map(|ledger| ledger.settled()).sum()
     }
 
     pub(super) fn cut(&self) {
@@ -134,65 +43,30 @@ impl Books {
         self.reconnects.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn confirmed(&self) -> u64 {
-        self.confirmed.load(Ordering::Relaxed)
-    }
-
-    fn consumed(&self) -> u64 {
-        self.consumed.load(Ordering::Relaxed)
-    }
-
-    /// Orders that have come to an end, good or bad.
-    pub(super) fn settled(&self) -> u64 {
-        self.consumed() + self.declined.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn cuts(&self) -> u64 {
-        self.cuts.load(Ordering::Relaxed)
-    }
-
-    /// Waits until so many orders have come to an end, or nothing has moved for too long.
-    pub(super) async fn until_settled(&self, orders: u64, patience: Duration) {
-        self.until(|| self.settled() >= orders, patience).await;
-    }
-
-    /// Waits until the audit has heard of every charge, or nothing has moved for too long.
-    pub(super) async fn until_heard(&self, patience: Duration) {
+    /// What has happened to the connections.
+    pub(super) fn in_short(&self) -> String {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        self.until(|| read(&self.heard) >= read(&self.charged), patience).await;
-    }
-
-    async fn until(&self, is_so: impl Fn() -> bool, patience: Duration) {
-        loop {
-            let moved = self.progress.notified();
-            if is_so() || timeout(patience, moved).await.is_err() {
-                return;
-            }
+        match read(&self.cuts) {
+            0 => String::new(),
+            cuts => format!(
+                "all connections cut: {}; made again: {}",
+                counted(cuts, "time"),
+                read(&self.reconnects)
+            ),
         }
     }
 
     /// What it all adds up to.
-    pub(super) fn balance(&self) -> Report {
-        let is_lost = |mark: &&AtomicU8| {
-            mark.load(Ordering::Relaxed) & (CONFIRMED | CONSUMED | PARKED) == CONFIRMED
+    pub(super) fn balance(&self, took: Duration) -> Report {
+        let row = |ledger: &Arc<Ledger>| {
+            let (counts, faults) = ledger.balance();
+            Row { title: ledger.title(), counts, faults }
         };
-        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         Report {
-            sent: read(&self.sent),
-            confirmed: self.confirmed(),
-            failed: read(&self.failed),
-            consumed: self.consumed(),
-            duplicates: read(&self.duplicates),
-            redelivered: read(&self.redelivered),
-            charged: read(&self.charged),
-            wrong_replies: read(&self.wrong_replies),
-            heard: read(&self.heard),
-            retried: read(&self.retried),
-            declined: read(&self.declined),
-            parked: read(&self.parked),
-            lost: self.orders.iter().filter(is_lost).count() as u64,
-            cuts: self.cuts(),
-            reconnects: read(&self.reconnects),
+            rows: self.ledgers.iter().map(row).collect(),
+            cuts: self.cuts.load(Ordering::Relaxed),
+            reconnects: self.reconnects.load(Ordering::Relaxed),
+            took,
         }
     }
 }
@@ -200,105 +74,102 @@ impl Books {
 /// The end of the books.
 #[derive(Debug)]
 pub(super) struct Report {
-    sent: u64,
-    confirmed: u64,
-    failed: u64,
-    consumed: u64,
-    duplicates: u64,
-    redelivered: u64,
-    charged: u64,
-    wrong_replies: u64,
-    heard: u64,
-    retried: u64,
-    declined: u64,
-    parked: u64,
-    /// Confirmed, and neither consumed nor parked.
-    lost: u64,
+    rows: Vec<Row>,
     cuts: u64,
     reconnects: u64,
+    took: Duration,
+}
+
+#[derive(Debug)]
+struct Row {
+    title: &'static str,
+    counts: Counts,
+    faults: Vec<String>,
+}
+
+const HEADINGS: [&str; 6] = ["sent", "done", "retried", "parked", "duplicates suppressed", "lost"];
+
+impl Counts {
+    fn columns(&self) -> [u64; HEADINGS.len()] {
+        [self.sent, self.done, self.retried, self.parked, self.duplicates, self.lost]
+    }
+
+    fn add(self, other: &Counts) -> Counts {
+        Counts {
+            sent: self.sent + other.sent,
+            confirmed: self.confirmed + other.confirmed,
+            done: self.done + other.done,
+            retried: self.retried + other.retried,
+            parked: self.parked + other.parked,
+            duplicates: self.duplicates + other.duplicates,
+            lost: self.lost + other.lost,
+        }
+    }
 }
 
 impl Report {
     pub(super) fn is_balanced(&self) -> bool {
-        self.confirmed == self.sent
-            && self.lost == 0
-            && self.parked == self.declined
-            && self.wrong_replies == 0
-            && self.heard == self.charged
+        self.rows.iter().all(|row| row.faults.is_empty())
     }
+}
+
+/// A line of the table: the title to the left, columns to the right.
+fn line(title: &str, cells: impl IntoIterator<Item = String>) -> String {
+    let mut line = format!("{title:<10}");
+    for (cell, heading) in cells.into_iter().zip(HEADINGS) {
+        let width = heading.len().max(8);
+        line.push_str(&format!(" {cell:>width$}"));
+    }
+    line
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let rows = [
-            ("sent", self.sent, ""),
-            ("confirmed", self.confirmed, "the broker has taken responsibility"),
-            ("failed", self.failed, "their publisher was told"),
-            ("consumed", self.consumed, "different orders"),
-            ("retried", self.retried, "attempts at which the bank did not answer"),
-            ("charged", self.charged, "different orders for which the bank was called"),
-            ("wrong replies", self.wrong_replies, "calls that got the reply to another"),
-            ("heard", self.heard, "different charges of which the audit was told"),
-            ("parked", self.parked, "different orders with a card that was declined"),
-            ("duplicates", self.duplicates, "sent or delivered again because a connection was cut"),
-            ("redelivered", self.redelivered, "deliveries that the broker marked as such"),
-            ("cuts", self.cuts, "of all connections at once"),
-            ("reconnects", self.reconnects, ""),
-            ("lost", self.lost, "confirmed, and neither consumed nor parked"),
-        ];
-        for (name, count, note) in rows {
-            let row = format!("{name:>13} {count:>9}  {note}");
-            writeln!(f, "{}", row.trim_end())?;
+        let numbers = |counts: &Counts| counts.columns().map(|count| count.to_string());
+        writeln!(f, "{}", style(line("", HEADINGS.map(str::to_owned))).dim())?;
+        for Row { title, counts, faults } in &self.rows {
+            f.write_str(&line(title, numbers(counts)))?;
+            match faults.is_empty() {
+                true => writeln!(f)?,
+                false => writeln!(f, "  {}", style(format!("WRONG: {}", faults.join("; "))).red())?,
+            }
         }
-        f.write_str(if self.is_balanced() {
-            "the books balance"
-        } else {
-            "THE BOOKS DO NOT BALANCE"
-        })
+        let all = self.rows.iter().fold(Counts::default(), |sum, row| sum.add(&row.counts));
+        writeln!(f, "{}", style(line("all", numbers(&all))).bold())?;
+        writeln!(
+            f,
+            "\nAll connections were cut {} times, and made again {} times; it took {:.1} s.",
+            self.cuts,
+            self.reconnects,
+            self.took.as_secs_f64()
+        )?;
+        match self.is_balanced() {
+            true => style("The books balance.").green().bold().fmt(f),
+            false => style("THE BOOKS DO NOT BALANCE").red().bold().fmt(f),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::demo::ledger::Fate;
 
     #[test]
-    fn a_confirmed_order_that_is_not_consumed_is_lost() {
-        let books = Books::new(2);
-        for order in 0..2 {
-            books.sent();
-            books.note_confirmed(order);
+    fn one_wrong_row_is_named_and_unbalances_all() {
+        let books = Books::new(["well", "ill"].map(|title| Ledger::new(title, 1)));
+        for ledger in books.ledgers() {
+            ledger.sent(0, Fate::Done);
+            ledger.confirmed(0);
+            ledger.done(0);
         }
-        books.note_consumed(0, false);
-        books.note_consumed(0, true);
-        let report = books.balance();
-        assert_eq!((report.lost, report.duplicates, report.redelivered), (1, 1, 1));
+        assert!(books.balance(Duration::ZERO).is_balanced());
+        books.ledgers()[1].fault("a reply is wrong");
+        let report = books.balance(Duration::ZERO);
         assert!(!report.is_balanced());
-        books.note_consumed(1, false);
-        assert!(books.balance().is_balanced());
-    }
-
-    #[test]
-    fn what_is_charged_has_to_be_heard_of_and_no_reply_may_be_wrong() {
-        let books = Books::new(2);
-        books.note_charged(0, true);
-        assert!(!books.balance().is_balanced());
-        books.note_heard(0);
-        books.note_heard(0);
-        assert!(books.balance().is_balanced());
-        books.note_charged(1, false);
-        books.note_heard(1);
-        assert!(!books.balance().is_balanced());
-    }
-
-    #[test]
-    fn a_declined_order_has_to_be_parked() {
-        let books = Books::new(1);
-        books.sent();
-        books.note_confirmed(0);
-        books.note_declined(0);
-        assert!(!books.balance().is_balanced());
-        books.note_parked(0);
-        assert!(books.balance().is_balanced());
+        let text = report.to_string();
+        let wrong: Vec<_> = text.lines().filter(|line| line.contains("WRONG")).collect();
+        assert!(wrong.len() == 1 && wrong[0].starts_with("ill "), "{text}");
+        assert!(wrong[0].ends_with("a reply is wrong"), "{text}");
     }
 }
