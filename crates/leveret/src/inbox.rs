@@ -50,6 +50,7 @@
 //! | what happens | what becomes of it |
 //! |---|---|
 //! | the handler succeeds, or says that all is [done](crate::Failure::done) already | record and work are committed, the reply goes out, the message is acked |
+//! | it says so because the database has refused a statement, which spoils the whole transaction of PostgreSQL | the same with the record alone; nothing of the work stays |
 //! | it fails | nothing of it stays, and the message is tried again or parked as the [retry policy](crate::Retry) says |
 //! | a method of a service fails, and its caller gets an error | nothing of it stays but the error: copies get the same one |
 //! | the program or a connection dies before the commit | nothing of it stays; the broker delivers the message again |
@@ -152,6 +153,9 @@ pub trait Work: Send {
 pub enum Changes {
     /// It stays.
     Keep,
+    /// It stays if nothing of it was refused, and is undone otherwise. The message is handled either way: its handler says that
+    /// all was [done](crate::Failure::done) before, and may know that because it was refused.
+    KeepIfSound,
     /// It is undone, because the handler has failed; and yet the message is handled, and its reply says so.
     Undo,
 }

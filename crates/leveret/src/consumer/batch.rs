@@ -18,7 +18,7 @@ use super::stream::Deliveries;
 use crate::amqp::deadline_in;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
-use crate::inbox::once::{Once, is_done};
+use crate::inbox::once::{Once, is_done, kept};
 use crate::inbox::{Changes, OpenedBatch, Standing};
 use crate::retry::Diagnosis;
 use crate::telemetry::Consumed;
@@ -251,9 +251,11 @@ impl Handling {
         let in_flight = self.counts.begin(new.len());
         let began = Instant::now();
         let handled = whole(self.call(new).await, count);
-        let committed = match is_done(&handled) {
-            true => once.commit(work, Changes::Keep, None).await,
-            false => handled,
+        let committed = match kept(&handled) {
+            // What is refused for one of several must not undo the work for the others: each is handled on its own then.
+            Some(_) if count > 1 => once.commit(work, Changes::Keep, None).await,
+            Some(changes) => once.commit(work, changes, None).await,
+            None => handled,
         };
         drop(in_flight);
         let handled = if committed.is_ok() { count } else { 0 };
@@ -346,7 +348,7 @@ fn whole(outcome: BatchOutcome, count: u64) -> Result<(), BoxError> {
             if outcomes.len() as u64 != count {
                 return Err("the handler did not say what became of each message".into());
             }
-            outcomes.into_iter().filter(|one| !is_done(one)).collect()
+            outcomes.into_iter().filter(|one| count == 1 || !is_done(one)).collect()
         }
     }
 }

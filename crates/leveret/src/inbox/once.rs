@@ -84,8 +84,8 @@ impl Once {
         let handled = handler.call(&incoming).await;
         // With what was lent.
         drop(incoming);
-        if is_done(&handled) {
-            self.commit(work, Changes::Keep, None).await?;
+        if let Some(changes) = kept(&handled) {
+            self.commit(work, changes, None).await?;
         }
         handled
     }
@@ -156,10 +156,17 @@ impl Once {
     }
 }
 
-/// Whether a message is handled. To have nothing left to do is a success, and what was changed on the way is meant to stay.
+/// Whether a message is handled.
 pub(crate) fn is_done(handled: &Result<(), BoxError>) -> bool {
+    kept(handled).is_some()
+}
+
+/// What stays of a message that is handled. To have nothing left to do is a success, and what was changed on the way is meant to
+/// stay, unless it cannot.
+pub(crate) fn kept(handled: &Result<(), BoxError>) -> Option<Changes> {
     match handled {
-        Ok(()) => true,
-        Err(error) => Diagnosis::of(error).verdict == Verdict::Done,
+        Ok(()) => Some(Changes::Keep),
+        Err(error) if Diagnosis::of(error).verdict == Verdict::Done => Some(Changes::KeepIfSound),
+        Err(_) => None,
     }
 }

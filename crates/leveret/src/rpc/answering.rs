@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::replier::{Outlet, WayBack};
 use crate::consumer::{BoxError, Call, Incoming};
-use crate::inbox::once::{Once, Passed, is_done};
+use crate::inbox::once::{Once, Passed, kept};
 use crate::inbox::{Changes, Opened, Unknown};
 use crate::retry::{Diagnosis, Failure, Verdict};
 
@@ -69,15 +69,12 @@ impl Answering {
         let handled = self.methods.call(&incoming).await;
         // With what was lent.
         drop(incoming);
-        let changes = match is_done(&handled) {
-            true => Changes::Keep,
-            false => Changes::Undo,
-        };
+        let changes = kept(&handled).unwrap_or(Changes::Undo);
         let seen = match outcome(&way, handled, self.retries_calls) {
             Ok(seen) => seen,
             Err(error) => {
                 // A cast that has nothing left to do.
-                if changes == Changes::Keep {
+                if changes != Changes::Undo {
                     once.commit(work, changes, None).await?;
                 }
                 return Err(error);

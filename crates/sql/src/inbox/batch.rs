@@ -10,7 +10,7 @@ use leveret::{BoxError, Incoming, Message};
 use sqlx::Transaction;
 
 use super::records::{Records, Sender};
-use super::work::Held;
+use super::work::{Held, overtaken, stays};
 use super::{Shared, Turn, in_future};
 
 /// What was written down, or is to be, of several messages.
@@ -27,6 +27,8 @@ struct Notes {
 struct BatchWork<D: Records> {
     inbox: Arc<Shared<D>>,
     slot: Held<D>,
+    known: Vec<Known>,
+    messages: Vec<Standing>,
     notes: Notes,
     _turn: Turn,
 }
@@ -43,12 +45,25 @@ impl<D: Records> Shared<D> {
                 self.release(scope, ids).await?;
             }
         }
-        let (transaction, turn) = self.begin().await?;
+        let (transaction, _turn) = self.begin().await?;
+        let (transaction, messages, notes) = self.take_up(transaction, &known).await?;
+        let (inbox, slot) = (Arc::clone(self), Held::new(transaction));
+        let standings = messages.clone();
+        let work = BatchWork { inbox, slot, known, messages, notes, _turn };
+        Ok(OpenedBatch { work: Box::new(work), messages: standings })
+    }
+
+    /// Looks which messages are new, and locks them against copies.
+    async fn take_up(
+        &self,
+        transaction: Transaction<'static, D>,
+        known: &[Known],
+    ) -> sqlx::Result<(Transaction<'static, D>, Vec<Standing>, Notes)> {
         let mut notes = Notes::default();
-        let mut transaction = self.lock_marks(transaction, &known, &mut notes).await?;
-        let mut new = self.add_ids(&mut transaction, &known, &mut notes).await?;
+        let mut transaction = self.lock_marks(transaction, known, &mut notes).await?;
+        let mut new = self.add_ids(&mut transaction, known, &mut notes).await?;
         let mut messages = Vec::new();
-        for one in &known {
+        for one in known {
             messages.push(match one {
                 Known::Nothing => Standing::New,
                 Known::Unknown(unknown) => Standing::Unknown(*unknown),
@@ -64,8 +79,7 @@ impl<D: Records> Shared<D> {
         for (sender, mark) in &mut notes.marks {
             notes.report.give_up(&sender.1, mark.settle(self.remember.gaps_policy()));
         }
-        let (inbox, slot) = (Arc::clone(self), Held::new(transaction));
-        Ok(OpenedBatch { work: Box::new(BatchWork { inbox, slot, notes, _turn: turn }), messages })
+        Ok((transaction, messages, notes))
     }
 
     /// Writes down all ids, and says which are new.
@@ -173,12 +187,26 @@ impl<D: Records> Work for BatchWork<D> {
         self.slot.lend(incoming);
     }
 
-    fn commit(self: Box<Self>, _changes: Changes, _reply: Option<&Message>) -> Doing<'_, Report> {
-        Box::pin(async move {
-            let BatchWork { inbox, slot, notes, _turn } = *self;
-            let Notes { has_ids, marks, report } = notes;
-            inbox.commit_batch(slot.take()?, marks, has_ids).await?;
-            Ok(report)
-        })
+    fn commit(self: Box<Self>, changes: Changes, _reply: Option<&Message>) -> Doing<'_, Report> {
+        Box::pin((*self).finish(changes))
+    }
+}
+
+impl<D: Records> BatchWork<D> {
+    async fn finish(self, changes: Changes) -> Result<Report, BoxError> {
+        let BatchWork { inbox, slot, known, messages, mut notes, _turn } = self;
+        let mut transaction = slot.take()?;
+        if !stays::<D>(changes, &mut transaction).await {
+            transaction.rollback().await?;
+            let standings;
+            transaction = D::begin(&inbox.pool).await?;
+            (transaction, standings, notes) = inbox.take_up(transaction, &known).await?;
+            if standings != messages {
+                return Err(overtaken());
+            }
+        }
+        let Notes { has_ids, marks, report } = notes;
+        inbox.commit_batch(transaction, marks, has_ids).await?;
+        Ok(report)
     }
 }

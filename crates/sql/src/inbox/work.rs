@@ -75,10 +75,10 @@ impl<D: Records> SqlWork<D> {
 
     async fn finish(self, changes: Changes, reply: Option<&Message>) -> Result<Report, BoxError> {
         let SqlWork { inbox, slot, record, _turn } = self;
-        let transaction = slot.take()?;
-        let (mut transaction, record) = match changes {
-            Changes::Keep => (transaction, record),
-            Changes::Undo => inbox.begin_anew(transaction, record).await?,
+        let mut transaction = slot.take()?;
+        let (mut transaction, record) = match stays::<D>(changes, &mut transaction).await {
+            true => (transaction, record),
+            false => inbox.begin_anew(transaction, record).await?,
         };
         let is_recorded = matches!(record, Record::Id { .. }) && reply.is_none();
         let report = inbox.write_down(&mut transaction, record, reply).await?;
@@ -88,6 +88,20 @@ impl<D: Records> SqlWork<D> {
         }
         Ok(report)
     }
+}
+
+/// Whether what was changed in a transaction stays. PostgreSQL takes no more statements where one has failed.
+pub(super) async fn stays<D: Records>(changes: Changes, connection: &mut D::Connection) -> bool {
+    match changes {
+        Changes::Keep => true,
+        Changes::KeepIfSound => D::is_sound(connection).await.is_ok(),
+        Changes::Undo => false,
+    }
+}
+
+/// It comes again, and gets the reply of the copy. Nothing has failed that counts.
+pub(super) fn overtaken() -> BoxError {
+    Failure::requeue("a copy of the message was handled at the same time").kind("inbox").into()
 }
 
 impl<D: Records> Work for SqlWork<D> {
@@ -112,11 +126,7 @@ impl<D: Records> Shared<D> {
         let mut transaction = D::begin(&self.pool).await?;
         match self.look_up(&mut transaction, record).await? {
             (Found::New, record) => Ok((transaction, record)),
-            // It comes again, and gets that one's reply. Nothing has failed that counts.
-            _ => {
-                let text = "a copy of the message was handled at the same time";
-                Err(Failure::requeue(text).kind("inbox").into())
-            }
+            _ => Err(overtaken()),
         }
     }
 

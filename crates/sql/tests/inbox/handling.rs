@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use leveret::inbox::Remember;
 use leveret::{
-    Attempt, BatchOptions, Client, Delivery, Failure, Incoming, Json, Message, RetryPolicy, State,
-    Topology,
+    Attempt, BatchOptions, BatchOutcome, BoxError, Client, Delivery, Failure, Incoming, Json,
+    Message, RetryPolicy, State, Topology,
 };
 use leveret_sql::{Inbox, Outbox, Outgoing, Tx};
 use leveret_testkit::eventually;
@@ -355,4 +355,62 @@ pub async fn handlers_wait_for_locks_as_the_application_has_it() {
     let runner = scene.client.consumer("q").exactly_once(inbox).handle(handler);
     let told = async { assert_eq!(seen.recv().await.unwrap(), "7654ms") };
     timeout(SOON, runner.run_until(told)).await.unwrap().unwrap();
+}
+
+async fn insert(effect: Effect, tx: &mut Tx<Db>) -> Result<(), Failure> {
+    apply(&effect, tx).await.map_err(|_| Failure::done("it is there already"))
+}
+
+/// One that is there already is noticed by the database's own error, which spoils the transaction on PostgreSQL.
+#[tokio::test]
+async fn what_was_done_before_is_recorded_though_the_database_has_refused_it() {
+    const ALONE: BatchOptions = BatchOptions { size: 1, within: Duration::ZERO };
+    const SEVERAL: BatchOptions = BatchOptions { size: 2, within: SOON };
+    for remember in [Remember::ids_for(DAY), Remember::high_water()] {
+        let scene = Scene::new().await;
+        let unique = "CREATE UNIQUE INDEX one ON effects (name)";
+        sqlx::query(unique).execute(&scene.pool).await.unwrap();
+        sqlx::query("INSERT INTO effects VALUES ('there', 1)").execute(&scene.pool).await.unwrap();
+        let numbers = leveret::inbox::Sequence::fresh("s");
+        let publish = async |name: &str| {
+            let body = serde_json::to_vec(&effect(name)).unwrap();
+            let message = numbers.stamp(body).await.unwrap();
+            for _ in 0..2 {
+                scene.publisher.publish("q", message.clone()).await.unwrap();
+            }
+        };
+        let one =
+            async move |Json(effect): Json<Effect>, mut tx: Tx<Db>| insert(effect, &mut tx).await;
+        let several = async move |batch: Vec<Incoming>| {
+            let mut tx = Tx::<Db>::of(&batch).unwrap();
+            let mut outcomes = Vec::new();
+            for incoming in &batch {
+                let effect = serde_json::from_slice(incoming.body()).unwrap();
+                outcomes.push(insert(effect, &mut tx).await.map_err(BoxError::from));
+            }
+            BatchOutcome::Each(outcomes)
+        };
+        let runner = || {
+            let runner = scene.client.consumer("q").retry(RetryPolicy::never());
+            runner.exactly_once(scene.inbox(remember.clone()))
+        };
+        publish("there").await;
+        let done = runner().handle(one).run_until(scene.until_empty("q"));
+        let alone = timeout(SOON, done).await.unwrap().unwrap();
+        publish("there").await;
+        let done = runner().handle_batches(ALONE, several).run_until(scene.until_empty("q"));
+        let batch_of_one = timeout(SOON, done).await.unwrap().unwrap();
+        for summary in [alone, batch_of_one] {
+            assert_eq!((summary.handled, summary.duplicates), (1, 1), "{summary:?}");
+        }
+        // The work for the other one of a batch is not lost.
+        for name in ["there", "new"] {
+            let message = numbers.stamp(serde_json::to_vec(&effect(name)).unwrap()).await.unwrap();
+            scene.publisher.publish("q", message).await.unwrap();
+        }
+        let done = runner().handle_batches(SEVERAL, several).run_until(scene.until_empty("q"));
+        let summary = timeout(SOON, done).await.unwrap().unwrap();
+        assert_eq!((summary.handled, summary.parked), (2, 0), "{summary:?}");
+        assert_eq!((scene.effects("there").await, scene.effects("new").await), (1, 1));
+    }
 }
