@@ -158,24 +158,56 @@ pub async fn nothing_of_a_spoilt_transaction_counts_as_done() {
 
 #[tokio::test]
 async fn a_handler_that_ends_its_transaction_by_itself_has_failed() {
-    let scene = Scene::new().await;
-    scene.publish("1", &effect("undone")).await;
-    let handler = async |Json(effect): Json<Effect>, mut tx: Tx<Db>| {
-        apply(&effect, &mut tx).await?;
-        sqlx::query("ROLLBACK").execute(&mut *tx).await?;
-        Ok::<_, Failure>(())
-    };
-    let runner = scene.client.consumer("q").retry(RetryPolicy::never());
-    let runner = runner.exactly_once(scene.by_id()).handle(handler);
-    let parked = timeout(SOON, runner.run_until(scene.until_depth("q.parked", 1)));
-    let summary = parked.await.unwrap().unwrap();
-    assert_eq!((summary.handled, summary.parked), (0, 1), "{summary:?}");
-    assert_eq!((scene.effects("undone").await, scene.records().await), (0, 0));
-    // And the connection is as good as before.
-    scene.publish("2", &effect("done")).await;
-    let runner = scene.client.consumer("q").exactly_once(scene.by_id()).handle(handle);
-    timeout(SOON, runner.run_until(scene.until_empty("q"))).await.unwrap().unwrap();
-    assert_eq!(scene.effects("done").await, 1);
+    const ALONE: BatchOptions = BatchOptions { size: 1, within: Duration::ZERO };
+    for (remember, has_batches) in [
+        (Remember::ids_for(DAY), false),
+        (Remember::ids_for(DAY), true),
+        (Remember::high_water(), false),
+        (Remember::high_water(), true),
+    ] {
+        let scene = Scene::new().await;
+        let numbers = leveret::inbox::Sequence::fresh("s");
+        let mut messages = Vec::new();
+        for name in ["before", "undone", "done"] {
+            let body = serde_json::to_vec(&effect(name)).unwrap();
+            messages.push(numbers.stamp(body).await.unwrap());
+        }
+        for message in &messages[..2] {
+            scene.publisher.publish("q", message.clone()).await.unwrap();
+        }
+        let handler = async |batch: Vec<Incoming>| {
+            let mut tx = Tx::<Db>::of(&batch)?;
+            let effect: Effect = serde_json::from_slice(batch[0].body())?;
+            apply(&effect, &mut tx).await?;
+            if effect.name == "undone" {
+                sqlx::query("ROLLBACK").execute(&mut *tx).await?;
+            }
+            Ok::<_, Failure>(())
+        };
+        let inbox = scene.inbox(remember);
+        let consumer = || scene.client.consumer("q").retry(RetryPolicy::never());
+        let runner = consumer().exactly_once(inbox.clone());
+        let stop = scene.until_depth("q.parked", 1);
+        let summary = match has_batches {
+            true => timeout(SOON, runner.handle_batches(ALONE, handler).run_until(stop)).await,
+            false => {
+                let handler = move |incoming: Incoming| handler(vec![incoming]);
+                timeout(SOON, runner.handle(handler).run_until(stop)).await
+            }
+        };
+        let summary = summary.unwrap().unwrap();
+        assert_eq!((summary.handled, summary.parked), (1, 1), "{summary:?}");
+        assert_eq!((scene.effects("before").await, scene.effects("undone").await), (1, 0));
+        // Nothing of it is recorded, and the connection is as good as before.
+        for message in &messages[1..] {
+            scene.publisher.publish("q", message.clone()).await.unwrap();
+        }
+        let runner = consumer().exactly_once(inbox).handle(handle);
+        let summary = timeout(SOON, runner.run_until(scene.until_empty("q"))).await;
+        let summary = summary.unwrap().unwrap();
+        assert_eq!((summary.handled, summary.duplicates), (2, 0), "{summary:?}");
+        assert_eq!((scene.effects("undone").await, scene.effects("done").await), (1, 1));
+    }
 }
 
 fn image(reply: &Delivery) -> (Vec<u8>, Vec<u8>) {
@@ -413,4 +445,29 @@ async fn what_was_done_before_is_recorded_though_the_database_has_refused_it() {
         assert_eq!((summary.handled, summary.parked), (2, 0), "{summary:?}");
         assert_eq!((scene.effects("there").await, scene.effects("new").await), (1, 1));
     }
+}
+
+/// On PostgreSQL, where there is a connection to lose between the handler's last statement and the commit.
+pub async fn a_commit_that_finds_no_database_is_no_failure_of_the_message() {
+    let scene = Scene::new().await;
+    scene.publish("1", &effect("once")).await;
+    let (pool, tries) = (scene.pool.clone(), Arc::<AtomicU32>::default());
+    let handler = move |Json(effect): Json<Effect>, mut tx: Tx<Db>| {
+        let (pool, tries) = (pool.clone(), Arc::clone(&tries));
+        async move {
+            apply(&effect, &mut tx).await?;
+            let backend = "SELECT pg_backend_pid()";
+            let backend: i32 = sqlx::query_scalar(backend).fetch_one(&mut *tx).await?;
+            if tries.fetch_add(1, Ordering::SeqCst) == 0 {
+                let end = sqlx::query("SELECT pg_terminate_backend($1, 60000)").bind(backend);
+                end.execute(&pool).await?;
+            }
+            Ok::<_, Failure>(())
+        }
+    };
+    let runner = scene.client.consumer("q").retry(RetryPolicy::never());
+    let runner = runner.exactly_once(scene.by_id()).handle(handler);
+    let summary = timeout(SOON, runner.run_until(scene.until_empty("q"))).await.unwrap().unwrap();
+    assert_eq!((summary.handled, summary.parked), (1, 0), "{summary:?}");
+    assert_eq!(scene.effects("once").await, 1);
 }
