@@ -17,6 +17,7 @@ use crate::schema::Schema;
 mod batch;
 mod cleaner;
 mod records;
+mod trouble;
 mod tx;
 mod work;
 
@@ -317,12 +318,14 @@ fn in_future(time: Duration) -> i64 {
 impl<D: Records> leveret::inbox::Inbox for Inbox<D> {
     fn open<'a>(&'a self, incoming: &'a Incoming) -> Doing<'a, Opened> {
         Cleaner::start(&self.0);
-        Box::pin(self.0.open(incoming))
+        let opening = self.0.open(incoming);
+        Box::pin(async { opening.await.map_err(|error| trouble::of_opening(error, 1)) })
     }
 
     fn open_batch<'a>(&'a self, batch: &'a [Incoming]) -> Doing<'a, OpenedBatch> {
         Cleaner::start(&self.0);
-        Box::pin(self.0.open_batch(batch))
+        let opening = self.0.open_batch(batch);
+        Box::pin(async { opening.await.map_err(|error| trouble::of_opening(error, batch.len())) })
     }
 }
 

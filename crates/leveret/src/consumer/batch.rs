@@ -18,7 +18,7 @@ use super::stream::Deliveries;
 use crate::amqp::deadline_in;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
-use crate::inbox::once::{Once, is_done, kept};
+use crate::inbox::once::{Once, is_done, is_permanent, kept};
 use crate::inbox::{Changes, OpenedBatch, Standing};
 use crate::retry::Diagnosis;
 use crate::telemetry::Consumed;
@@ -198,19 +198,15 @@ impl Handling {
         let incoming = contents(&batch);
         let opened = match once.open_batch(&incoming).await {
             Ok(opened) => opened,
+            Err(error) if batch.len() > 1 && is_permanent(&error) => {
+                return self.handle_each(batch, once, &error).await;
+            }
             Err(error) => return self.fail(batch, &error).await,
         };
         let standings = match self.commit_once(incoming, opened, once).await {
             Ok(standings) => standings,
             Err(error) if batch.len() == 1 => return self.fail(batch, &error).await,
-            Err(error) => {
-                tracing::debug!("a batch is handled one by one: {error}");
-                let mut summary = Summary::default();
-                for delivery in batch {
-                    summary.add(Box::pin(self.handle_once(vec![delivery], once)).await);
-                }
-                return summary;
-            }
+            Err(error) => return self.handle_each(batch, once, &error).await,
         };
         let (mut summary, mut failed) = (Summary::default(), Vec::new());
         for (delivery, standing) in batch.into_iter().zip(standings) {
@@ -229,6 +225,15 @@ impl Handling {
             report(delivery.ack());
         }
         self.settle_failed(summary, failed).await
+    }
+
+    async fn handle_each(&self, batch: Vec<Delivery>, once: &Once, error: &BoxError) -> Summary {
+        tracing::debug!("a batch is handled one by one: {error}");
+        let mut summary = Summary::default();
+        for delivery in batch {
+            summary.add(Box::pin(self.handle_once(vec![delivery], once)).await);
+        }
+        summary
     }
 
     /// Has the new ones among a batch handled and commits, and says what each of them is.

@@ -115,6 +115,7 @@ impl Once {
         loop {
             let error = match timeout(HOLD, ask()).await {
                 Ok(Ok(opened)) => return Ok(opened),
+                Ok(Err(error)) if is_permanent(&error) => return Err(error),
                 Ok(Err(error)) => error,
                 Err(_) => "it does not answer".into(),
             };
@@ -132,7 +133,8 @@ impl Once {
         }
     }
 
-    /// Commits. If that fails, nobody knows whether it has happened: the message comes again, and the inbox will tell.
+    /// Commits. If that fails, nobody knows whether it has happened: the message comes again, and the inbox will tell. Whether
+    /// that counts as a failure is in the error.
     pub(crate) async fn commit(
         &self,
         work: Box<dyn Work>,
@@ -140,7 +142,8 @@ impl Once {
         reply: Option<&Message>,
     ) -> Result<(), BoxError> {
         let committed = timeout(COMMIT, work.commit(changes, reply)).await;
-        let report = committed.unwrap_or_else(|_| Err("the commit takes too long".into()))?;
+        let late = || Failure::requeue("the commit takes too long").kind("inbox").into();
+        let report = committed.unwrap_or_else(|_| Err(late()))?;
         self.tell(report);
         Ok(())
     }
@@ -154,6 +157,11 @@ impl Once {
             self.client.core().announce(ClientEvent::GivenUp { queue, sender, from, to });
         }
     }
+}
+
+/// Whether an inbox will not say anything else about a message.
+pub(crate) fn is_permanent(error: &BoxError) -> bool {
+    Diagnosis::of(error).verdict == Verdict::Permanent
 }
 
 /// Whether a message is handled.

@@ -11,7 +11,7 @@ use sqlx::Transaction;
 
 use super::records::{Records, Sender};
 use super::work::{Held, overtaken, stays};
-use super::{Shared, Turn, in_future};
+use super::{Shared, Turn, in_future, trouble};
 
 /// What was written down, or is to be, of several messages.
 #[derive(Default)]
@@ -188,7 +188,7 @@ impl<D: Records> Work for BatchWork<D> {
     }
 
     fn commit(self: Box<Self>, changes: Changes, _reply: Option<&Message>) -> Doing<'_, Report> {
-        Box::pin((*self).finish(changes))
+        Box::pin(async move { (*self).finish(changes).await.map_err(trouble::of_commit) })
     }
 }
 

@@ -9,7 +9,7 @@ use sqlx::Transaction;
 
 use super::records::{Records, kept};
 use super::tx::Slot;
-use super::{Found, Shared, Turn, in_future};
+use super::{Found, Shared, Turn, in_future, trouble};
 
 /// What a message is recorded as.
 pub(crate) enum Record {
@@ -111,7 +111,9 @@ impl<D: Records> Work for SqlWork<D> {
 
     fn commit(self: Box<Self>, changes: Changes, reply: Option<&Message>) -> Doing<'_, Report> {
         let reply = reply.cloned();
-        Box::pin(async move { self.finish(changes, reply.as_ref()).await })
+        Box::pin(
+            async move { self.finish(changes, reply.as_ref()).await.map_err(trouble::of_commit) },
+        )
     }
 }
 

@@ -2,12 +2,27 @@
 
 use std::time::Duration;
 
-use leveret::inbox::{Gaps, Remember, Sequence, release};
-use leveret::{ClientEvent, Message, RetryPolicy};
+use leveret::inbox::{Gaps, Remember, Sequence, numbered, release};
+use leveret::{BatchOptions, ClientEvent, Failure, Incoming, Message, RetryPolicy};
+use leveret_sql::Tx;
 use leveret_testkit::eventually;
 use tokio::time::timeout;
 
-use super::{SOON, Scene, effect, handle};
+use super::{Effect, SOON, Scene, apply, effect, handle};
+use crate::database::Db;
+
+/// Of two messages, or one if no other comes.
+const TWO: BatchOptions = BatchOptions { size: 2, within: Duration::from_secs(2) };
+
+/// A handler of batches.
+async fn handle_all(batch: Vec<Incoming>) -> Result<(), Failure> {
+    let mut tx = Tx::<Db>::of(&batch)?;
+    for incoming in &batch {
+        let effect: Effect = serde_json::from_slice(incoming.body())?;
+        apply(&effect, &mut tx).await?;
+    }
+    Ok(())
+}
 
 fn body(name: &str) -> Vec<u8> {
     serde_json::to_vec(&effect(name)).unwrap()
@@ -140,4 +155,33 @@ async fn what_has_nothing_to_be_known_by_is_parked_or_handled_as_it_comes() {
     }
     let runner = scene.client.consumer("q").exactly_once(inbox).handle(handle);
     runner.run_until(scene.until_effects("nameless", 2)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_message_whose_mark_cannot_be_read_is_parked_and_holds_up_no_others() {
+    for has_batches in [false, true] {
+        let scene = Scene::new().await;
+        let sql = "INSERT INTO marks (scope, sender, mark) VALUES ('q', 'later', $1)";
+        let sql = sqlx::AssertSqlSafe(sql.replace("marks", &scene.table("inbox_marks")));
+        sqlx::query(sql).bind(vec![2u8, 1]).execute(&scene.pool).await.unwrap();
+        let odd = numbered(Message::new(body("odd")), "later", 1).unwrap();
+        let fine = Sequence::fresh("fine").stamp(body("fine")).await.unwrap();
+        for message in [odd, fine] {
+            scene.publisher.publish("q", message).await.unwrap();
+        }
+        let runner = scene.client.consumer("q").exactly_once(scene.inbox(Remember::high_water()));
+        let stop = async {
+            scene.until_depth("q.parked", 1).await;
+            scene.until_empty("q").await;
+        };
+        let running = async {
+            match has_batches {
+                true => runner.handle_batches(TWO, handle_all).run_until(stop).await,
+                false => runner.handle(handle).run_until(stop).await,
+            }
+        };
+        let summary = timeout(SOON, running).await.unwrap().unwrap();
+        assert_eq!((summary.handled, summary.parked), (1, 1), "{summary:?}");
+        assert_eq!((scene.effects("fine").await, scene.parked().await[0].0.as_str()), (1, "inbox"));
+    }
 }
