@@ -108,7 +108,12 @@ impl Remember {
     ///
     /// A message whose `timestamp` is further back is parked as `forgotten`; so the time has to be longer than messages may wait in
     /// queues and parking lots. Of one without a timestamp nobody knows how old it is, and it counts as young, unless
-    /// [that is refused](Self::require_timestamp).
+    /// [that is refused](Self::require_timestamp): a copy that comes after the time is then handled again, and nobody hears of it.
+    ///
+    /// A message that Leveret gives an id has a timestamp as well: by [`Message::identified`], a [`Sequence`](super::Sequence), an
+    /// outbox, a call, or a publisher, which knows what it sends
+    /// again by it. Who gives ids should give [timestamps](Message::timestamp)
+    /// too, both when the message is made and not when it is sent, so that copies have the same.
     pub fn ids_for(time: Duration) -> Self {
         Remember { replies_for: time, ..Remember::new(How::For(time)) }
     }
