@@ -52,7 +52,7 @@
 //! | the handler succeeds, or says that all is [done](crate::Failure::done) already | record and work are committed, the reply goes out, the message is acked |
 //! | it says so because the database has refused a statement, which spoils the whole transaction of PostgreSQL | the same with the record alone; nothing of the work stays |
 //! | it fails | nothing of it stays, and the message is tried again or parked as the [retry policy](crate::Retry) says |
-//! | a method of a service fails, and its caller gets an error | nothing of it stays but the error: copies get the same one |
+//! | a method of a service fails, and its caller gets an error | nothing of it stays but the error if that is [permanent](crate::Failure::permanent): copies get the same one. What may pass is told and not recorded, so that a copy may do better |
 //! | the program or a connection dies before the commit | nothing of it stays; the broker delivers the message again |
 //! | the commit fails, and the message is not to blame: the database is away, or has chosen another transaction | nothing of it stays, or all, which nobody knows; the message goes back to its queue, uncounted, and the inbox tells |
 //! | it dies after it | the broker delivers the message again; it is a copy, and gets the same reply |

@@ -80,6 +80,12 @@ impl Answering {
                 return Err(error);
             }
         };
+        if let Some(seen) = seen.as_ref().filter(|seen| changes == Changes::Undo && may_pass(seen))
+        {
+            // A copy of it may do better.
+            drop(work);
+            return sent(way.finish(Err(seen)).await);
+        }
         let reply = way.recordable(seen.as_ref().map_or(Ok(()), Err));
         once.commit(work, changes, reply.as_ref()).await?;
         match reply {
@@ -97,6 +103,10 @@ impl Answering {
 fn nothing_left() -> BoxError {
     let text = "the request was handled before, and its reply is no longer known";
     Failure::done(text).kind(Unknown::Forgotten.as_str()).into()
+}
+
+fn may_pass(seen: &Diagnosis) -> bool {
+    seen.verdict != Verdict::Permanent
 }
 
 /// What of an outcome is to be told to who asked: nothing, an error, or nothing yet, because it is tried again.
