@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use leveret::inbox::{Doing, Inbox, MemoryInbox, Opened, Remember, Sequence};
+use leveret::inbox::{Doing, Inbox, MemoryInbox, Opened, Remember, Sequence, release};
 use leveret::{
     BatchOptions, BoxError, ErrorKind, Incoming, Message, Queue, Replier, RetryPolicy, State,
     Summary,
@@ -159,6 +159,58 @@ async fn a_full_inbox_holds_messages_until_others_are_forgotten() {
     let summary = runner.exactly_once(inbox.clone()).handle(count).run_until(stop).await.unwrap();
     assert!(began.elapsed() >= 4 * minute, "{:?}", began.elapsed());
     assert_eq!((summary.handled, summary.parked), (5, 0), "{summary:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_released_in_the_batch_in_which_it_is_handled_is_forgotten() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    publisher.publish("q", Message::new("x").message_id("1")).await.unwrap();
+    publisher.publish("q", release(["1"])).await.unwrap();
+    let inbox = MemoryInbox::new(Remember::until_released(HOUR));
+    let options = BatchOptions { size: 2, within: HOUR };
+    let runner = client.consumer("q").exactly_once(inbox.clone());
+    let runner = runner.handle_batches(options, async |_: Vec<Incoming>| {});
+    let stop = eventually(PATIENCE, "a record", async || inbox.len() == 1);
+    let summary = soon("the end", runner.run_until(stop)).await.unwrap();
+    assert_eq!((summary.handled, summary.released), (1, 1), "{summary:?}");
+    sleep(2 * HOUR).await;
+    assert!(inbox.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_old_copy_is_a_duplicate_as_long_as_it_is_remembered() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    let of_age = |id: &str, minutes: u64| {
+        let age = Duration::from_secs(60 * minutes);
+        Message::new("x").message_id(id).timestamp(SystemTime::now() - age)
+    };
+    let options = BatchOptions { size: 3, within: HOUR };
+    for has_batches in [false, true] {
+        for message in [of_age("1", 50), of_age("1", 70), of_age("2", 70)] {
+            publisher.publish("q", message).await.unwrap();
+        }
+        let runner = client.consumer("q").exactly_once(by_id());
+        let parked = if has_batches { 2 } else { 1 };
+        let stop = eventually(PATIENCE, "a parked one", async || {
+            depth(&broker, "q.parked") == Some(parked) && depth(&broker, "q") == Some(0)
+        });
+        let running = async {
+            match has_batches {
+                true => {
+                    let handler = async |_: Vec<Incoming>| {};
+                    runner.handle_batches(options, handler).run_until(stop).await
+                }
+                false => runner.handle(async || {}).run_until(stop).await,
+            }
+        };
+        let summary = soon("the end", running).await.unwrap();
+        let counts = (summary.handled, summary.duplicates, summary.parked);
+        assert_eq!(counts, (1, 1, 1), "{summary:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

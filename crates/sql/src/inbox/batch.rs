@@ -21,6 +21,8 @@ struct Notes {
     /// With the numbers of this batch.
     marks: BTreeMap<Sender, HighWater>,
     report: Report,
+    /// What is both recorded and released by this batch.
+    released: Vec<(String, Vec<u8>)>,
 }
 
 /// Dropped, its transaction is rolled back.
@@ -39,7 +41,8 @@ impl<D: Records> Shared<D> {
         self: &Arc<Self>,
         batch: &[Incoming],
     ) -> Result<OpenedBatch, BoxError> {
-        let known: Vec<_> = batch.iter().map(|incoming| self.remember.read(incoming)).collect();
+        self.check().await?;
+        let known: Vec<_> = batch.iter().map(|incoming| self.read(incoming)).collect();
         for one in &known {
             if let Known::Release { scope, ids } = one {
                 self.release(scope, ids).await?;
@@ -62,12 +65,20 @@ impl<D: Records> Shared<D> {
         let mut notes = Notes::default();
         let mut transaction = self.lock_marks(transaction, known, &mut notes).await?;
         let mut new = self.add_ids(&mut transaction, known, &mut notes).await?;
+        let is_new = |scope: &str, id: &[u8]| new.contains(&(scope, id));
+        notes.released = released(known).filter(|(scope, id)| is_new(scope, id)).collect();
         let mut messages = Vec::new();
         for one in known {
             messages.push(match one {
                 Known::Nothing => Standing::New,
                 Known::Unknown(unknown) => Standing::Unknown(*unknown),
                 Known::Release { .. } => Standing::Released,
+                Known::Old { scope, id } => {
+                    match D::reply(&mut transaction, &self.statements, (scope, id)).await? {
+                        Some(_) => Standing::Done,
+                        None => Standing::Unknown(Unknown::Forgotten),
+                    }
+                }
                 // The first of several copies is the new one.
                 Known::Id { scope, id } => match new.remove(&(scope.as_str(), id.as_slice())) {
                     true => Standing::New,
@@ -160,6 +171,14 @@ impl<D: Records> Shared<D> {
     }
 }
 
+/// What is released by the messages of a batch.
+fn released(known: &[Known]) -> impl Iterator<Item = (String, Vec<u8>)> {
+    known.iter().flat_map(|one| match one {
+        Known::Release { scope, ids } => ids.iter().map(|id| (scope.clone(), id.clone())).collect(),
+        _ => Vec::new(),
+    })
+}
+
 impl Notes {
     /// What a numbered message is, which then counts as done.
     fn count(&mut self, known: &Known) -> Standing {
@@ -205,7 +224,13 @@ impl<D: Records> BatchWork<D> {
                 return Err(overtaken());
             }
         }
-        let Notes { has_ids, marks, report } = notes;
+        if let Some(linger) = inbox.remember.lingers_for() {
+            for (scope, id) in &notes.released {
+                let (id, expires_at) = ((scope.as_str(), id.as_slice()), in_future(linger));
+                D::release(&mut transaction, &inbox.statements, id, expires_at).await?;
+            }
+        }
+        let Notes { has_ids, marks, report, .. } = notes;
         inbox.commit_batch(transaction, marks, has_ids).await?;
         Ok(report)
     }

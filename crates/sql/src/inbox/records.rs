@@ -102,11 +102,12 @@ pub trait Records: Backend {
         expires_at: Option<i64>,
     ) -> BoxFuture<'a, sqlx::Result<Vec<bool>>>;
 
+    /// Whether an id is there, and its reply.
     fn reply<'a>(
         connection: &'a mut Self::Connection,
         statements: &'a Statements,
         id: (&'a str, &'a [u8]),
-    ) -> BoxFuture<'a, sqlx::Result<Option<Kept>>>;
+    ) -> BoxFuture<'a, sqlx::Result<Option<Option<Kept>>>>;
 
     fn set_reply<'a>(
         connection: &'a mut Self::Connection,
@@ -268,12 +269,12 @@ macro_rules! records {
                 connection: &'a mut Self::Connection,
                 statements: &'a Statements,
                 (scope, id): (&'a str, &'a [u8]),
-            ) -> BoxFuture<'a, sqlx::Result<Option<Kept>>> {
+            ) -> BoxFuture<'a, sqlx::Result<Option<Option<Kept>>>> {
                 type Row = (Option<Vec<u8>>, Option<Vec<u8>>);
                 let reply = sqlx::query_as(statements.reply.clone()).bind(scope).bind(id);
                 Box::pin(async move {
                     let row: Option<Row> = reply.fetch_optional(connection).await?;
-                    Ok(row.and_then(|(properties, body)| properties.zip(body)))
+                    Ok(row.map(|(properties, body)| properties.zip(body)))
                 })
             }
 
