@@ -50,9 +50,11 @@
 //! | what happens | what becomes of it |
 //! |---|---|
 //! | the handler succeeds, or says that all is [done](crate::Failure::done) already | record and work are committed, the reply goes out, the message is acked |
+//! | it says so because the database has refused a statement, which spoils the whole transaction of PostgreSQL | the same with the record alone; nothing of the work stays |
 //! | it fails | nothing of it stays, and the message is tried again or parked as the [retry policy](crate::Retry) says |
-//! | a method of a service fails, and its caller gets an error | nothing of it stays but the error: copies get the same one |
+//! | a method of a service fails, and its caller gets an error | nothing of it stays but the error if that is [permanent](crate::Failure::permanent): copies get the same one. What may pass is told and not recorded, so that a copy may do better |
 //! | the program or a connection dies before the commit | nothing of it stays; the broker delivers the message again |
+//! | the commit fails, and the message is not to blame: the database is away, or has chosen another transaction | nothing of it stays, or all, which nobody knows; the message goes back to its queue, uncounted, and the inbox tells |
 //! | it dies after it | the broker delivers the message again; it is a copy, and gets the same reply |
 //! | a copy comes while the first one is being handled | it waits for that |
 //! | the inbox cannot be asked | the message is held and asked for again; after half a minute it goes back to its queue, uncounted |
@@ -91,12 +93,13 @@ pub type Doing<'a, T> = Pin<Box<dyn Future<Output = Result<T, BoxError>> + Send 
 pub trait Inbox: Send + Sync + 'static {
     /// Begins the work for a message, unless it was done. If a copy of it is at work, that is waited for, within a time.
     ///
-    /// An error means that the inbox cannot be asked now: the message is held, and asked for again.
+    /// An error means that the inbox cannot be asked now: the message is held, and asked for again; unless it is a
+    /// [`Failure::permanent`], which is one of the message.
     fn open<'a>(&'a self, incoming: &'a Incoming) -> Doing<'a, Opened>;
 
     /// Begins the work for several messages, which is committed together. Of two copies among them one is new.
     ///
-    /// An inbox that does not say otherwise has no batches.
+    /// After a [`Failure::permanent`] each is asked for on its own. An inbox that does not say otherwise has no batches.
     fn open_batch<'a>(&'a self, batch: &'a [Incoming]) -> Doing<'a, OpenedBatch> {
         let _ = batch;
         Box::pin(std::future::ready(Err("this inbox has no batches".into())))
@@ -143,7 +146,8 @@ pub trait Work: Send {
         let _ = incoming;
     }
 
-    /// Makes the work permanent, and the message known as handled, with its reply; all of that or nothing.
+    /// Makes the work permanent, and the message known as handled, with its reply; all of that or nothing. An error is a failure
+    /// of the message, unless it is a [`Failure::requeue`], as for a database that cannot be reached.
     fn commit(self: Box<Self>, changes: Changes, reply: Option<&Message>) -> Doing<'_, Report>;
 }
 
@@ -152,6 +156,9 @@ pub trait Work: Send {
 pub enum Changes {
     /// It stays.
     Keep,
+    /// It stays if nothing of it was refused, and is undone otherwise. The message is handled either way: its handler says that
+    /// all was [done](crate::Failure::done) before, and may know that because it was refused.
+    KeepIfSound,
     /// It is undone, because the handler has failed; and yet the message is handled, and its reply says so.
     Undo,
 }

@@ -1,11 +1,12 @@
 //! Messages to publish: a body and its properties.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 
 use crate::amqp::{Properties, ShortStr, Table, Value};
 use crate::asyncapi::Shape;
+use crate::clock;
 use crate::error::{Error, ErrorKind};
 use crate::random;
 
@@ -108,8 +109,7 @@ impl Message {
     /// When it was made, in whole seconds.
     #[must_use]
     pub fn timestamp(mut self, time: SystemTime) -> Self {
-        self.extra().properties.timestamp =
-            time.duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs());
+        self.extra().properties.timestamp = clock::seconds(time);
         self
     }
 
@@ -140,14 +140,21 @@ impl Message {
 
     /// With an id that no other message has, unless it has one: for whoever keeps a message before it is published, so that
     /// it has the same id however often that happens.
+    ///
+    /// With the id goes a timestamp, unless it has one, so that whoever remembers ids
+    /// [for a time](crate::inbox::Remember::ids_for) can tell a late copy. A message that comes with an id stays as it is.
     #[must_use]
     pub fn identified(mut self) -> Self {
-        let id = &mut self.extra().properties.message_id;
-        if id.is_none() {
-            let text = format!("{:016x}{:016x}", random::number(), random::number());
-            *id = ShortStr::try_from(text).ok();
+        let properties = &mut self.extra().properties;
+        if properties.message_id.is_some() {
+            return self;
         }
-        self
+        let text = format!("{:016x}{:016x}", random::number(), random::number());
+        properties.message_id = ShortStr::try_from(text).ok();
+        match properties.timestamp {
+            Some(_) => self,
+            None => self.timestamp(clock::now()),
+        }
     }
 
     /// The body.
@@ -256,6 +263,8 @@ bodies!(
 
 #[cfg(test)]
 mod tests {
+    use std::time::UNIX_EPOCH;
+
     use super::*;
 
     #[test]
@@ -264,6 +273,19 @@ mod tests {
             |message: Message| message.identified().into_parts().unwrap().1.message_id.unwrap();
         assert_eq!(id(Message::new("").message_id("own")).to_string(), "own");
         assert_ne!(id(Message::new("")), id(Message::new("")));
+    }
+
+    #[test]
+    fn a_timestamp_goes_with_an_id_that_is_made_unless_there_is_one() {
+        let timestamp = |message: Message| message.identified().into_parts().unwrap().1.timestamp;
+        let long_ago = UNIX_EPOCH + Duration::from_secs(7);
+        assert!(timestamp(Message::new("")) > Some(7));
+        assert_eq!(timestamp(Message::new("").timestamp(long_ago)), Some(7));
+        // It is not known when this was sent first.
+        assert_eq!(timestamp(Message::new("").message_id("own")), None);
+        let once = Message::new("").identified();
+        let again = once.clone().identified();
+        assert_eq!(once.into_parts().unwrap().1, again.into_parts().unwrap().1);
     }
 
     #[test]

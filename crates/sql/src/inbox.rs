@@ -7,8 +7,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use leveret::inbox::{Doing, HighWater, Known, Opened, OpenedBatch, Progress, Remember, Unknown};
 use leveret::{BoxError, Incoming};
+use sha2::{Digest as _, Sha256};
 use sqlx::{Pool, Transaction};
-use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::sync::{Mutex, OnceCell, OwnedMutexGuard};
 use tokio::time::timeout;
 
 use crate::error::Error;
@@ -17,6 +18,7 @@ use crate::schema::Schema;
 mod batch;
 mod cleaner;
 mod records;
+mod trouble;
 mod tx;
 mod work;
 
@@ -105,13 +107,16 @@ pub(crate) struct Shared<D: Records> {
     pool: Pool<D>,
     remember: Remember,
     statements: Statements,
+    schema: Schema,
+    checked: OnceCell<()>,
     /// Whose turn it is to write, where only one may.
     turn: Option<Arc<Mutex<()>>>,
     cleaner: Cleaner,
 }
 
 impl<D: Records> Inbox<D> {
-    /// An inbox in the default [`Schema`], whose tables [have been made](Schema::migrate).
+    /// An inbox in the default [`Schema`], whose tables [have been made](Schema::migrate). As long as they are not those of this
+    /// version, messages are held.
     pub fn new(pool: Pool<D>, remember: Remember) -> Self {
         Inbox::in_schema(pool, remember, &Schema::default())
     }
@@ -122,6 +127,8 @@ impl<D: Records> Inbox<D> {
             pool,
             remember,
             statements: D::statements(schema),
+            schema: schema.clone(),
+            checked: OnceCell::new(),
             turn: D::ONE_WRITER.then(Arc::default),
             cleaner: Cleaner::default(),
         }))
@@ -166,6 +173,10 @@ impl<D: Records> Inbox<D> {
     }
 }
 
+/// What messages are known by is kept up to this many bytes. Message ids are shorter; what an application makes of a message may
+/// be as long as that.
+const LONGEST_ID: usize = 1024;
+
 const CLEANING: &str = "cleaning the inbox";
 
 /// Whose turn it is, where only one may write.
@@ -189,7 +200,10 @@ impl<D: Records> Shared<D> {
         let mut rows = 0;
         loop {
             let now = in_milliseconds(SystemTime::now());
-            let cleaning = D::clean(&self.pool, &self.statements, now);
+            let cleaning = async {
+                let _turn = self.turn().await;
+                D::clean(&self.pool, &self.statements, now).await
+            };
             let cleaned = timeout(cleaner::PATIENCE, cleaning).await;
             let cleaned = cleaned.map_err(|_| Error::late(CLEANING, cleaner::PATIENCE))?;
             match cleaned.map_err(|error| Error::database(CLEANING, error))? {
@@ -199,9 +213,27 @@ impl<D: Records> Shared<D> {
         }
     }
 
+    /// Once, whether the tables are those that this version works with.
+    async fn check(&self) -> Result<(), Error> {
+        self.checked.get_or_try_init(|| self.schema.check(&self.pool)).await.map(|_| ())
+    }
+
+    /// What a message is known by, as short as it has to be.
+    fn read(&self, incoming: &Incoming) -> Known {
+        let mut known = self.remember.read(incoming);
+        match &mut known {
+            Known::Id { id, .. } | Known::Old { id, .. } => shorten(id),
+            Known::Release { ids, .. } => ids.iter_mut().for_each(shorten),
+            Known::Number { .. } | Known::Nothing | Known::Unknown(_) => {}
+        }
+        known
+    }
+
     async fn open(self: &Arc<Self>, incoming: &Incoming) -> Result<Opened, BoxError> {
-        let record = match self.remember.read(incoming) {
+        self.check().await?;
+        let record = match self.read(incoming) {
             Known::Unknown(unknown) => return Ok(Opened::Unknown(unknown)),
+            Known::Old { scope, id } => return self.open_old((&scope, &id)).await,
             Known::Release { scope, ids } => return self.release(&scope, &ids).await,
             Known::Nothing => Record::Nothing,
             Known::Id { scope, id } => Record::Id { scope, id },
@@ -216,6 +248,15 @@ impl<D: Records> Shared<D> {
             Found::Done(reply) => Ok(Opened::Done(reply)),
             Found::Unknown(unknown) => Ok(Opened::Unknown(unknown)),
         }
+    }
+
+    /// One that is older than what is remembered, but may be all the same.
+    async fn open_old(&self, id: (&str, &[u8])) -> Result<Opened, BoxError> {
+        let mut connection = self.pool.acquire().await?;
+        Ok(match D::reply(&mut connection, &self.statements, id).await? {
+            Some(found) => Opened::Done(found.map(reply)),
+            None => Opened::Unknown(Unknown::Forgotten),
+        })
     }
 
     /// Looks whether it is new, and if so locks it against copies.
@@ -233,7 +274,7 @@ impl<D: Records> Shared<D> {
                     true => Found::New,
                     false => {
                         let found = D::reply(connection, statements, (scope, id)).await?;
-                        Found::Done(found.map(reply))
+                        Found::Done(found.flatten().map(reply))
                     }
                 }
             }
@@ -300,6 +341,15 @@ enum Found {
     Unknown(Unknown),
 }
 
+/// The index takes nothing very long. What is cut off is told apart by a digest, and is longer than what is not.
+fn shorten(id: &mut Vec<u8>) {
+    if id.len() > LONGEST_ID {
+        let digest = Sha256::digest(&id[..]);
+        id.truncate(LONGEST_ID);
+        id.extend_from_slice(&digest);
+    }
+}
+
 fn of(scope: &str, sender: &str) -> Sender {
     (scope.to_owned(), sender.to_owned())
 }
@@ -317,12 +367,14 @@ fn in_future(time: Duration) -> i64 {
 impl<D: Records> leveret::inbox::Inbox for Inbox<D> {
     fn open<'a>(&'a self, incoming: &'a Incoming) -> Doing<'a, Opened> {
         Cleaner::start(&self.0);
-        Box::pin(self.0.open(incoming))
+        let opening = self.0.open(incoming);
+        Box::pin(async { opening.await.map_err(|error| trouble::of_opening(error, 1)) })
     }
 
     fn open_batch<'a>(&'a self, batch: &'a [Incoming]) -> Doing<'a, OpenedBatch> {
         Cleaner::start(&self.0);
-        Box::pin(self.0.open_batch(batch))
+        let opening = self.0.open_batch(batch);
+        Box::pin(async { opening.await.map_err(|error| trouble::of_opening(error, batch.len())) })
     }
 }
 

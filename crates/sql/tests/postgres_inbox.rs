@@ -55,3 +55,8 @@ async fn a_handler_that_hides_the_failure_of_its_transaction_has_failed() {
 async fn nothing_of_a_spoilt_transaction_counts_as_done() {
     inbox::handling::nothing_of_a_spoilt_transaction_counts_as_done().await;
 }
+
+#[tokio::test]
+async fn a_commit_that_finds_no_database_is_no_failure_of_the_message() {
+    inbox::handling::a_commit_that_finds_no_database_is_no_failure_of_the_message().await;
+}

@@ -18,7 +18,7 @@ use super::stream::Deliveries;
 use crate::amqp::deadline_in;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
-use crate::inbox::once::{Once, is_done};
+use crate::inbox::once::{Once, is_done, is_permanent, kept};
 use crate::inbox::{Changes, OpenedBatch, Standing};
 use crate::retry::Diagnosis;
 use crate::telemetry::Consumed;
@@ -201,19 +201,15 @@ impl Handling {
         let incoming = contents(&batch);
         let opened = match once.open_batch(&incoming).await {
             Ok(opened) => opened,
+            Err(error) if batch.len() > 1 && is_permanent(&error) => {
+                return self.handle_each(batch, once, &error).await;
+            }
             Err(error) => return self.fail(batch, &error).await,
         };
         let standings = match self.commit_once(incoming, opened, once).await {
             Ok(standings) => standings,
             Err(error) if batch.len() == 1 => return self.fail(batch, &error).await,
-            Err(error) => {
-                tracing::debug!("a batch is handled one by one: {error}");
-                let mut summary = Summary::default();
-                for delivery in batch {
-                    summary.add(Box::pin(self.handle_once(vec![delivery], once)).await);
-                }
-                return summary;
-            }
+            Err(error) => return self.handle_each(batch, once, &error).await,
         };
         let (mut summary, mut failed) = (Summary::default(), Vec::new());
         for (delivery, standing) in batch.into_iter().zip(standings) {
@@ -232,6 +228,15 @@ impl Handling {
             report(delivery.ack());
         }
         self.settle_failed(summary, failed).await
+    }
+
+    async fn handle_each(&self, batch: Vec<Delivery>, once: &Once, error: &BoxError) -> Summary {
+        tracing::debug!("a batch is handled one by one: {error}");
+        let mut summary = Summary::default();
+        for delivery in batch {
+            summary.add(Box::pin(self.handle_once(vec![delivery], once)).await);
+        }
+        summary
     }
 
     /// Has the new ones among a batch handled and commits, and says what each of them is.
@@ -254,9 +259,11 @@ impl Handling {
         let in_flight = self.counts.begin(new.len());
         let began = Instant::now();
         let handled = whole(self.call(new).await, count);
-        let committed = match is_done(&handled) {
-            true => once.commit(work, Changes::Keep, None).await,
-            false => handled,
+        let committed = match kept(&handled) {
+            // What is refused for one of several must not undo the work for the others: each is handled on its own then.
+            Some(_) if count > 1 => once.commit(work, Changes::Keep, None).await,
+            Some(changes) => once.commit(work, changes, None).await,
+            None => handled,
         };
         drop(in_flight);
         let handled = if committed.is_ok() { count } else { 0 };
@@ -349,7 +356,7 @@ fn whole(outcome: BatchOutcome, count: u64) -> Result<(), BoxError> {
             if outcomes.len() as u64 != count {
                 return Err("the handler did not say what became of each message".into());
             }
-            outcomes.into_iter().filter(|one| !is_done(one)).collect()
+            outcomes.into_iter().filter(|one| count == 1 || !is_done(one)).collect()
         }
     }
 }

@@ -47,6 +47,8 @@ enum Key {
 struct State {
     /// Who waits for one of them hears of its end by this.
     at_work: HashMap<Key, watch::Receiver<()>>,
+    /// What was released while it was at work.
+    released: HashSet<Key>,
     /// The replies of those that are done. Where there are marks, only those that had one.
     done: HashMap<Key, Option<Message>>,
     /// When what is done is forgotten, the first one first. What waits to be released is not among them.
@@ -113,6 +115,10 @@ impl MemoryInbox {
                 }
                 Key::Number(scope.clone(), sender.clone(), *number)
             }
+            Known::Old { scope, id } => {
+                let done = state.is_done(&Key::Id(scope.clone(), id.clone()));
+                return Ok(done.map_or(Opened::Unknown(Unknown::Forgotten), Opened::Done));
+            }
             Known::Release { scope, ids } => {
                 for id in ids {
                     state.release(Key::Id(scope.clone(), id.clone()), &self.0.remember);
@@ -151,8 +157,14 @@ impl MemoryInbox {
         for incoming in batch {
             let one = self.0.remember.read(incoming);
             // A copy of one that is part of this would wait for its end.
-            if !known.insert(one.clone()) && matches!(one, Known::Id { .. } | Known::Number { .. })
-            {
+            let is_copy = match &one {
+                Known::Id { .. } | Known::Number { .. } => !known.insert(one.clone()),
+                Known::Old { scope, id } => {
+                    known.contains(&Known::Id { scope: scope.clone(), id: id.clone() })
+                }
+                Known::Release { .. } | Known::Nothing | Known::Unknown(_) => false,
+            };
+            if is_copy {
                 messages.push(Standing::Done);
                 continue;
             }
@@ -225,6 +237,8 @@ impl State {
         let Some(linger) = remember.lingers_for() else { return };
         if self.done.contains_key(&key) {
             self.expiring.push_back((deadline_in(linger), key));
+        } else if self.at_work.contains_key(&key) {
+            self.released.insert(key);
         }
     }
 
@@ -261,7 +275,10 @@ impl AtWork {
     fn record(&self, reply: Option<Message>) -> Report {
         let Shared { remember, most, state } = &*self.inbox;
         let mut state = lock(state);
-        let time = remember.keeps_ids_for();
+        let time = match state.released.remove(&self.key) {
+            true => remember.lingers_for(),
+            false => remember.keeps_ids_for(),
+        };
         let Key::Number(scope, sender, number) = &self.key else {
             state.keep(self.key.clone(), reply, time);
             return Report::default();
@@ -285,7 +302,9 @@ impl AtWork {
 
 impl Drop for AtWork {
     fn drop(&mut self) {
-        lock(&self.inbox.state).at_work.remove(&self.key);
+        let mut state = lock(&self.inbox.state);
+        state.at_work.remove(&self.key);
+        state.released.remove(&self.key);
     }
 }
 

@@ -84,8 +84,8 @@ impl Once {
         let handled = handler.call(&incoming).await;
         // With what was lent.
         drop(incoming);
-        if is_done(&handled) {
-            self.commit(work, Changes::Keep, None).await?;
+        if let Some(changes) = kept(&handled) {
+            self.commit(work, changes, None).await?;
         }
         handled
     }
@@ -115,6 +115,7 @@ impl Once {
         loop {
             let error = match timeout(HOLD, ask()).await {
                 Ok(Ok(opened)) => return Ok(opened),
+                Ok(Err(error)) if is_permanent(&error) => return Err(error),
                 Ok(Err(error)) => error,
                 Err(_) => "it does not answer".into(),
             };
@@ -132,7 +133,8 @@ impl Once {
         }
     }
 
-    /// Commits. If that fails, nobody knows whether it has happened: the message comes again, and the inbox will tell.
+    /// Commits. If that fails, nobody knows whether it has happened: the message comes again, and the inbox will tell. Whether
+    /// that counts as a failure is in the error.
     pub(crate) async fn commit(
         &self,
         work: Box<dyn Work>,
@@ -140,7 +142,8 @@ impl Once {
         reply: Option<&Message>,
     ) -> Result<(), BoxError> {
         let committed = timeout(COMMIT, work.commit(changes, reply)).await;
-        let report = committed.unwrap_or_else(|_| Err("the commit takes too long".into()))?;
+        let late = || Failure::requeue("the commit takes too long").kind("inbox").into();
+        let report = committed.unwrap_or_else(|_| Err(late()))?;
         self.tell(report);
         Ok(())
     }
@@ -156,10 +159,22 @@ impl Once {
     }
 }
 
-/// Whether a message is handled. To have nothing left to do is a success, and what was changed on the way is meant to stay.
+/// Whether an inbox will not say anything else about a message.
+pub(crate) fn is_permanent(error: &BoxError) -> bool {
+    Diagnosis::of(error).verdict == Verdict::Permanent
+}
+
+/// Whether a message is handled.
 pub(crate) fn is_done(handled: &Result<(), BoxError>) -> bool {
+    kept(handled).is_some()
+}
+
+/// What stays of a message that is handled. To have nothing left to do is a success, and what was changed on the way is meant to
+/// stay, unless it cannot.
+pub(crate) fn kept(handled: &Result<(), BoxError>) -> Option<Changes> {
     match handled {
-        Ok(()) => true,
-        Err(error) => Diagnosis::of(error).verdict == Verdict::Done,
+        Ok(()) => Some(Changes::Keep),
+        Err(error) if Diagnosis::of(error).verdict == Verdict::Done => Some(Changes::KeepIfSound),
+        Err(_) => None,
     }
 }

@@ -68,6 +68,13 @@ pub enum Known {
         /// The id.
         id: Vec<u8>,
     },
+    /// It is known by its id, and older than what is remembered: unless it is found all the same, nobody can tell.
+    Old {
+        /// Where ids are unique.
+        scope: String,
+        /// The id.
+        id: Vec<u8>,
+    },
     /// It is known by the number that its sender has given it.
     Number {
         /// Where senders are unique.
@@ -106,15 +113,21 @@ impl Remember {
 
     /// Ids, and the replies to requests, for this long after they were handled.
     ///
-    /// A message whose `timestamp` is further back is parked as `forgotten`; so the time has to be longer than messages may wait in
+    /// A message whose `timestamp` is further back is parked as `forgotten`, unless it is still remembered; so the time has to be longer than messages may wait in
     /// queues and parking lots. Of one without a timestamp nobody knows how old it is, and it counts as young, unless
-    /// [that is refused](Self::require_timestamp).
+    /// [that is refused](Self::require_timestamp): a copy that comes after the time is then handled again, and nobody hears of it.
+    ///
+    /// A message that Leveret gives an id has a timestamp as well: by [`Message::identified`], a [`Sequence`](super::Sequence), an
+    /// outbox, a call, or a publisher, which knows what it sends
+    /// again by it. Who gives ids should give [timestamps](Message::timestamp)
+    /// too, both when the message is made and not when it is sent, so that copies have the same.
     pub fn ids_for(time: Duration) -> Self {
         Remember { replies_for: time, ..Remember::new(How::For(time)) }
     }
 
     /// Ids, and the replies to requests, until their sender [releases](release) them: it has its confirmation and sends no more
-    /// copies. Because the broker may still deliver one that it has, they stay for `linger` after that.
+    /// copies. Because the broker may still deliver one that it has, they stay for `linger` after that. One that is never
+    /// released stays for ever, and so does one that is [released](release) too early.
     pub fn until_released(linger: Duration) -> Self {
         Remember { replies_for: linger, ..Remember::new(How::UntilReleased { linger }) }
     }
@@ -206,12 +219,12 @@ impl Remember {
                 incoming.properties().message_id.filter(|id| !id.is_empty())?.as_bytes().to_vec()
             }
         };
-        let is_forgotten = match self.how {
+        let is_old = match self.how {
             How::For(time) => self.is_older_than(time, incoming),
             _ => false,
         };
-        Some(match is_forgotten {
-            true => Known::Unknown(Unknown::Forgotten),
+        Some(match is_old {
+            true => Known::Old { scope, id },
             false => Known::Id { scope, id },
         })
     }
@@ -299,6 +312,10 @@ fn released(incoming: &Incoming) -> Option<Vec<Vec<u8>>> {
 /// example, and sends no more copies of messages with these ids; whoever remembers them
 /// [until they are released](Remember::until_released) may forget them. It is published to the queue that they went to, and never
 /// reaches the handler.
+///
+/// Only what is handled by then can be forgotten. A release that overtakes its message, which waits to be tried again or is still
+/// at work elsewhere, changes nothing: the message is handled once all the same, and its id stays. So a publisher's confirm is no
+/// reason to release: wait for the reply, or for whatever else tells that it was handled.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]

@@ -114,6 +114,15 @@ impl Sequence {
     /// Counts for a sender of this name, who goes on with the numbers in this file. The file is made if it is not there;
     /// nobody else may have it open. Names are unique among all that send to a queue.
     ///
+    /// # Never lose the file
+    ///
+    /// A sender whose file is lost, or replaced by an older one, gives numbers again that were used before. Whoever remembers them
+    /// by a mark takes those messages for copies: they are **acked and never handled**, and nothing tells but the count of
+    /// duplicates. So the file belongs on a disk that stays, and into no backup that is put back. If it is lost, take another
+    /// name for the sender; for programs that have no such disk there is [`fresh`](Self::fresh).
+    ///
+    /// # After a crash
+    ///
     /// Numbers are reserved in the file a thousand at a time. A program that ends without [closing](Self::close) does not know
     /// how many of them it has used: it goes on behind them, and they are [uncertain](Self::uncertain).
     pub async fn open(sender: impl Into<String>, path: impl Into<PathBuf>) -> Result<Self, Error> {

@@ -13,6 +13,7 @@ use super::OnLoss;
 use super::heads::{Head, Heads, Place};
 use super::ids::Ids;
 use crate::amqp::{self, Confirmation, EncodedProperties, Outcome, Properties};
+use crate::clock;
 use crate::error::{Error, ErrorKind};
 use crate::telemetry::Published;
 
@@ -124,6 +125,9 @@ pub(super) struct Book {
     /// The channel that messages go over, by its number.
     epoch: u64,
     tick: u32,
+    /// The time of day when the keeper has last looked at its watch, which it does each second as long as messages are held: no
+    /// message has to look itself.
+    timestamp: Option<u64>,
     /// The keeper sleeps until something is entered.
     is_idle: bool,
 }
@@ -138,11 +142,13 @@ impl Book {
             ids: Ids::new(),
             epoch: 0,
             tick: 0,
+            timestamp: clock::seconds(clock::now()),
             is_idle: false,
         }
     }
 
-    /// Writes down the head of a message, with an id if it has none. It is to be entered next, or taken back.
+    /// Writes down the head of a message, with an id if it has none, and with that a timestamp. It is to be entered next, or
+    /// taken back.
     #[inline]
     pub(super) fn write<'p>(
         &'p mut self,
@@ -153,9 +159,17 @@ impl Book {
             self.drop_answered();
         }
         if properties.message_id.is_none() {
+            if self.is_idle {
+                self.look_at_the_time();
+            }
+            properties.timestamp = properties.timestamp.or(self.timestamp);
             properties.message_id = Some(self.ids.next());
         }
         self.answering.heads.add(properties, routing_key)
+    }
+
+    fn look_at_the_time(&mut self) {
+        self.timestamp = clock::seconds(clock::now());
     }
 
     /// Writes down a head that was taken back.
@@ -302,6 +316,7 @@ impl Book {
 
     /// A new channel: from now on, what went over the old one and is not answered is lost.
     pub(super) fn begin_epoch(&mut self) -> u64 {
+        self.look_at_the_time();
         self.epoch += 1;
         self.epoch
     }
@@ -387,6 +402,7 @@ impl Book {
     /// A tick of the keeper's watch has passed. What took too long fails.
     pub(super) fn tick(&mut self, patience: Patience, what: impl Fn() -> Error) -> Overdue {
         self.tick = self.tick.wrapping_add(1);
+        self.look_at_the_time();
         self.drop_answered();
         let mut overdue = Overdue::Nothing;
         for held in &mut self.held {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::replier::{Outlet, WayBack};
 use crate::consumer::{BoxError, Call, Incoming};
-use crate::inbox::once::{Once, Passed, is_done};
+use crate::inbox::once::{Once, Passed, kept};
 use crate::inbox::{Changes, Opened, Unknown};
 use crate::retry::{Diagnosis, Failure, Verdict};
 
@@ -69,20 +69,23 @@ impl Answering {
         let handled = self.methods.call(&incoming).await;
         // With what was lent.
         drop(incoming);
-        let changes = match is_done(&handled) {
-            true => Changes::Keep,
-            false => Changes::Undo,
-        };
+        let changes = kept(&handled).unwrap_or(Changes::Undo);
         let seen = match outcome(&way, handled, self.retries_calls) {
             Ok(seen) => seen,
             Err(error) => {
                 // A cast that has nothing left to do.
-                if changes == Changes::Keep {
+                if changes != Changes::Undo {
                     once.commit(work, changes, None).await?;
                 }
                 return Err(error);
             }
         };
+        if let Some(seen) = seen.as_ref().filter(|seen| changes == Changes::Undo && may_pass(seen))
+        {
+            // A copy of it may do better.
+            drop(work);
+            return sent(way.finish(Err(seen)).await);
+        }
         let reply = way.recordable(seen.as_ref().map_or(Ok(()), Err));
         once.commit(work, changes, reply.as_ref()).await?;
         match reply {
@@ -100,6 +103,10 @@ impl Answering {
 fn nothing_left() -> BoxError {
     let text = "the request was handled before, and its reply is no longer known";
     Failure::done(text).kind(Unknown::Forgotten.as_str()).into()
+}
+
+fn may_pass(seen: &Diagnosis) -> bool {
+    seen.verdict != Verdict::Permanent
 }
 
 /// What of an outcome is to be told to who asked: nothing, an error, or nothing yet, because it is tried again.

@@ -26,6 +26,7 @@ use crate::amqp::{
 use crate::client::Client;
 use crate::client::health::CallerHealth;
 use crate::client::line::Line;
+use crate::clock;
 use crate::error::{Error, ErrorKind};
 use crate::message::Message;
 use crate::publisher::{OnLoss, PublishSpan};
@@ -287,6 +288,7 @@ impl Shared {
         properties.correlation_id = Some(text.borrowed());
         if properties.message_id.is_none() {
             properties.message_id = Some(text.borrowed());
+            properties.timestamp = properties.timestamp.or_else(|| clock::seconds(clock::now()));
         }
         if let Some(kind) = kind {
             properties.kind = Some(kind.try_into().map_err(invalid_method)?);

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use leveret::inbox::{Doing, Inbox, MemoryInbox, Opened, Remember, Sequence};
+use leveret::inbox::{Doing, Inbox, MemoryInbox, Opened, Remember, Sequence, release};
 use leveret::{
     BatchOptions, BoxError, ErrorKind, Incoming, Message, Queue, Replier, RetryPolicy, State,
     Summary,
@@ -61,11 +61,48 @@ async fn a_message_without_a_timestamp_can_be_refused() {
     let broker = broker();
     let client = client_with(&broker, Queue::classic("q")).await;
     let publisher = client.publisher("").build().await.unwrap();
-    publisher.publish("q", "undated").await.unwrap();
+    publisher.publish("q", Message::new("undated").message_id("1")).await.unwrap();
     let inbox = MemoryInbox::new(Remember::ids_for(HOUR).require_timestamp());
     let runner = client.consumer("q").exactly_once(inbox).handle(async || {});
     let stop = eventually(PATIENCE, "a parked one", async || depth(&broker, "q.parked") == Some(1));
     assert_eq!(runner.run_until(stop).await.unwrap().parked, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_given_an_id_is_given_a_timestamp_by_which_late_copies_are_found() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    let handled = Arc::<AtomicU32>::default();
+    // Long after the publisher has begun, and with a pause of its keeper.
+    for pause in [2 * HOUR, Duration::ZERO] {
+        sleep(pause).await;
+        publisher.publish("q", "undated").await.unwrap();
+    }
+    let mut stream = client.consumer("q").stream().await.unwrap();
+    let mut copies = Vec::new();
+    for _ in 0..2 {
+        let delivery = soon("a message", stream.next()).await.unwrap().unwrap();
+        let properties = delivery.properties().into_owned();
+        assert!(properties.message_id.is_some() && properties.timestamp.is_some());
+        copies.push(Message::with_properties(delivery.body().clone(), properties));
+        delivery.ack().unwrap();
+    }
+    drop(stream);
+    let runner = client.consumer("q").state(Arc::clone(&handled)).exactly_once(by_id());
+    let stop = async {
+        for copy in &copies {
+            publisher.publish("q", copy.clone()).await.unwrap();
+        }
+        eventually(PATIENCE, "both", async || handled.load(Ordering::SeqCst) == 2).await;
+        sleep(2 * HOUR).await;
+        for copy in copies {
+            publisher.publish("q", copy).await.unwrap();
+        }
+        eventually(PATIENCE, "both", async || depth(&broker, "q.parked") == Some(2)).await;
+    };
+    let summary = runner.handle(count).run_until(stop).await.unwrap();
+    assert_eq!((summary.handled, summary.parked), (2, 2), "{summary:?}");
 }
 
 /// An empty id is no id: otherwise all messages that have one would be copies of the first.
@@ -105,7 +142,9 @@ async fn a_full_inbox_holds_messages_until_others_are_forgotten() {
     let broker = broker();
     let client = client_with(&broker, Queue::classic("q")).await;
     let publisher = client.publisher("").build().await.unwrap();
-    publisher.publish_batch((0..5).map(|_| ("q", "x"))).await.unwrap();
+    // Without timestamps: they wait for longer than they are remembered.
+    let of = |number: u32| ("q", Message::new("x").message_id(number.to_string()));
+    publisher.publish_batch((0..5).map(of)).await.unwrap();
     let handled = Arc::<AtomicU32>::default();
     let minute = Duration::from_secs(60);
     let inbox = MemoryInbox::new(Remember::ids_for(minute)).most(2);
@@ -120,6 +159,58 @@ async fn a_full_inbox_holds_messages_until_others_are_forgotten() {
     let summary = runner.exactly_once(inbox.clone()).handle(count).run_until(stop).await.unwrap();
     assert!(began.elapsed() >= 4 * minute, "{:?}", began.elapsed());
     assert_eq!((summary.handled, summary.parked), (5, 0), "{summary:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_released_in_the_batch_in_which_it_is_handled_is_forgotten() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    publisher.publish("q", Message::new("x").message_id("1")).await.unwrap();
+    publisher.publish("q", release(["1"])).await.unwrap();
+    let inbox = MemoryInbox::new(Remember::until_released(HOUR));
+    let options = BatchOptions { size: 2, within: HOUR };
+    let runner = client.consumer("q").exactly_once(inbox.clone());
+    let runner = runner.handle_batches(options, async |_: Vec<Incoming>| {});
+    let stop = eventually(PATIENCE, "a record", async || inbox.len() == 1);
+    let summary = soon("the end", runner.run_until(stop)).await.unwrap();
+    assert_eq!((summary.handled, summary.released), (1, 1), "{summary:?}");
+    sleep(2 * HOUR).await;
+    assert!(inbox.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_old_copy_is_a_duplicate_as_long_as_it_is_remembered() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    let of_age = |id: &str, minutes: u64| {
+        let age = Duration::from_secs(60 * minutes);
+        Message::new("x").message_id(id).timestamp(SystemTime::now() - age)
+    };
+    let options = BatchOptions { size: 3, within: HOUR };
+    for has_batches in [false, true] {
+        for message in [of_age("1", 50), of_age("1", 70), of_age("2", 70)] {
+            publisher.publish("q", message).await.unwrap();
+        }
+        let runner = client.consumer("q").exactly_once(by_id());
+        let parked = if has_batches { 2 } else { 1 };
+        let stop = eventually(PATIENCE, "a parked one", async || {
+            depth(&broker, "q.parked") == Some(parked) && depth(&broker, "q") == Some(0)
+        });
+        let running = async {
+            match has_batches {
+                true => {
+                    let handler = async |_: Vec<Incoming>| {};
+                    runner.handle_batches(options, handler).run_until(stop).await
+                }
+                false => runner.handle(async || {}).run_until(stop).await,
+            }
+        };
+        let summary = soon("the end", running).await.unwrap();
+        let counts = (summary.handled, summary.duplicates, summary.parked);
+        assert_eq!(counts, (1, 1, 1), "{summary:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

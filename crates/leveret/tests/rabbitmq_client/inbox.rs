@@ -198,6 +198,30 @@ async fn copies_of_a_request_get_the_same_reply_byte_for_byte() {
 }
 
 #[tokio::test]
+async fn a_failure_that_may_pass_is_told_and_not_recorded() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client_with(&vhost, Queue::classic("answers")).await;
+    let publisher = publisher(&client).await;
+    let tally = Tally::default();
+    let method = async |State(tally): State<Tally>| match tally.add("calls") {
+        1 => Err(Failure::retry("not yet")),
+        calls => Ok(calls.to_string()),
+    };
+    let service = client.service("s").state(tally.clone()).method("m", method);
+    let service = Running::start(service.exactly_once(by_id())).await;
+    let mut answers = client.consumer("answers").stream().await.unwrap();
+    for expected in ["not yet", "2", "2"] {
+        publisher.publish("s", request("1", "")).await.unwrap();
+        let reply = next(&mut answers).await;
+        assert_eq!(reply.body(), expected);
+        assert_eq!(reply.header("leveret-error").is_some(), expected == "not yet");
+        reply.ack().unwrap();
+    }
+    let summary = soon("the end", service.stop()).await;
+    assert_eq!((tally.total(), summary.duplicates, summary.parked), (2, 1, 0), "{summary:?}");
+}
+
+#[tokio::test]
 async fn numbered_requests_have_their_replies_for_a_while() {
     let vhost = rabbitmq::vhost().await;
     let client = client_with(&vhost, Queue::classic("answers")).await;

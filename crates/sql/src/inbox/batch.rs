@@ -10,8 +10,8 @@ use leveret::{BoxError, Incoming, Message};
 use sqlx::Transaction;
 
 use super::records::{Records, Sender};
-use super::work::Held;
-use super::{Shared, Turn, in_future};
+use super::work::{Held, overtaken, stays};
+use super::{Shared, Turn, in_future, trouble};
 
 /// What was written down, or is to be, of several messages.
 #[derive(Default)]
@@ -21,12 +21,16 @@ struct Notes {
     /// With the numbers of this batch.
     marks: BTreeMap<Sender, HighWater>,
     report: Report,
+    /// What is both recorded and released by this batch.
+    released: Vec<(String, Vec<u8>)>,
 }
 
 /// Dropped, its transaction is rolled back.
 struct BatchWork<D: Records> {
     inbox: Arc<Shared<D>>,
     slot: Held<D>,
+    known: Vec<Known>,
+    messages: Vec<Standing>,
     notes: Notes,
     _turn: Turn,
 }
@@ -37,22 +41,44 @@ impl<D: Records> Shared<D> {
         self: &Arc<Self>,
         batch: &[Incoming],
     ) -> Result<OpenedBatch, BoxError> {
-        let known: Vec<_> = batch.iter().map(|incoming| self.remember.read(incoming)).collect();
+        self.check().await?;
+        let known: Vec<_> = batch.iter().map(|incoming| self.read(incoming)).collect();
         for one in &known {
             if let Known::Release { scope, ids } = one {
                 self.release(scope, ids).await?;
             }
         }
-        let (transaction, turn) = self.begin().await?;
+        let (transaction, _turn) = self.begin().await?;
+        let (transaction, messages, notes) = self.take_up(transaction, &known).await?;
+        let (inbox, slot) = (Arc::clone(self), Held::new(transaction));
+        let standings = messages.clone();
+        let work = BatchWork { inbox, slot, known, messages, notes, _turn };
+        Ok(OpenedBatch { work: Box::new(work), messages: standings })
+    }
+
+    /// Looks which messages are new, and locks them against copies.
+    async fn take_up(
+        &self,
+        transaction: Transaction<'static, D>,
+        known: &[Known],
+    ) -> sqlx::Result<(Transaction<'static, D>, Vec<Standing>, Notes)> {
         let mut notes = Notes::default();
-        let mut transaction = self.lock_marks(transaction, &known, &mut notes).await?;
-        let mut new = self.add_ids(&mut transaction, &known, &mut notes).await?;
+        let mut transaction = self.lock_marks(transaction, known, &mut notes).await?;
+        let mut new = self.add_ids(&mut transaction, known, &mut notes).await?;
+        let is_new = |scope: &str, id: &[u8]| new.contains(&(scope, id));
+        notes.released = released(known).filter(|(scope, id)| is_new(scope, id)).collect();
         let mut messages = Vec::new();
-        for one in &known {
+        for one in known {
             messages.push(match one {
                 Known::Nothing => Standing::New,
                 Known::Unknown(unknown) => Standing::Unknown(*unknown),
                 Known::Release { .. } => Standing::Released,
+                Known::Old { scope, id } => {
+                    match D::reply(&mut transaction, &self.statements, (scope, id)).await? {
+                        Some(_) => Standing::Done,
+                        None => Standing::Unknown(Unknown::Forgotten),
+                    }
+                }
                 // The first of several copies is the new one.
                 Known::Id { scope, id } => match new.remove(&(scope.as_str(), id.as_slice())) {
                     true => Standing::New,
@@ -64,8 +90,7 @@ impl<D: Records> Shared<D> {
         for (sender, mark) in &mut notes.marks {
             notes.report.give_up(&sender.1, mark.settle(self.remember.gaps_policy()));
         }
-        let (inbox, slot) = (Arc::clone(self), Held::new(transaction));
-        Ok(OpenedBatch { work: Box::new(BatchWork { inbox, slot, notes, _turn: turn }), messages })
+        Ok((transaction, messages, notes))
     }
 
     /// Writes down all ids, and says which are new.
@@ -146,6 +171,14 @@ impl<D: Records> Shared<D> {
     }
 }
 
+/// What is released by the messages of a batch.
+fn released(known: &[Known]) -> impl Iterator<Item = (String, Vec<u8>)> {
+    known.iter().flat_map(|one| match one {
+        Known::Release { scope, ids } => ids.iter().map(|id| (scope.clone(), id.clone())).collect(),
+        _ => Vec::new(),
+    })
+}
+
 impl Notes {
     /// What a numbered message is, which then counts as done.
     fn count(&mut self, known: &Known) -> Standing {
@@ -173,12 +206,32 @@ impl<D: Records> Work for BatchWork<D> {
         self.slot.lend(incoming);
     }
 
-    fn commit(self: Box<Self>, _changes: Changes, _reply: Option<&Message>) -> Doing<'_, Report> {
-        Box::pin(async move {
-            let BatchWork { inbox, slot, notes, _turn } = *self;
-            let Notes { has_ids, marks, report } = notes;
-            inbox.commit_batch(slot.take()?, marks, has_ids).await?;
-            Ok(report)
-        })
+    fn commit(self: Box<Self>, changes: Changes, _reply: Option<&Message>) -> Doing<'_, Report> {
+        Box::pin(async move { (*self).finish(changes).await.map_err(trouble::of_commit) })
+    }
+}
+
+impl<D: Records> BatchWork<D> {
+    async fn finish(self, changes: Changes) -> Result<Report, BoxError> {
+        let BatchWork { inbox, slot, known, messages, mut notes, _turn } = self;
+        let mut transaction = slot.take()?;
+        if !stays::<D>(changes, &mut transaction).await {
+            transaction.rollback().await?;
+            let standings;
+            transaction = D::begin(&inbox.pool).await?;
+            (transaction, standings, notes) = inbox.take_up(transaction, &known).await?;
+            if standings != messages {
+                return Err(overtaken());
+            }
+        }
+        if let Some(linger) = inbox.remember.lingers_for() {
+            for (scope, id) in &notes.released {
+                let (id, expires_at) = ((scope.as_str(), id.as_slice()), in_future(linger));
+                D::release(&mut transaction, &inbox.statements, id, expires_at).await?;
+            }
+        }
+        let Notes { has_ids, marks, report, .. } = notes;
+        inbox.commit_batch(transaction, marks, has_ids).await?;
+        Ok(report)
     }
 }

@@ -62,7 +62,6 @@ const SET_REPLY: &str =
     "UPDATE {inbox} SET properties = $3, body = $4 WHERE scope = $1 AND id = $2";
 const RELEASE: &str =
     "UPDATE {inbox} SET expires_at = $3 WHERE scope = $1 AND id = $2 AND expires_at IS NULL";
-const SET_MARK: &str = "UPDATE {inbox_marks} SET mark = $3 WHERE scope = $1 AND sender = $2";
 const NUMBER_REPLY: &str =
     "SELECT properties, body FROM {inbox_replies} WHERE scope = $1 AND sender = $2 AND number = $3";
 const SET_NUMBER_REPLY: &str = "INSERT INTO {inbox_replies} (scope, sender, number, properties, body, expires_at) \
@@ -103,11 +102,12 @@ pub trait Records: Backend {
         expires_at: Option<i64>,
     ) -> BoxFuture<'a, sqlx::Result<Vec<bool>>>;
 
+    /// Whether an id is there, and its reply.
     fn reply<'a>(
         connection: &'a mut Self::Connection,
         statements: &'a Statements,
         id: (&'a str, &'a [u8]),
-    ) -> BoxFuture<'a, sqlx::Result<Option<Kept>>>;
+    ) -> BoxFuture<'a, sqlx::Result<Option<Option<Kept>>>>;
 
     fn set_reply<'a>(
         connection: &'a mut Self::Connection,
@@ -154,7 +154,7 @@ pub trait Records: Backend {
         senders: &'a [Sender],
     ) -> BoxFuture<'a, sqlx::Result<()>>;
 
-    /// Writes down the mark of a sender, which has one.
+    /// Writes down the mark of a sender, which has one, in the transaction in which that was locked. Fails if it has ended.
     fn set_mark<'a>(
         connection: &'a mut Self::Connection,
         statements: &'a Statements,
@@ -227,7 +227,7 @@ macro_rules! records {
                     mark: schema.$name($name::MARK),
                     marks: schema.$name($name::MARKS),
                     add_marks: schema.$name($name::ADD_MARKS),
-                    set_mark: schema.$name(SET_MARK),
+                    set_mark: schema.$name($name::SET_MARK),
                     set_marks: schema.$name($name::SET_MARKS),
                     number_reply: schema.$name(NUMBER_REPLY),
                     set_number_reply: schema.$name(SET_NUMBER_REPLY),
@@ -269,12 +269,12 @@ macro_rules! records {
                 connection: &'a mut Self::Connection,
                 statements: &'a Statements,
                 (scope, id): (&'a str, &'a [u8]),
-            ) -> BoxFuture<'a, sqlx::Result<Option<Kept>>> {
+            ) -> BoxFuture<'a, sqlx::Result<Option<Option<Kept>>>> {
                 type Row = (Option<Vec<u8>>, Option<Vec<u8>>);
                 let reply = sqlx::query_as(statements.reply.clone()).bind(scope).bind(id);
                 Box::pin(async move {
                     let row: Option<Row> = reply.fetch_optional(connection).await?;
-                    Ok(row.and_then(|(properties, body)| properties.zip(body)))
+                    Ok(row.map(|(properties, body)| properties.zip(body)))
                 })
             }
 
@@ -341,12 +341,10 @@ macro_rules! records {
             fn set_mark<'a>(
                 connection: &'a mut Self::Connection,
                 statements: &'a Statements,
-                (scope, sender): &'a Sender,
+                sender: &'a Sender,
                 mark: &'a HighWater,
             ) -> BoxFuture<'a, sqlx::Result<()>> {
-                let set = sqlx::query(statements.set_mark.clone()).bind(scope).bind(sender);
-                let set = set.bind(mark.encode());
-                Box::pin(async move { all(1, set.execute(connection).await?.rows_affected()) })
+                Box::pin($name::set_mark(connection, statements, sender, mark))
             }
 
             fn set_marks<'a>(

@@ -9,7 +9,7 @@ use sqlx::Transaction;
 
 use super::records::{Records, kept};
 use super::tx::Slot;
-use super::{Found, Shared, Turn, in_future};
+use super::{Found, Shared, Turn, in_future, trouble};
 
 /// What a message is recorded as.
 pub(crate) enum Record {
@@ -75,10 +75,10 @@ impl<D: Records> SqlWork<D> {
 
     async fn finish(self, changes: Changes, reply: Option<&Message>) -> Result<Report, BoxError> {
         let SqlWork { inbox, slot, record, _turn } = self;
-        let transaction = slot.take()?;
-        let (mut transaction, record) = match changes {
-            Changes::Keep => (transaction, record),
-            Changes::Undo => inbox.begin_anew(transaction, record).await?,
+        let mut transaction = slot.take()?;
+        let (mut transaction, record) = match stays::<D>(changes, &mut transaction).await {
+            true => (transaction, record),
+            false => inbox.begin_anew(transaction, record).await?,
         };
         let is_recorded = matches!(record, Record::Id { .. }) && reply.is_none();
         let report = inbox.write_down(&mut transaction, record, reply).await?;
@@ -90,6 +90,20 @@ impl<D: Records> SqlWork<D> {
     }
 }
 
+/// Whether what was changed in a transaction stays. PostgreSQL takes no more statements where one has failed.
+pub(super) async fn stays<D: Records>(changes: Changes, connection: &mut D::Connection) -> bool {
+    match changes {
+        Changes::Keep => true,
+        Changes::KeepIfSound => D::is_sound(connection).await.is_ok(),
+        Changes::Undo => false,
+    }
+}
+
+/// It comes again, and gets the reply of the copy. Nothing has failed that counts.
+pub(super) fn overtaken() -> BoxError {
+    Failure::requeue("a copy of the message was handled at the same time").kind("inbox").into()
+}
+
 impl<D: Records> Work for SqlWork<D> {
     fn lend(&mut self, incoming: &mut Incoming) {
         self.slot.lend(incoming);
@@ -97,7 +111,9 @@ impl<D: Records> Work for SqlWork<D> {
 
     fn commit(self: Box<Self>, changes: Changes, reply: Option<&Message>) -> Doing<'_, Report> {
         let reply = reply.cloned();
-        Box::pin(async move { self.finish(changes, reply.as_ref()).await })
+        Box::pin(
+            async move { self.finish(changes, reply.as_ref()).await.map_err(trouble::of_commit) },
+        )
     }
 }
 
@@ -112,11 +128,7 @@ impl<D: Records> Shared<D> {
         let mut transaction = D::begin(&self.pool).await?;
         match self.look_up(&mut transaction, record).await? {
             (Found::New, record) => Ok((transaction, record)),
-            // It comes again, and gets that one's reply. Nothing has failed that counts.
-            _ => {
-                let text = "a copy of the message was handled at the same time";
-                Err(Failure::requeue(text).kind("inbox").into())
-            }
+            _ => Err(overtaken()),
         }
     }
 

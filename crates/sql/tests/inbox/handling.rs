@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use leveret::inbox::Remember;
 use leveret::{
-    Attempt, BatchOptions, Client, Delivery, Failure, Incoming, Json, Message, RetryPolicy, State,
-    Topology,
+    Attempt, BatchOptions, BatchOutcome, BoxError, Client, Delivery, Failure, Incoming, Json,
+    Message, RetryPolicy, State, Topology,
 };
 use leveret_sql::{Inbox, Outbox, Outgoing, Tx};
 use leveret_testkit::eventually;
@@ -158,24 +158,56 @@ pub async fn nothing_of_a_spoilt_transaction_counts_as_done() {
 
 #[tokio::test]
 async fn a_handler_that_ends_its_transaction_by_itself_has_failed() {
-    let scene = Scene::new().await;
-    scene.publish("1", &effect("undone")).await;
-    let handler = async |Json(effect): Json<Effect>, mut tx: Tx<Db>| {
-        apply(&effect, &mut tx).await?;
-        sqlx::query("ROLLBACK").execute(&mut *tx).await?;
-        Ok::<_, Failure>(())
-    };
-    let runner = scene.client.consumer("q").retry(RetryPolicy::never());
-    let runner = runner.exactly_once(scene.by_id()).handle(handler);
-    let parked = timeout(SOON, runner.run_until(scene.until_depth("q.parked", 1)));
-    let summary = parked.await.unwrap().unwrap();
-    assert_eq!((summary.handled, summary.parked), (0, 1), "{summary:?}");
-    assert_eq!((scene.effects("undone").await, scene.records().await), (0, 0));
-    // And the connection is as good as before.
-    scene.publish("2", &effect("done")).await;
-    let runner = scene.client.consumer("q").exactly_once(scene.by_id()).handle(handle);
-    timeout(SOON, runner.run_until(scene.until_empty("q"))).await.unwrap().unwrap();
-    assert_eq!(scene.effects("done").await, 1);
+    const ALONE: BatchOptions = BatchOptions { size: 1, within: Duration::ZERO };
+    for (remember, has_batches) in [
+        (Remember::ids_for(DAY), false),
+        (Remember::ids_for(DAY), true),
+        (Remember::high_water(), false),
+        (Remember::high_water(), true),
+    ] {
+        let scene = Scene::new().await;
+        let numbers = leveret::inbox::Sequence::fresh("s");
+        let mut messages = Vec::new();
+        for name in ["before", "undone", "done"] {
+            let body = serde_json::to_vec(&effect(name)).unwrap();
+            messages.push(numbers.stamp(body).await.unwrap());
+        }
+        for message in &messages[..2] {
+            scene.publisher.publish("q", message.clone()).await.unwrap();
+        }
+        let handler = async |batch: Vec<Incoming>| {
+            let mut tx = Tx::<Db>::of(&batch)?;
+            let effect: Effect = serde_json::from_slice(batch[0].body())?;
+            apply(&effect, &mut tx).await?;
+            if effect.name == "undone" {
+                sqlx::query("ROLLBACK").execute(&mut *tx).await?;
+            }
+            Ok::<_, Failure>(())
+        };
+        let inbox = scene.inbox(remember);
+        let consumer = || scene.client.consumer("q").retry(RetryPolicy::never());
+        let runner = consumer().exactly_once(inbox.clone());
+        let stop = scene.until_depth("q.parked", 1);
+        let summary = match has_batches {
+            true => timeout(SOON, runner.handle_batches(ALONE, handler).run_until(stop)).await,
+            false => {
+                let handler = move |incoming: Incoming| handler(vec![incoming]);
+                timeout(SOON, runner.handle(handler).run_until(stop)).await
+            }
+        };
+        let summary = summary.unwrap().unwrap();
+        assert_eq!((summary.handled, summary.parked), (1, 1), "{summary:?}");
+        assert_eq!((scene.effects("before").await, scene.effects("undone").await), (1, 0));
+        // Nothing of it is recorded, and the connection is as good as before.
+        for message in &messages[1..] {
+            scene.publisher.publish("q", message.clone()).await.unwrap();
+        }
+        let runner = consumer().exactly_once(inbox).handle(handle);
+        let summary = timeout(SOON, runner.run_until(scene.until_empty("q"))).await;
+        let summary = summary.unwrap().unwrap();
+        assert_eq!((summary.handled, summary.duplicates), (2, 0), "{summary:?}");
+        assert_eq!((scene.effects("undone").await, scene.effects("done").await), (1, 1));
+    }
 }
 
 fn image(reply: &Delivery) -> (Vec<u8>, Vec<u8>) {
@@ -355,4 +387,87 @@ pub async fn handlers_wait_for_locks_as_the_application_has_it() {
     let runner = scene.client.consumer("q").exactly_once(inbox).handle(handler);
     let told = async { assert_eq!(seen.recv().await.unwrap(), "7654ms") };
     timeout(SOON, runner.run_until(told)).await.unwrap().unwrap();
+}
+
+async fn insert(effect: Effect, tx: &mut Tx<Db>) -> Result<(), Failure> {
+    apply(&effect, tx).await.map_err(|_| Failure::done("it is there already"))
+}
+
+/// One that is there already is noticed by the database's own error, which spoils the transaction on PostgreSQL.
+#[tokio::test]
+async fn what_was_done_before_is_recorded_though_the_database_has_refused_it() {
+    const ALONE: BatchOptions = BatchOptions { size: 1, within: Duration::ZERO };
+    const SEVERAL: BatchOptions = BatchOptions { size: 2, within: SOON };
+    for remember in [Remember::ids_for(DAY), Remember::high_water()] {
+        let scene = Scene::new().await;
+        let unique = "CREATE UNIQUE INDEX one ON effects (name)";
+        sqlx::query(unique).execute(&scene.pool).await.unwrap();
+        sqlx::query("INSERT INTO effects VALUES ('there', 1)").execute(&scene.pool).await.unwrap();
+        let numbers = leveret::inbox::Sequence::fresh("s");
+        let publish = async |name: &str| {
+            let body = serde_json::to_vec(&effect(name)).unwrap();
+            let message = numbers.stamp(body).await.unwrap();
+            for _ in 0..2 {
+                scene.publisher.publish("q", message.clone()).await.unwrap();
+            }
+        };
+        let one =
+            async move |Json(effect): Json<Effect>, mut tx: Tx<Db>| insert(effect, &mut tx).await;
+        let several = async move |batch: Vec<Incoming>| {
+            let mut tx = Tx::<Db>::of(&batch).unwrap();
+            let mut outcomes = Vec::new();
+            for incoming in &batch {
+                let effect = serde_json::from_slice(incoming.body()).unwrap();
+                outcomes.push(insert(effect, &mut tx).await.map_err(BoxError::from));
+            }
+            BatchOutcome::Each(outcomes)
+        };
+        let runner = || {
+            let runner = scene.client.consumer("q").retry(RetryPolicy::never());
+            runner.exactly_once(scene.inbox(remember.clone()))
+        };
+        publish("there").await;
+        let done = runner().handle(one).run_until(scene.until_empty("q"));
+        let alone = timeout(SOON, done).await.unwrap().unwrap();
+        publish("there").await;
+        let done = runner().handle_batches(ALONE, several).run_until(scene.until_empty("q"));
+        let batch_of_one = timeout(SOON, done).await.unwrap().unwrap();
+        for summary in [alone, batch_of_one] {
+            assert_eq!((summary.handled, summary.duplicates), (1, 1), "{summary:?}");
+        }
+        // The work for the other one of a batch is not lost.
+        for name in ["there", "new"] {
+            let message = numbers.stamp(serde_json::to_vec(&effect(name)).unwrap()).await.unwrap();
+            scene.publisher.publish("q", message).await.unwrap();
+        }
+        let done = runner().handle_batches(SEVERAL, several).run_until(scene.until_empty("q"));
+        let summary = timeout(SOON, done).await.unwrap().unwrap();
+        assert_eq!((summary.handled, summary.parked), (2, 0), "{summary:?}");
+        assert_eq!((scene.effects("there").await, scene.effects("new").await), (1, 1));
+    }
+}
+
+/// On PostgreSQL, where there is a connection to lose between the handler's last statement and the commit.
+pub async fn a_commit_that_finds_no_database_is_no_failure_of_the_message() {
+    let scene = Scene::new().await;
+    scene.publish("1", &effect("once")).await;
+    let (pool, tries) = (scene.pool.clone(), Arc::<AtomicU32>::default());
+    let handler = move |Json(effect): Json<Effect>, mut tx: Tx<Db>| {
+        let (pool, tries) = (pool.clone(), Arc::clone(&tries));
+        async move {
+            apply(&effect, &mut tx).await?;
+            let backend = "SELECT pg_backend_pid()";
+            let backend: i32 = sqlx::query_scalar(backend).fetch_one(&mut *tx).await?;
+            if tries.fetch_add(1, Ordering::SeqCst) == 0 {
+                let end = sqlx::query("SELECT pg_terminate_backend($1, 60000)").bind(backend);
+                end.execute(&pool).await?;
+            }
+            Ok::<_, Failure>(())
+        }
+    };
+    let runner = scene.client.consumer("q").retry(RetryPolicy::never());
+    let runner = runner.exactly_once(scene.by_id()).handle(handler);
+    let summary = timeout(SOON, runner.run_until(scene.until_empty("q"))).await.unwrap().unwrap();
+    assert_eq!((summary.handled, summary.parked), (1, 0), "{summary:?}");
+    assert_eq!(scene.effects("once").await, 1);
 }

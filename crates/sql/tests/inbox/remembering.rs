@@ -1,13 +1,28 @@
 //! What is remembered, and for how long.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use leveret::inbox::{Gaps, Remember, Sequence, release};
-use leveret::{ClientEvent, Message, RetryPolicy};
+use leveret::inbox::{Gaps, Remember, Sequence, numbered, release};
+use leveret::{BatchOptions, ClientEvent, Failure, Incoming, Message, RetryPolicy};
+use leveret_sql::Tx;
 use leveret_testkit::eventually;
 use tokio::time::timeout;
 
-use super::{SOON, Scene, effect, handle};
+use super::{Effect, SOON, Scene, apply, effect, handle};
+use crate::database::Db;
+
+/// Of two messages, or one if no other comes.
+const TWO: BatchOptions = BatchOptions { size: 2, within: Duration::from_secs(2) };
+
+/// A handler of batches.
+async fn handle_all(batch: Vec<Incoming>) -> Result<(), Failure> {
+    let mut tx = Tx::<Db>::of(&batch)?;
+    for incoming in &batch {
+        let effect: Effect = serde_json::from_slice(incoming.body())?;
+        apply(&effect, &mut tx).await?;
+    }
+    Ok(())
+}
 
 fn body(name: &str) -> Vec<u8> {
     serde_json::to_vec(&effect(name)).unwrap()
@@ -140,4 +155,129 @@ async fn what_has_nothing_to_be_known_by_is_parked_or_handled_as_it_comes() {
     }
     let runner = scene.client.consumer("q").exactly_once(inbox).handle(handle);
     runner.run_until(scene.until_effects("nameless", 2)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_message_whose_mark_cannot_be_read_is_parked_and_holds_up_no_others() {
+    for has_batches in [false, true] {
+        let scene = Scene::new().await;
+        let sql = "INSERT INTO marks (scope, sender, mark) VALUES ('q', 'later', $1)";
+        let sql = sqlx::AssertSqlSafe(sql.replace("marks", &scene.table("inbox_marks")));
+        sqlx::query(sql).bind(vec![2u8, 1]).execute(&scene.pool).await.unwrap();
+        let odd = numbered(Message::new(body("odd")), "later", 1).unwrap();
+        let fine = Sequence::fresh("fine").stamp(body("fine")).await.unwrap();
+        for message in [odd, fine] {
+            scene.publisher.publish("q", message).await.unwrap();
+        }
+        let runner = scene.client.consumer("q").exactly_once(scene.inbox(Remember::high_water()));
+        let stop = async {
+            scene.until_depth("q.parked", 1).await;
+            scene.until_empty("q").await;
+        };
+        let running = async {
+            match has_batches {
+                true => runner.handle_batches(TWO, handle_all).run_until(stop).await,
+                false => runner.handle(handle).run_until(stop).await,
+            }
+        };
+        let summary = timeout(SOON, running).await.unwrap().unwrap();
+        assert_eq!((summary.handled, summary.parked), (1, 1), "{summary:?}");
+        assert_eq!((scene.effects("fine").await, scene.parked().await[0].0.as_str()), (1, "inbox"));
+    }
+}
+
+#[tokio::test]
+async fn a_release_that_comes_with_its_message_in_one_batch_is_heeded() {
+    let scene = Scene::new().await;
+    let inbox = scene.inbox(Remember::until_released(Duration::ZERO));
+    scene.publish("1", &effect("x")).await;
+    scene.publisher.publish("q", release(["1"])).await.unwrap();
+    let runner = scene.client.consumer("q").exactly_once(inbox.clone());
+    let runner = runner.handle_batches(TWO, handle_all).run_until(scene.until_empty("q"));
+    let summary = timeout(SOON, runner).await.unwrap().unwrap();
+    assert_eq!((summary.handled, summary.released), (1, 1), "{summary:?}");
+    eventually(SOON, "no record", async || {
+        inbox.clean().await.unwrap();
+        scene.records().await == 0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_copy_that_is_old_is_a_duplicate_as_long_as_it_is_remembered() {
+    for has_batches in [false, true] {
+        let scene = Scene::new().await;
+        let of_age = |id: &str, minutes: u64| {
+            let age = Duration::from_secs(60 * minutes);
+            Message::new(body(id)).message_id(id).timestamp(SystemTime::now() - age)
+        };
+        // It has waited for most of the hour, and its ack was lost.
+        for message in [of_age("1", 50), of_age("1", 70), of_age("2", 70)] {
+            scene.publisher.publish("q", message).await.unwrap();
+        }
+        let inbox = scene.inbox(Remember::ids_for(Duration::from_secs(3600)));
+        let runner = scene.client.consumer("q").exactly_once(inbox);
+        let stop = async {
+            scene.until_depth("q.parked", 1).await;
+            scene.until_empty("q").await;
+        };
+        let running = async {
+            match has_batches {
+                true => runner.handle_batches(TWO, handle_all).run_until(stop).await,
+                false => runner.handle(handle).run_until(stop).await,
+            }
+        };
+        let summary = timeout(SOON, running).await.unwrap().unwrap();
+        let counts = (summary.handled, summary.duplicates, summary.parked);
+        assert_eq!(counts, (1, 1, 1), "{summary:?}");
+        assert_eq!(scene.parked().await[0].0, "forgotten");
+    }
+}
+
+/// Text that does not compress, so that it is as long in an index.
+fn noise(length: usize) -> String {
+    let mut state = 88_172_645_463_325_252u64;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        char::from(b'a' + (state >> 33) as u8 % 26)
+    };
+    (0..length).map(|_| next()).collect()
+}
+
+#[tokio::test]
+async fn what_a_message_is_known_by_may_be_of_any_length() {
+    let scene = Scene::new().await;
+    let long = noise(6000);
+    for name in [format!("{long}1"), format!("{long}2"), format!("{long}1")] {
+        scene.publisher.publish("q", body(&name)).await.unwrap();
+    }
+    let remember =
+        Remember::ids_for(super::DAY).known_by(|incoming| Some(incoming.body().to_vec()));
+    let runner = scene.client.consumer("q").exactly_once(scene.inbox(remember)).handle(handle);
+    let summary = timeout(SOON, runner.run_until(scene.until_empty("q"))).await.unwrap().unwrap();
+    assert_eq!((summary.handled, summary.duplicates), (2, 1), "{summary:?}");
+}
+
+#[tokio::test]
+async fn tables_of_a_later_version_are_not_touched() {
+    let scene = Scene::new().await;
+    let sql = "INSERT INTO made (version, name) VALUES (1000, 'later')";
+    let sql = sqlx::AssertSqlSafe(sql.replace("made", &scene.table("migrations")));
+    sqlx::query(sql).execute(&scene.pool).await.unwrap();
+    scene.publish("1", &effect("x")).await;
+    let (sender, mut taken) = tokio::sync::mpsc::channel(1);
+    let take = move |incoming: Incoming| {
+        let sender = sender.clone();
+        async move { sender.send(incoming).await }
+    };
+    let runner = scene.client.consumer("q").handle(take).run_until(scene.until_empty("q"));
+    timeout(SOON, runner).await.unwrap().unwrap();
+    let incoming = taken.recv().await.unwrap();
+    let inbox = scene.by_id();
+    let error = leveret::inbox::Inbox::open(&inbox, &incoming).await.unwrap_err();
+    let kind = error.downcast_ref::<leveret_sql::Error>().map(leveret_sql::Error::kind);
+    assert_eq!(kind, Some(leveret_sql::ErrorKind::NewerSchema));
+    assert_eq!(scene.records().await, 0);
 }

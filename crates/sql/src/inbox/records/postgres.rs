@@ -81,9 +81,22 @@ pub(super) const ADD_MARKS: &str = concat!(
      ON CONFLICT (scope, sender) DO UPDATE SET mark = marks.mark WHERE false"
 );
 
-pub(super) const SET_MARKS: &str = "UPDATE {inbox_marks} AS marks SET mark = new.mark \
+/// Nothing is written where the handler has ended the transaction by itself: the note is gone then.
+macro_rules! is_same {
+    () => {
+        "current_setting('leveret.lock_timeout', true) <> ''"
+    };
+}
+
+pub(super) const SET_MARK: &str =
+    concat!("UPDATE {inbox_marks} SET mark = $3 WHERE scope = $1 AND sender = $2 AND ", is_same!());
+
+pub(super) const SET_MARKS: &str = concat!(
+    "UPDATE {inbox_marks} AS marks SET mark = new.mark \
      FROM unnest($1::text[], $2::text[], $3::bytea[]) AS new (scope, sender, mark) \
-     WHERE marks.scope = new.scope AND marks.sender = new.sender";
+     WHERE marks.scope = new.scope AND marks.sender = new.sender AND ",
+    is_same!()
+);
 
 pub(super) const CLEAN: &str = "DELETE FROM {inbox} WHERE ctid = ANY ( \
      ARRAY(SELECT ctid FROM {inbox} WHERE expires_at <= $1 LIMIT $2))";
@@ -152,6 +165,16 @@ pub(super) async fn add_marks(
     let (scopes, names) = apart(senders);
     let add = sqlx::query(statements.add_marks.clone()).bind(scopes).bind(names);
     add.bind(HighWater::default().encode()).execute(connection).await.map(drop)
+}
+
+pub(super) async fn set_mark(
+    connection: &mut PgConnection,
+    statements: &Statements,
+    (scope, sender): &Sender,
+    mark: &HighWater,
+) -> sqlx::Result<()> {
+    let set = sqlx::query(statements.set_mark.clone()).bind(scope).bind(sender);
+    all(1, set.bind(mark.encode()).execute(connection).await?.rows_affected())
 }
 
 pub(super) async fn set_marks(

@@ -4,9 +4,12 @@
 use leveret::inbox::HighWater;
 use sqlx::{Sqlite, SqliteConnection, Transaction};
 
-use super::{Records as _, Sender, Statements};
+use super::{Records as _, Sender, Statements, all};
 
-pub(super) const BEGIN: &str = "BEGIN IMMEDIATE";
+/// The savepoint is gone with its transaction, which tells whether that is still the same.
+pub(super) const BEGIN: &str = "BEGIN IMMEDIATE; SAVEPOINT leveret";
+const IS_SAME: &str = "RELEASE leveret";
+
 pub(super) const BEGIN_IMPATIENT: &str = BEGIN;
 
 pub(super) const ADD: &str =
@@ -16,7 +19,9 @@ pub(super) const MARK: &str = "SELECT mark FROM {inbox_marks} WHERE scope = $1 A
 pub(super) const MARKS: &str = MARK;
 pub(super) const ADD_MARKS: &str =
     "INSERT INTO {inbox_marks} (scope, sender, mark) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
-pub(super) const SET_MARKS: &str = super::SET_MARK;
+pub(super) const SET_MARK: &str =
+    "UPDATE {inbox_marks} SET mark = $3 WHERE scope = $1 AND sender = $2";
+pub(super) const SET_MARKS: &str = SET_MARK;
 
 pub(super) const CLEAN: &str = "DELETE FROM {inbox} WHERE rowid IN ( \
      SELECT rowid FROM {inbox} WHERE expires_at <= $1 LIMIT $2)";
@@ -68,14 +73,28 @@ pub(super) async fn add_marks(
     Ok(())
 }
 
+pub(super) async fn set_mark(
+    connection: &mut SqliteConnection,
+    statements: &Statements,
+    sender: &Sender,
+    mark: &HighWater,
+) -> sqlx::Result<()> {
+    let (sender, mark) = (std::slice::from_ref(sender), std::slice::from_ref(mark));
+    set_marks(connection, statements, sender, mark).await
+}
+
 pub(super) async fn set_marks(
     connection: &mut SqliteConnection,
     statements: &Statements,
     senders: &[Sender],
     marks: &[HighWater],
 ) -> sqlx::Result<()> {
-    for (sender, mark) in senders.iter().zip(marks) {
-        Sqlite::set_mark(connection, statements, sender, mark).await?;
+    // Otherwise they would be written though nothing else is.
+    sqlx::query(IS_SAME).execute(&mut *connection).await?;
+    for ((scope, sender), mark) in senders.iter().zip(marks) {
+        let set = sqlx::query(statements.set_mark.clone()).bind(scope).bind(sender);
+        let set = set.bind(mark.encode()).execute(&mut *connection).await?;
+        all(1, set.rows_affected())?;
     }
     Ok(())
 }
