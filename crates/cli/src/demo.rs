@@ -41,7 +41,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "URL")]
     url: Option<String>,
 
-    /// How many messages each system sends, but for the bank, which has a fifth of that.
+    /// How many messages each system sends; the bank has a fifth of that.
     #[arg(long, value_name = "COUNT", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     messages: u64,
 
@@ -66,6 +66,7 @@ const SCENARIOS: [Scenario; 5] =
 pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let mut stops = Stops::new()?;
     let (builder, cutter) = broker(&arguments).await?;
+    let cutter = Arc::new(cutter);
     let connecting = builder.name("leveret demo").max_subscriptions(SUBSCRIPTIONS).connect();
     let client = tokio::select! {
         connected = connecting => connected?,
@@ -79,7 +80,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
     introduce(&books, arguments.cuts);
     let began = Instant::now();
     let result = tokio::select! {
-        result = play(&client, cutter, &books, &arguments) => result,
+        result = play(&client, &cutter, &books, &arguments) => result,
         () = stops.next() => Err(Failure::stopped("stopped")),
     };
     let took = began.elapsed();
@@ -126,7 +127,7 @@ fn introduce(books: &Books, cuts: u32) {
 /// Has all scenarios played at the same time, while connections are cut.
 async fn play(
     client: &Client,
-    cutter: Cutter,
+    cutter: &Arc<Cutter>,
     books: &Arc<Books>,
     arguments: &Arguments,
 ) -> Result<(), Failure> {
@@ -140,7 +141,7 @@ async fn play(
     }
     let mut others = JoinSet::new();
     others.spawn(count_reconnects(client.watch(), Arc::clone(books)));
-    others.spawn(cut(cutter, Arc::clone(books), arguments.cuts));
+    others.spawn(cut(Arc::clone(cutter), Arc::clone(books), arguments.cuts));
     others.spawn(show(Arc::clone(books)));
     let mut playing = JoinSet::new();
     for (play, ledger) in plays.into_iter().zip(books.ledgers()) {
@@ -157,7 +158,7 @@ async fn play(
 }
 
 /// Cuts all connections, again and again: spread over the run, by how much is done.
-async fn cut(cutter: Cutter, books: Arc<Books>, cuts: u32) {
+async fn cut(cutter: Arc<Cutter>, books: Arc<Books>, cuts: u32) {
     for cut in 1..=cuts {
         let at = books.total() * u64::from(cut) / u64::from(cuts + 1);
         while books.settled() < at {
@@ -173,8 +174,6 @@ async fn cut(cutter: Cutter, books: Arc<Books>, cuts: u32) {
             ));
         }
     }
-    // What cuts a broker's connections is also what passes them on.
-    std::future::pending().await
 }
 
 async fn count_reconnects(mut events: ClientEvents, books: Arc<Books>) {

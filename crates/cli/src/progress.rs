@@ -37,7 +37,7 @@ impl Bars {
             all.set_draw_target(indicatif::ProgressDrawTarget::hidden());
         }
         let add = |(title, total)| {
-            let template = "  {prefix:<9} {bar:30} {pos:>6}/{len} {msg}";
+            let template = "  {prefix:<9} {bar:20} {pos:>6}/{len} {msg}";
             all.add(styled(ProgressBar::new(total).with_prefix(title), template))
         };
         let bars = titled.into_iter().map(add).collect();

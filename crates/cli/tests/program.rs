@@ -22,6 +22,11 @@ mod topology;
 use support::leveret;
 
 #[test]
+fn the_demo_needs_no_broker() {
+    demo::check(leveret(&["demo", "--messages", "400", "--cuts", "3"]), 3);
+}
+
+#[test]
 fn a_demo_without_its_broker_says_where_none_answers() {
     let said = leveret(&["demo", "--url", "amqp://127.0.0.1:1"]);
     assert_ne!(said.status, 0);

@@ -11,7 +11,7 @@ use super::scenario::{Play, Scenario, Stage};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     title: "ACAPI",
-    about: "events for a ledger and a mailer, and requests; each reply comes to a queue of its own",
+    about: "events for two applications, and requests with replies",
     total,
     open: |stage| Box::pin(open(stage)),
 };

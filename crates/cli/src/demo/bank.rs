@@ -18,7 +18,7 @@ use super::scenario::{Play, Scenario, Stage};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     title: "bank",
-    about: "transfers by RPC, each asked for 1 to 3 times, done once in SQLite, and a receipt for each",
+    about: "transfers by RPC, asked for 1 to 3 times, done once in SQLite",
     total,
     open: |stage| Box::pin(open(stage)),
 };

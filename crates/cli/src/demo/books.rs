@@ -49,7 +49,7 @@ impl Books {
         match read(&self.cuts) {
             0 => String::new(),
             cuts => format!(
-                "all connections cut: {}; made again: {}",
+                "all connections cut {}, {} made again",
                 counted(cuts, "time"),
                 read(&self.reconnects)
             ),
@@ -138,8 +138,8 @@ impl fmt::Display for Report {
         writeln!(f, "{}", style(line("all", numbers(&all))).bold())?;
         writeln!(
             f,
-            "\nAll connections were cut {} times, and made again {} times; it took {:.1} s.",
-            self.cuts,
+            "\nAll connections were cut {}, and {} made again; it took {:.1} s.",
+            counted(self.cuts, "time"),
             self.reconnects,
             self.took.as_secs_f64()
         )?;

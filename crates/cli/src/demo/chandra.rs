@@ -13,7 +13,7 @@ use super::scenario::{Play, Scenario, Stage};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     title: "Chandra",
-    about: "photons in batches of 100, published, confirmed, handled and acked together",
+    about: "photons in batches, confirmed and acked as a whole",
     total: |messages| messages,
     open: |stage| Box::pin(open(stage)),
 };

@@ -10,7 +10,7 @@ use super::scenario::{Play, Scenario, Stage};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     title: "cover art",
-    about: "jobs to index, delete and move images; one that failed waits for 4 hours, which are 1 s here",
+    about: "jobs on images; what fails waits 4 hours (4 h are 1 s here)",
     total: |messages| messages,
     open: |stage| Box::pin(open(stage)),
 };

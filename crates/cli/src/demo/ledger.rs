@@ -195,8 +195,8 @@ impl Ledger {
         let state = self.lock();
         match (state.failures, state.counts.parked) {
             (0, _) => String::new(),
-            (failures, 0) => format!("{failures} failed attempts"),
-            (failures, parked) => format!("{failures} failed attempts, {parked} parked"),
+            (failures, 0) => format!("{failures} failures"),
+            (failures, parked) => format!("{failures} failures, {parked} parked"),
         }
     }
 

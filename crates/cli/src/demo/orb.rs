@@ -13,7 +13,7 @@ use super::scenario::{Play, Scenario, Stage};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     title: "Orb",
-    about: "operations by a pool of 4 channels for a pool of 6 subscribers; a service sends back what they reject",
+    about: "operations by pools; what is rejected is sent back later",
     total: |messages| messages,
     open: |stage| Box::pin(open(stage)),
 };

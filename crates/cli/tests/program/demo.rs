@@ -41,7 +41,7 @@ fn row(said: &str, title: &str) -> Vec<u64> {
 
 /// What it says if all went well, with sizes that tests have time for.
 #[track_caller]
-fn check(said: Said, cuts: u32) {
+pub(crate) fn check(said: Said, cuts: u32) {
     let said = said.ok();
     for (title, sent, parked) in [
         ("cover art", 400, 4),
@@ -70,13 +70,6 @@ async fn the_demo_balances_its_books_and_leaves_nothing_behind() {
     let arguments = ["demo", "--messages", "400", "--cuts", "2", "--url", place.url()];
     check(place.run(&arguments), 2);
     nothing_is_left(&place.client().await).await;
-}
-
-#[test]
-fn the_demo_needs_no_broker() {
-    if !crate::ON_RABBITMQ {
-        check(crate::support::leveret(&["demo", "--messages", "400", "--cuts", "3"]), 3);
-    }
 }
 
 #[tokio::test]
