@@ -20,6 +20,7 @@ mod deliveries;
 mod jobs;
 mod lapin;
 mod leveret;
+mod limit;
 mod meter;
 mod null_peer;
 mod ruststream;

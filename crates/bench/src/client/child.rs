@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::jobs::{Client, Run};
 use super::meter::{Failure, Measured};
-use super::{amqprs, deadpool, lapin, leveret, ruststream, toolkit};
+use super::{amqprs, deadpool, lapin, leveret, limit, ruststream, toolkit};
 
 /// A run takes seconds; one that takes this long hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -17,12 +17,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) fn run_one(run: Run) -> io::Result<()> {
     answer(PATIENCE, async {
         match run.client {
-            Client::Leveret => leveret::run(run).await,
+            Client::Leveret | Client::Stamped => leveret::run(run).await,
             Client::Toolkit => toolkit::run(run).await,
             Client::Lapin => lapin::run(run).await,
             Client::Amqprs => amqprs::run(run).await,
             Client::Deadpool => deadpool::run(run).await,
             Client::Ruststream => ruststream::run(run).await,
+            Client::Limit => limit::run(run).await,
         }
     })
 }

@@ -26,6 +26,8 @@ pub(crate) const ACKED: &str = "acked";
 pub(crate) enum Client {
     /// This project's engine
     Leveret,
+    /// The same, with messages as the toolkit makes them: persistent, and with an id
+    Stamped,
     /// This project's client on top of the engine
     Toolkit,
     /// lapin, pipelined
@@ -36,11 +38,18 @@ pub(crate) enum Client {
     Deadpool,
     /// RustStream on lapin: its publisher with confirms, and its handlers
     Ruststream,
+    /// No client: sockets and frames by hand, as the least that is possible on this machine
+    Limit,
 }
 
 impl Client {
     pub(crate) fn is_ours(self) -> bool {
-        matches!(self, Client::Leveret | Client::Toolkit)
+        matches!(self, Client::Leveret | Client::Stamped | Client::Toolkit)
+    }
+
+    /// Whether it is somebody else's library.
+    pub(crate) fn is_peer(self) -> bool {
+        !self.is_ours() && self != Client::Limit
     }
 }
 
@@ -142,10 +151,14 @@ impl Job {
     /// Whether it makes sense with this client and peer, and with so many channels.
     pub(crate) fn exists_for(self, client: Client, peer: Peer, channels: u64) -> bool {
         match self {
+            // It tells what a client can take at least, and not what a broker does.
+            _ if client == Client::Limit && peer == Peer::Rabbitmq => false,
+            Job::Confirm | Job::Mandatory if client == Client::Stamped => true,
+            _ if client == Client::Stamped => false,
             Job::Confirm | Job::Consume => true,
             // They stand beside the toolkit, for what is promised of it.
             _ if matches!(client, Client::Deadpool | Client::Ruststream) => false,
-            Job::Latency => channels == 1,
+            Job::Latency => channels == 1 && client != Client::Limit,
             // The others keep nothing to know a return by.
             Job::Mandatory => client.is_ours(),
             // amqprs hands out acks and returns as they come, and leaves the outcomes to the application.
@@ -174,7 +187,11 @@ impl Job {
             (_, Peer::Rabbitmq) => 60_000,
             (_, Peer::Null) => {
                 let messages = if large { 16_000 } else { 120_000 };
-                if client.is_ours() { 10 * messages } else { messages }
+                match client {
+                    Client::Limit if !large => 40 * messages,
+                    client if client.is_peer() => messages,
+                    _ => 10 * messages,
+                }
             }
         }
     }

@@ -5,11 +5,12 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use leveret::amqp::{
-    Channel, Confirm, Confirmation, Connection, ConsumeOptions, Options, Outcome, Plain, Publish,
+    Channel, Confirm, Confirmation, Connection, ConsumeOptions, Options, Outcome, Plain,
+    Properties, Publish, ShortStr,
 };
 
 use super::jobs::{
-    CONFIRM_WINDOW, Job, NOWHERE, PREFETCH, PUBLISHED, RETURNS_WINDOW, Run, is_unroutable,
+    CONFIRM_WINDOW, Client, Job, NOWHERE, PREFETCH, PUBLISHED, RETURNS_WINDOW, Run, is_unroutable,
 };
 use super::meter::{Failure, Latency, Measured, Meter, all, expect};
 
@@ -76,6 +77,17 @@ fn body(run: Run) -> Bytes {
     Bytes::from(vec![b'x'; run.size])
 }
 
+/// As many octets as the toolkit puts on the wire with each message.
+fn properties(run: Run) -> Properties<'static> {
+    let id = ShortStr::from_static("0123456789abcdef-1234567");
+    match run.client {
+        Client::Stamped => {
+            Properties { delivery_mode: Some(2), message_id: Some(id), ..Properties::default() }
+        }
+        _ => Properties::default(),
+    }
+}
+
 async fn publish(channel: Channel<Plain>, run: Run) -> Result<(), Failure> {
     let body = body(run);
     for _ in 0..run.share() {
@@ -102,8 +114,9 @@ async fn confirm(channel: Channel<Confirm>, place: u64, run: Run) -> Result<(), 
         {
             acked += u64::from(oldest.await.is_acked());
         }
+        let (body, properties) = (body.clone(), properties(run));
         let publish =
-            Publish { routing_key: &queue, mandatory, body: body.clone(), ..Publish::default() };
+            Publish { routing_key: &queue, mandatory, properties, body, ..Publish::default() };
         unconfirmed.push_back(channel.publish(&publish).await?);
     }
     for confirmation in unconfirmed {

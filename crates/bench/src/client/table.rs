@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::jobs::{Client, Job, Peer};
 use super::meter::Measured;
-use super::targets::{self, Target};
+use super::targets::{self, Scaled, Target};
 
 /// One candidate in one setting.
 pub(crate) struct Row {
@@ -30,34 +30,46 @@ impl Row {
     }
 
     /// How many times the CPU time that this client took in the same setting.
-    fn times(&self, client: Client, setting: &[Row]) -> Option<f64> {
-        let other = setting.iter().find(|row| row.client == client)?;
+    fn times(&self, client: Client, rows: &[Row]) -> Option<f64> {
+        let other = rows.iter().find(|row| row.client == client && self.same_setting(row))?;
         Some(self.cpu()? / other.cpu()?)
     }
 
     /// How many times the CPU time of this one the best peer took in the same setting, if this is one of ours.
-    fn best_peer(&self, setting: &[Row]) -> Option<f64> {
-        let is_ours = |client: Client| matches!(client, Client::Leveret | Client::Toolkit);
-        if !is_ours(self.client) {
+    fn best_peer(&self, rows: &[Row]) -> Option<f64> {
+        if !self.client.is_ours() {
             return None;
         }
-        let peers = setting.iter().filter(|row| !is_ours(row.client)).filter_map(Row::cpu);
+        let is_peer = |row: &&Row| row.client.is_peer() && self.same_setting(row);
+        let peers = rows.iter().filter(is_peer).filter_map(Row::cpu);
         Some(peers.min_by(f64::total_cmp)? / self.cpu()?)
     }
 
-    fn target(&self, setting: &[Row]) -> Option<Target> {
+    /// What the limit of this job takes: on one channel, as where the targets were made.
+    fn limit(&self, rows: &[Row]) -> Option<f64> {
+        let is_limit = |row: &&Row| {
+            (row.client, row.channels) == (Client::Limit, 1)
+                && (row.peer, row.job, row.size) == (self.peer, self.job, self.size)
+        };
+        rows.iter().find(is_limit)?.cpu()
+    }
+
+    fn target(&self, rows: &[Row]) -> Option<Target> {
         let measured = self.result.as_ref().ok()?;
         match self.client {
-            Client::Leveret => targets::of_engine(self.job, self.peer, self.size, measured),
-            Client::Toolkit => targets::of_toolkit(self.job, self.times(Client::Leveret, setting)?),
+            Client::Leveret => {
+                let limit = self.limit(rows);
+                targets::of_engine(self.job, self.peer, self.size, measured, limit)
+            }
+            Client::Toolkit => {
+                // Where messages differ, the engine that sends the same ones counts.
+                let times = self.times(Client::Stamped, rows);
+                let times = times.or_else(|| self.times(Client::Leveret, rows))?;
+                targets::of_toolkit(self.job, times)
+            }
             _ => None,
         }
     }
-}
-
-/// The rows of one setting after another.
-fn settings(rows: &[Row]) -> impl Iterator<Item = &[Row]> {
-    rows.chunk_by(Row::same_setting)
 }
 
 pub(crate) fn print(rows: &[Row]) -> String {
@@ -81,18 +93,16 @@ pub(crate) fn print(rows: &[Row]) -> String {
         "allocs",
         "MiB",
     );
-    for setting in settings(rows) {
-        for row in setting {
-            print_row(&mut out, row, setting);
-        }
+    for row in rows {
+        print_row(&mut out, row, rows);
     }
     out.push_str(
-        "× engine, × toolkit: times the CPU time that leveret, and toolkit, took; best/ours: times ours that the best peer took; wake-ups, sleeps and allocations per 1000 messages; MiB: the most memory that was held\n",
+        "× engine, × toolkit: times the CPU time that leveret, and toolkit, took; best/ours: times ours that the best peer took; wake-ups, sleeps and allocations per 1000 messages; MiB: the most memory that was held; scaled: the target, times what the limit takes here on one channel, through what it took where the target was made\n",
     );
     out
 }
 
-fn print_row(out: &mut String, row: &Row, setting: &[Row]) {
+fn print_row(out: &mut String, row: &Row, rows: &[Row]) {
     let Row { peer, job, size, channels, client, result } = row;
     let _ = write!(out, "{peer:<8}  {job:<9} {size:>6} {channels:>3}  {client:<10} ");
     let measured = match result {
@@ -103,7 +113,7 @@ fn print_row(out: &mut String, row: &Row, setting: &[Row]) {
         }
     };
     let times = |other: Client| {
-        let times = row.times(other, setting).filter(|_| *client != other);
+        let times = row.times(other, rows).filter(|_| *client != other);
         times.map_or(String::new(), |times| format!("{times:.2}"))
     };
     let per_1000 = |count: u64| count as f64 * 1000.0 / measured.messages as f64;
@@ -117,14 +127,18 @@ fn print_row(out: &mut String, row: &Row, setting: &[Row]) {
         measured.messages_per_second(),
         times(Client::Leveret),
         times(Client::Toolkit),
-        row.best_peer(setting).map_or(String::new(), |times| format!("{times:.1}")),
+        row.best_peer(rows).map_or(String::new(), |times| format!("{times:.1}")),
         per_1000(measured.polls),
         per_1000(measured.parks),
         allocations,
         measured.memory_kib as f64 / 1024.0,
     );
-    if let Some(Target { text, met }) = row.target(setting) {
-        let _ = write!(out, "{text} {} ", if met { "met" } else { "MISSED" });
+    if let Some(Target { text, met, scaled }) = row.target(rows) {
+        let verdict = |met| if met { "met" } else { "MISSED" };
+        let _ = write!(out, "{text} {} ", verdict(met));
+        if let Some(Scaled { cpu_us, met }) = scaled {
+            let _ = write!(out, "(scaled ≤ {cpu_us:.2} {}) ", verdict(met));
+        }
     }
     if let Some(latency) = measured.latency {
         let us = |time: std::time::Duration| time.as_secs_f64() * 1e6;
@@ -138,7 +152,7 @@ fn print_row(out: &mut String, row: &Row, setting: &[Row]) {
 }
 
 pub(crate) fn json(rows: &[Row]) -> Value {
-    let row_json = |row: &Row, setting: &[Row]| {
+    let row_json = |row: &Row| {
         let mut value = json!({
             "peer": row.peer.to_string(),
             "job": row.job.to_string(),
@@ -152,17 +166,18 @@ pub(crate) fn json(rows: &[Row]) -> Value {
                 value["cpu_us_per_message"] = json!(measured.cpu_us_per_message());
                 value["messages_per_second"] = json!(measured.messages_per_second());
                 value["median_run"] = measured.to_json();
-                value["times_engine"] = json!(row.times(Client::Leveret, setting));
-                value["times_best_peer"] = json!(row.best_peer(setting));
-                value["times_toolkit"] = json!(row.times(Client::Toolkit, setting));
-                if let Some(Target { text, met }) = row.target(setting) {
-                    value["target"] = json!({ "text": text, "met": met });
+                value["times_engine"] = json!(row.times(Client::Leveret, rows));
+                value["times_best_peer"] = json!(row.best_peer(rows));
+                value["times_toolkit"] = json!(row.times(Client::Toolkit, rows));
+                if let Some(Target { text, met, scaled }) = row.target(rows) {
+                    let scaled = scaled.map(|Scaled { cpu_us, met }| {
+                        json!({ "cpu_us_per_message": cpu_us, "met": met })
+                    });
+                    value["target"] = json!({ "text": text, "met": met, "scaled": scaled });
                 }
             }
         }
         value
     };
-    settings(rows)
-        .flat_map(|setting| setting.iter().map(move |row| row_json(row, setting)))
-        .collect()
+    rows.iter().map(row_json).collect()
 }
