@@ -146,12 +146,11 @@ async fn serve(
         (Some(address), Some(counted)) => Some(Listening::begin(address, client, counted).await?),
         _ => None,
     };
-    let _telling = Telling::begin(client);
     let mut reloads = reloads()?;
     let mut file = file;
     loop {
         client.apply(file.topology()).await?;
-        let mut running = Running::begin(client, &file, arguments.drain)?;
+        let mut running = Running::begin(client, &file, arguments.drain).await?;
         say(&format!("running: {}", described(&file)));
         let next = loop {
             tokio::select! {
@@ -187,14 +186,14 @@ struct Running {
 }
 
 impl Running {
-    fn begin(client: &Client, file: &File, drain: Duration) -> Result<Running, Failure> {
+    async fn begin(client: &Client, file: &File, drain: Duration) -> Result<Running, Failure> {
         let mut running =
             Running { tasks: JoinSet::new(), stop: watch::Sender::new(false), handled: 0 };
         for consumer in &file.consumer {
             running.consume(client, file, consumer, drain)?;
         }
         for service in &file.service {
-            running.serve(client, file, service, drain)?;
+            running.serve(client, file, service, drain).await?;
         }
         Ok(running)
     }
@@ -236,7 +235,7 @@ impl Running {
         Ok(())
     }
 
-    fn serve(
+    async fn serve(
         &mut self,
         client: &Client,
         file: &File,
@@ -258,6 +257,8 @@ impl Running {
             with(builder, &service.exchange, |builder, exchange| builder.exchange(exchange));
         let builder = with(builder, &declared.cloned(), |builder, queue| builder.queue(queue));
         let builder = with(builder, &retry, |builder, retry| builder.retry(retry));
+        // Who calls once it is said to run finds its queue.
+        builder.declare().await?;
         self.tasks.spawn(builder.run_until(self.stopped()));
         Ok(())
     }
@@ -292,26 +293,6 @@ impl Running {
             Some(failure) => Err(failure),
             None => Ok(format!("{} handled", counted(self.handled, "message"))),
         }
-    }
-}
-
-/// Tells what happens to connections, until it is dropped.
-struct Telling(tokio::task::JoinHandle<()>);
-
-impl Telling {
-    fn begin(client: &Client) -> Self {
-        let mut events = client.watch();
-        Telling(tokio::spawn(async move {
-            while let Some(event) = events.next().await {
-                eprintln!("leveret: {event}");
-            }
-        }))
-    }
-}
-
-impl Drop for Telling {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 

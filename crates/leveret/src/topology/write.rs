@@ -120,6 +120,10 @@ fn friendly(name: &str, value: &Value<'_>) -> Option<(&'static str, Toml)> {
         "x-expires" => ("expires", time()?),
         "x-max-length" => ("max-length", number()?),
         "x-max-length-bytes" => ("max-length-bytes", number()?),
+        "x-delivery-limit" if u32::try_from(value.as_i64()?).is_ok() => {
+            ("delivery-limit", number()?)
+        }
+        "x-max-priority" if u8::try_from(value.as_i64()?).is_ok() => ("max-priority", number()?),
         "x-dead-letter-exchange" => ("dead-letter-exchange", text()?),
         "x-dead-letter-routing-key" => ("dead-letter-routing-key", text()?),
         _ => return None,
