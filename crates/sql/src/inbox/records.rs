@@ -39,6 +39,8 @@ pub(super) fn reply((properties, body): Kept) -> Message {
 
 /// The statements of a schema.
 #[derive(Clone, Debug)]
+// Those for several at once are PostgreSQL's alone.
+#[cfg_attr(not(feature = "postgres"), expect(dead_code))]
 #[doc(hidden)]
 pub struct Statements {
     add: SqlStr,
