@@ -8,6 +8,7 @@ use tokio::time::sleep;
 use crate::client::{Client, ClientEvent};
 use crate::error::{Error, ErrorKind};
 
+mod acks;
 mod convoy;
 mod doubtful;
 mod filter;

@@ -463,9 +463,9 @@ impl<M> Channel<M> {
         Ok(Some(Delivery::new(Parts { settles, source, redelivered, properties, body })))
     }
 
-    /// Settles a delivery that was let go of.
-    pub(crate) fn ack(&self, tag: u64) -> Result<(), Error> {
-        self.link.ack(tag)
+    /// Settles deliveries that were let go of and are in order, with as few acks as tell them. Says how many acks that were.
+    pub(crate) fn ack_all(&self, tags: &[u64]) -> Result<usize, Error> {
+        self.link.ack_all(tags)
     }
 
     /// This delivery and all before it that are not settled go back to their queues.

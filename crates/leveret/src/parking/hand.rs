@@ -116,8 +116,8 @@ impl Hand {
         self.grip.held.lock().await.stay(taken);
     }
 
-    pub(super) async fn let_go(&self, taken: Taken) -> Result<(), Error> {
-        self.grip.held.lock().await.let_go(taken)
+    pub(super) async fn let_go(&self, taken: Taken) {
+        self.grip.held.lock().await.let_go(taken);
     }
 
     pub(super) async fn send(&self, messages: Vec<(Taken, Parcel)>) -> Result<(), Error> {
@@ -126,6 +126,10 @@ impl Hand {
 
     pub(super) async fn settle_all(&self) -> Result<(), Error> {
         self.with(|held| Box::pin(held.settle_all())).await
+    }
+
+    pub(super) async fn settle_for_long(&self) -> Result<(), Error> {
+        self.with(|held| Box::pin(held.settle_for_long())).await
     }
 
     /// Puts back what stays of a page.

@@ -67,8 +67,6 @@ pub(crate) struct Held {
     /// Taken, and not decided about. Not kept where the walk itself can give it back.
     open: Vec<Taken>,
     staying: Staying,
-    /// Old ones of those that were put in anew.
-    doubled: Vec<Place>,
     /// How many were put in anew since it was marked who does.
     renewed: u64,
     /// How many were put in anew by this walk.
@@ -99,7 +97,6 @@ impl Held {
             convoy: Convoy::new(client, "sending on a parked message"),
             open: Vec::new(),
             staying: Staying::default(),
-            doubled: Vec::new(),
             renewed,
             put_in_anew: 0,
             outcomes: VecDeque::new(),
@@ -154,17 +151,16 @@ impl Held {
     }
 
     /// It leaves the lot.
-    pub(super) fn let_go(&mut self, taken: Taken) -> Result<(), Error> {
+    pub(super) fn let_go(&mut self, taken: Taken) {
         self.close(taken.place);
-        self.walk.let_go(taken)
+        self.walk.let_go(taken);
     }
 
     /// It stays in the lot.
     pub(super) fn stay(&mut self, taken: Taken) {
         self.close(taken.place);
-        match self.walk.renews() {
-            true => self.staying.hold(taken),
-            false => self.walk.leave(taken.place),
+        if self.walk.renews() {
+            self.staying.hold(taken);
         }
     }
 
@@ -184,7 +180,7 @@ impl Held {
         parcel: Parcel,
     ) -> Result<(), Error> {
         let sent = self.convoy.send(Sent { taken, purpose }, parcel).await;
-        // At once: what is confirmed and not acked is sent twice if the connection is lost.
+        // Soon: what is confirmed and not acked is sent twice if the connection is lost.
         self.settle()?;
         self.insist(sent).await
     }
@@ -207,10 +203,10 @@ impl Held {
                 (Ok(()), Purpose::Renew) => {
                     self.renewed += 1;
                     self.put_in_anew += 1;
-                    self.doubled.push(taken.place);
+                    self.walk.ack(taken.place);
                 }
                 (Ok(()), Purpose::Leave) => {
-                    self.walk.let_go(taken)?;
+                    self.walk.let_go(taken);
                     self.outcomes.push_back(Outcome::Left);
                 }
                 (Err(error), Purpose::Leave) => {
@@ -224,11 +220,10 @@ impl Held {
                 (Err(error), Purpose::Renew) => {
                     let queue = self.queue.as_str();
                     tracing::warn!(queue, "a message is given back, which may be counted: {error}");
-                    self.walk.leave(taken.place);
                 }
             }
         }
-        Ok(())
+        self.walk.send_many_acks()
     }
 
     pub(super) async fn settle_all(&mut self) -> Result<(), Error> {
@@ -237,17 +232,25 @@ impl Held {
         self.insist(settled).await
     }
 
+    /// The same for who does nothing for a while: what is confirmed and not acked is sent twice if the connection is lost.
+    pub(super) async fn settle_for_long(&mut self) -> Result<(), Error> {
+        self.settle_all().await?;
+        self.walk.send_acks()
+    }
+
     /// Puts what stays at the end of the queue, if the walk may not leave it at its place. What could not be sent on is one of
     /// them, so that is waited for.
     pub(super) async fn put_back(&mut self, at: At) -> Result<(), Error> {
         if !self.walk.renews() {
-            return self.settle();
+            self.settle()?;
+            return self.walk.send_acks();
         }
         self.settle_all().await?;
         let mut due = self.staying.due(&self.walk, at);
         let put = self.renew_all(&mut due, at).await;
         due.into_iter().for_each(|taken| self.staying.hold(taken));
         put?;
+        self.walk.send_acks()?;
         // A full queue takes messages again once many are out; but not any number can be.
         match self.staying.is_full() {
             true => Err(self.no_room()),
@@ -264,7 +267,8 @@ impl Held {
         while !messages.is_empty() {
             let together = if at == At::Page { messages.len() } else { messages.len().min(FEW) };
             let renewed = self.renew(messages, together).await;
-            self.ack_doubled()?;
+            // What is in the queue as a new message is out as an old one.
+            self.walk.send_acks()?;
             renewed?;
         }
         Ok(())
@@ -283,14 +287,6 @@ impl Held {
         messages.drain(..given);
         sent?;
         self.settle_all().await
-    }
-
-    /// What is in the queue as a new message is out as an old one. All of them at once, in order, are one ack: of many, RabbitMQ holds
-    /// some back where a quorum queue is slow, and forgets them if the channel is closed then.
-    fn ack_doubled(&mut self) -> Result<(), Error> {
-        let mut doubled = std::mem::take(&mut self.doubled);
-        doubled.sort();
-        doubled.into_iter().try_for_each(|place| self.walk.ack(place))
     }
 
     /// The same at the end, with a while of patience.
@@ -373,6 +369,7 @@ impl Held {
         if self.staying.has_begun() {
             self.pass_by(unseen).await?;
         }
+        self.walk.send_acks()?;
         while self.walk.is_among_returned() {
             self.wanted.check()?;
             for taken in self.take(u64::MAX).await? {
@@ -434,7 +431,7 @@ impl Held {
                     .for_each(|taken| self.staying.hold(taken));
                 self.put_back_rest().await?;
             }
-            false => self.walk.leave_all(),
+            false => self.open.clear(),
         }
         self.walk.end().await
     }

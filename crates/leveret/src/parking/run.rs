@@ -10,9 +10,9 @@
 //! anew, too; for others, what was counted as gone and comes again is not counted twice.
 
 use std::ops::ControlFlow;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-use tokio::time::sleep_until;
+use tokio::time::{Instant, sleep_until};
 
 use super::convoy::{MAX_LOSSES, is_about_message, is_loss};
 use super::doubtful::Doubtful;
@@ -32,6 +32,9 @@ const MAX_NAMED: usize = 100;
 
 /// How many messages are sent together.
 const OUTBOX: usize = 64;
+
+/// So long an ack may wait for others.
+const A_WHILE: Duration = Duration::from_millis(50);
 
 pub(super) struct Run<'a> {
     task: Task<'a>,
@@ -241,7 +244,7 @@ impl<'a> Run<'a> {
                 true => hand.stay(taken).await,
                 false => {
                     self.keep_pace(hand).await?;
-                    hand.let_go(taken).await?;
+                    hand.let_go(taken).await;
                 }
             }
             self.progress.done += 1;
@@ -351,7 +354,12 @@ impl<'a> Run<'a> {
     /// Waits for its time. What is under way is settled meanwhile.
     async fn keep_pace(&mut self, hand: &Hand) -> Result<(), Error> {
         if let Some(at) = self.pace.next() {
-            self.settle_all(hand).await?;
+            let settled = match at > Instant::now() + A_WHILE {
+                true => hand.settle_for_long().await,
+                false => hand.settle_all().await,
+            };
+            self.note(hand).await;
+            settled?;
             sleep_until(at).await;
         }
         Ok(())

@@ -37,11 +37,15 @@
 //! Quorum queues put back what the consumers of a channel had consumer by consumer, in any order of these. So pages are given
 //! back one by one, the first one first; where they go back by closing a channel, each has its own.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
+mod back;
+
+use super::acks::Acks;
 use super::kind::{Kind, kind_of};
 use super::mark::{Mark, key_without_mark, without_mark};
 use super::message::ParkedMessage;
@@ -83,24 +87,21 @@ pub(super) struct Taken {
 /// Which delivery a message was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
-    page: usize,
-    tag: u64,
+    pub(super) page: usize,
+    pub(super) tag: u64,
 }
 
 /// Messages that were taken together.
 #[derive(Debug)]
 struct Page {
     channel: Arc<Channel>,
-    last_taken: Option<u64>,
-    /// The last of them that is left at its place.
-    last_left: Option<u64>,
-    /// How many of them are.
-    left: u64,
+    /// Those of them that were not acked.
+    open: BTreeSet<u64>,
 }
 
 impl Page {
     fn new(channel: Arc<Channel>) -> Self {
-        Page { channel, last_taken: None, last_left: None, left: 0 }
+        Page { channel, open: BTreeSet::new() }
     }
 }
 
@@ -136,12 +137,7 @@ pub(super) struct Walk {
     is_over: bool,
     /// The last message seen had been given back before.
     is_among_returned: bool,
-    left: u64,
-    acked: u64,
-    /// So many acks has the broker taken.
-    acked_for_sure: u64,
-    /// What was let go of since.
-    doubtful: Vec<Taken>,
+    acks: Acks,
 }
 
 impl Walk {
@@ -213,10 +209,7 @@ impl Walk {
             is_at_end: false,
             is_over: false,
             is_among_returned: false,
-            left: 0,
-            acked: 0,
-            acked_for_sure: 0,
-            doubtful: Vec::new(),
+            acks: Acks::default(),
         }
     }
 
@@ -277,7 +270,7 @@ impl Walk {
         let options = ConsumeOptions { prefetch: size as u16, ..ConsumeOptions::default() };
         let consuming = channel.consume(&self.queue, options).await;
         self.consumer = Some(consuming.map_err(|error| self.failed(error))?);
-        self.acks_have_arrived();
+        self.acks.are_answered();
         self.fill(page, size).await?;
         self.stop_consuming(page).await
     }
@@ -302,7 +295,7 @@ impl Walk {
         while (page.len() as u64) < size && !self.is_at_end {
             let got = channel.get(&self.queue, GetOptions::default()).await;
             let got = got.map_err(|error| self.failed(error))?;
-            self.acks_have_arrived();
+            self.acks.are_answered();
             match got {
                 Some(delivery) => page.push(self.taken(delivery)),
                 None => self.is_at_end = true,
@@ -354,7 +347,7 @@ impl Walk {
         let redelivered = delivery.redelivered();
         let (source, raw, body) = delivery.leave();
         let page = self.pages.len() - 1;
-        self.pages[page].last_taken = Some(tag);
+        self.pages[page].open.insert(tag);
         let (exchange, key) = (source.exchange(), source.routing_key());
         let (marks, raw) = without_mark(&exchange, &key, &raw);
         let key = key_without_mark(&exchange, key, &self.queue);
@@ -399,11 +392,34 @@ impl Walk {
         &self.mark
     }
 
-    /// It is out of the queue.
-    pub(super) fn ack(&mut self, place: Place) -> Result<(), Error> {
-        let acked = self.pages[place.page].channel.ack(place.tag);
-        acked.map_err(|error| self.failed(error))?;
-        self.acked += 1;
+    /// It is in the queue as a new message, and to be acked with others.
+    pub(super) fn ack(&mut self, place: Place) {
+        self.acks.add(place);
+    }
+
+    /// It is out of the queue for good, and to be acked with others.
+    pub(super) fn let_go(&mut self, taken: Taken) {
+        self.acks.add_for_good(taken);
+    }
+
+    /// Acks what waits for it, if that is much. Where what stays is put in anew, all of a page are acked in the end, by one ack.
+    pub(super) fn send_many_acks(&mut self) -> Result<(), Error> {
+        match self.acks.are_many() && !self.renews {
+            true => self.send_acks(),
+            false => Ok(()),
+        }
+    }
+
+    /// Acks all that wait for it.
+    pub(super) fn send_acks(&mut self) -> Result<(), Error> {
+        let places = self.acks.take();
+        for places in places.chunk_by(|one, next| one.page == next.page) {
+            let tags: Vec<u64> = places.iter().map(|place| place.tag).collect();
+            let page = &mut self.pages[places[0].page];
+            page.open.retain(|tag| tags.binary_search(tag).is_err());
+            let sent = page.channel.ack_all(&tags);
+            self.acks.went_out_as(sent.map_err(|error| self.failed(error))?);
+        }
         Ok(())
     }
 
@@ -411,46 +427,18 @@ impl Walk {
     pub(super) async fn check_held(&mut self) -> Result<u64, Error> {
         let answer = self.channel().inspect_queue(&self.queue).await;
         let ready = answer.map_err(|error| self.failed(error))?.messages;
-        self.acks_have_arrived();
+        self.acks.are_answered();
         Ok(u64::from(ready))
-    }
-
-    /// The same, for good; if the ack does not arrive, it will be wanted to know which it was.
-    pub(super) fn let_go(&mut self, taken: Taken) -> Result<(), Error> {
-        self.ack(taken.place)?;
-        self.doubtful.push(taken);
-        Ok(())
-    }
-
-    /// Whoever has an answer to a later call knows that the acks before it were taken.
-    fn acks_have_arrived(&mut self) {
-        self.acked_for_sure = self.acked;
-        self.doubtful.clear();
     }
 
     /// Which messages are out only if their acks have arrived.
     pub(super) fn doubtful(&mut self) -> Vec<Taken> {
-        std::mem::take(&mut self.doubtful)
+        self.acks.doubtful()
     }
 
     /// How many messages were acked, and how many of these acks the broker has taken for sure.
     pub(super) fn acked(&self) -> (u64, u64) {
-        (self.acked, self.acked_for_sure)
-    }
-
-    /// It stays at its place.
-    pub(super) fn leave(&mut self, place: Place) {
-        let page = &mut self.pages[place.page];
-        page.last_left = page.last_left.max(Some(place.tag));
-        page.left += 1;
-        self.left += 1;
-    }
-
-    /// All that was taken and not acked stays at its place.
-    pub(super) fn leave_all(&mut self) {
-        for page in &mut self.pages {
-            page.last_left = page.last_taken;
-        }
+        self.acks.count()
     }
 
     /// Whether what stays must not be left, but put in anew.
@@ -474,73 +462,8 @@ impl Walk {
         self.is_at_end = false;
     }
 
-    /// Gives back what was left, and returns when it is there.
-    pub(super) async fn end(&mut self) -> Result<(), Error> {
-        self.is_over = true;
-        // Closing would not tell whether the acks were taken.
-        let answer = self.channel().inspect_queue(&self.queue).await;
-        let mut back = u64::from(answer.map_err(|error| self.failed(error))?.messages);
-        self.acks_have_arrived();
-        for page in &self.pages {
-            let given_back = match (self.give_back, page.last_left) {
-                (GiveBack::ByClosing, _) => page.channel.close().await,
-                (GiveBack::ByNack, Some(tag)) => page.channel.requeue_through(tag),
-                (GiveBack::ByNack, None) => Ok(()),
-            };
-            given_back.map_err(|error| self.failed(error))?;
-            back += page.left;
-            // Two channels that are closed one after the other may arrive in any order at the queue.
-            if self.give_back == GiveBack::ByClosing {
-                self.until_back(back).await;
-            }
-        }
-        // Before the channel is closed: with it, a quorum queue that is slow forgets acks that it was not told of yet. What is given back
-        // comes to it after them.
-        self.until_back(back).await;
-        self.channel().close().await.map_err(|error| self.failed(error))?;
-        Ok(())
-    }
-
-    /// Whether it may not end here. A quorum queue hands out first what was given back, in the order in which it was: so all
-    /// that was given back before and follows has to be given back anew, or it would stand before what we give back.
-    pub(super) fn is_among_returned(&self) -> bool {
-        self.left > 0 && self.is_among_returned && !self.is_at_end && !self.renews
-    }
-
-    /// Whether it came to its end.
-    pub(super) fn is_over(&self) -> bool {
-        self.is_over
-    }
-
-    /// Whoever looks next should see what was given back, and nothing tells when it is there. If others take messages meanwhile, it
-    /// is not waited for long.
-    async fn until_back(&self, expected: u64) {
-        for _ in 0..40 {
-            match self.client.inspect_queue(&self.queue).await {
-                Ok(info) if self.left > 0 && u64::from(info.messages) < expected => {
-                    sleep(IDLE / 4).await;
-                }
-                _ => return,
-            }
-        }
-    }
-
     fn failed(&self, error: crate::amqp::Error) -> Error {
         Error::from_amqp(format!("going through queue {:?}", self.queue), error)
-    }
-}
-
-impl Drop for Walk {
-    fn drop(&mut self) {
-        for page in &self.pages {
-            match (self.give_back, page.last_taken) {
-                // Closing would count. What the consumer still has follows when it is dropped; then the channel is closed.
-                (GiveBack::ByNack, Some(tag)) => drop(page.channel.requeue_through(tag)),
-                (GiveBack::ByNack, None) => {}
-                // Before the consumer is dropped, which would give back one by one what it has.
-                (GiveBack::ByClosing, _) => page.channel.close_now(),
-            }
-        }
     }
 }
 
