@@ -48,10 +48,13 @@ fn number(body: &[u8]) -> u32 {
 }
 
 /// How often each message is in these queues.
-async fn counts(client: &Client, queues: &[&str]) -> BTreeMap<u32, u32> {
+async fn counts(broker: &Broker, client: &Client, queues: &[&str]) -> BTreeMap<u32, u32> {
     let mut counts = BTreeMap::new();
     for queue in queues {
-        while let Some(delivery) = client.get(queue, Default::default()).await.unwrap() {
+        let messages = depth(broker, queue).unwrap();
+        let mut deliveries = client.consumer(*queue).stream().await.unwrap();
+        for _ in 0..messages {
+            let delivery = soon("a delivery", deliveries.next()).await.unwrap().unwrap();
             *counts.entry(number(delivery.body())).or_default() += 1;
             delivery.ack().unwrap();
         }
@@ -78,7 +81,7 @@ async fn move_and_cut(
     assert!(is_cut, "it is not cut at {at}");
     assert_eq!(done.done, u64::from(COUNT));
     assert_eq!(depth(broker, "lot"), Some(0));
-    let counts = counts(client, &["other"]).await;
+    let counts = counts(broker, client, &["other"]).await;
     assert_eq!(counts.len(), COUNT as usize, "all have arrived");
     counts
 }
@@ -203,7 +206,7 @@ async fn what_is_under_way_when_the_broker_takes_no_more_is_put_back_once_it_doe
         drop(to_other);
         soon("the end", client.close()).await;
         let client = crate::client_of(broker).await;
-        let counts = counts(&client, &["lot", "other"]).await;
+        let counts = counts(broker, &client, &["lot", "other"]).await;
         let lost = (0..COUNT).filter(|n| !counts.contains_key(n)).count();
         assert_eq!(lost, 0, "{told}");
     }
@@ -235,7 +238,7 @@ async fn a_peek_that_is_dropped_on_its_way_around_goes_no_further() {
     soon("the end", peeker.close()).await;
     let put_in = put_in() - before;
     assert!(put_in < u64::from(COUNT), "it has gone around: {put_in} were put in anew");
-    let counts = counts(&client, &["lot"]).await;
+    let counts = counts(&broker, &client, &["lot"]).await;
     assert_eq!(counts.len(), COUNT as usize, "none is lost");
     assert!(counts.values().all(|count| *count == 1), "{counts:?}");
 }

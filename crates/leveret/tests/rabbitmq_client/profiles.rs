@@ -9,6 +9,8 @@ use leveret::{
     Orb, Queue, QueueType, Retry, RetryPolicy, Topology,
 };
 use leveret_testkit::{eventually, rabbitmq};
+use tokio::sync::Notify;
+use tokio::time::timeout;
 
 use crate::support::client::{SOON, client, publisher, soon, until_depth};
 
@@ -295,15 +297,26 @@ async fn trap_2_the_shorter_of_two_times_wins_and_an_expiration_of_its_own_does_
     let profile = CoverArt::new().name("p").jobs(["index"]).interval(long);
     soon("objects", client.apply(&profile.topology().unwrap())).await.unwrap();
     let jobs = client.publisher("p").build().await.unwrap();
-    let handler = async || Err::<(), _>("no");
+    let handled = Arc::new(Notify::new());
+    let handler = {
+        let handled = Arc::clone(&handled);
+        move || {
+            handled.notify_one();
+            async { Err::<(), _>("no") }
+        }
+    };
     let runner = client.consumer("p.index").retry(profile).handle(handler);
     let stop = async {
-        soon("an outcome", jobs.publish("index", short())).await.unwrap();
+        // Where the broker is slow, one may expire before it is delivered.
+        let mut in_time = false;
+        while !in_time {
+            soon("an outcome", jobs.publish("index", short())).await.unwrap();
+            in_time = timeout(10 * WAIT, handled.notified()).await.is_ok();
+        }
         until_depth(&client, "p.retry", 1).await;
         tokio::time::sleep(3 * WAIT).await;
     };
     let summary = soon("the end", runner.run_until(stop)).await.unwrap();
-    // It may have expired before it was delivered; if it was delivered, it still waits.
     assert_eq!(summary.failed, 1);
     until_depth(&client, "p.retry", 1).await;
 }
