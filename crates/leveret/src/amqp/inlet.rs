@@ -29,6 +29,10 @@ use super::handshake::deadline_in;
 use super::link::{ChannelState, Pause};
 use super::lock;
 
+/// How much is read before consumers get a chance to take it. If reading ran on for as long as there is something to read,
+/// large messages would pile up, in memory that is new for each of them and costs a page fault every 4 KiB.
+const AHEAD: usize = 256 * 1024;
+
 /// The reading half of a connection.
 #[derive(Debug)]
 pub(super) struct Inlet<R> {
@@ -42,6 +46,8 @@ pub(super) struct Inlet<R> {
     wakers: Vec<Waker>,
     /// What the sender was told: the last read gave something at once.
     reading: bool,
+    /// How much was read since consumers had a chance to run.
+    ahead: usize,
 }
 
 /// A channel number.
@@ -117,6 +123,7 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
             publishers: Vec::new(),
             wakers: Vec::new(),
             reading: false,
+            ahead: 0,
         }
     }
 
@@ -129,6 +136,7 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
             if let Err(error) = sorted {
                 return error;
             }
+            self.let_consumers_run().await;
             self.wait_for_consumers().await;
             if let Err(error) = self.read().await {
                 return error;
@@ -161,10 +169,22 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
             Ok(0) => {
                 Err(Error::new(ErrorKind::ConnectionLost, "the broker hung up without a word"))
             }
-            Ok(_) => Ok(()),
+            Ok(read) => {
+                // Who had to wait has let others run.
+                self.ahead = if self.reading { self.ahead + read } else { read };
+                Ok(())
+            }
             Err(error) => {
                 Err(Error::caused(ErrorKind::ConnectionLost, "the connection broke", error))
             }
+        }
+    }
+
+    /// Those that were woken have to share a thread with this task, it may be.
+    async fn let_consumers_run(&mut self) {
+        if self.ahead >= AHEAD && !self.consumers.is_empty() {
+            self.ahead = 0;
+            tokio::task::yield_now().await;
         }
     }
 
