@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leveret::amqp::GetOptions;
 use leveret::{
     Attempt, Client, Failure, Incoming, Message, Queue, RetryPolicy, State, Summary, Topology,
 };
@@ -149,11 +148,10 @@ impl Planned {
         let planned = (0..self.messages).filter(|n| matches!(plan(*n), End::Parked { .. })).count();
         let mut parked: BTreeMap<usize, Vec<i64>> = BTreeMap::new();
         let all_parked = async {
+            let mut parking =
+                self.client.consumer(lot.as_str()).prefetch(1000).stream().await.unwrap();
             while parked.len() < planned {
-                let Ok(Some(message)) = self.client.get(&lot, GetOptions::default()).await else {
-                    tokio::time::sleep(Duration::from_millis(20)).await;
-                    continue;
-                };
+                let message = parking.next().await.expect("the stream goes on").unwrap();
                 let properties = message.properties();
                 let id = properties.message_id.as_ref().and_then(|id| id.to_str().ok());
                 let attempts = message.header("x-leveret-attempts").and_then(|n| n.as_i64());
