@@ -1,5 +1,6 @@
 //! The inbox on PostgreSQL.
 
+mod dying;
 mod inbox;
 
 /// The database that the tests are on.
