@@ -48,6 +48,16 @@ async fn handlers_wait_for_locks_as_the_application_has_it() {
 }
 
 #[tokio::test]
+async fn who_calls_a_method_that_is_cut_short_does_not_wait_for_its_statement() {
+    inbox::handling::who_calls_a_method_that_is_cut_short_does_not_wait_for_its_statement().await;
+}
+
+#[tokio::test]
+async fn two_that_release_the_same_do_not_wait_for_each_other() {
+    inbox::remembering::two_that_release_the_same_do_not_wait_for_each_other().await;
+}
+
+#[tokio::test]
 async fn a_handler_that_hides_the_failure_of_its_transaction_has_failed() {
     inbox::handling::a_handler_that_hides_the_failure_of_its_transaction_has_failed().await;
 }
