@@ -53,6 +53,7 @@
 //! | it says so because the database has refused a statement, which spoils the whole transaction of PostgreSQL | the same with the record alone; nothing of the work stays |
 //! | it fails | nothing of it stays, and the message is tried again or parked as the [retry policy](crate::Retry) says |
 //! | a method of a service fails, and its caller gets an error | nothing of it stays but the error if that is [permanent](crate::Failure::permanent): copies get the same one. What may pass is told and not recorded, so that a copy may do better |
+//! | it fails while copies of its request wait for it | each of them has it called once more, since nothing stays of the call before; so it may fail as often as there are copies, and what one of them has recorded counts for all |
 //! | the program or a connection dies before the commit | nothing of it stays; the broker delivers the message again |
 //! | the commit fails, and the message is not to blame: the database is away, or has chosen another transaction | nothing of it stays, or all, which nobody knows; the message goes back to its queue, uncounted, and the inbox tells |
 //! | it dies after it | the broker delivers the message again; it is a copy, and gets the same reply |

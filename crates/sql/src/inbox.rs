@@ -1,6 +1,7 @@
 //! An inbox in the application's database: what handlers change there, and the record that a message was handled, are committed
 //! together.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -140,19 +141,15 @@ impl<D: Records> Inbox<D> {
         self.0.clean().await
     }
 
-    /// The mark of a sender whose messages came over a queue, or within a [scope](Remember::scope).
+    /// The mark of a sender whose messages came over a queue, or within a [scope](Remember::scope), as it was last committed.
     pub async fn high_water(&self, scope: &str, sender: &str) -> Result<HighWater, Error> {
-        let Shared { pool, statements, .. } = &*self.0;
-        let found = async {
-            let (mut transaction, sender) = (pool.begin().await?, of(scope, sender));
-            D::mark(&mut transaction, statements, &sender).await
-        };
-        let found = found.await;
-        let found = found.map_err(|error| Error::database("looking up a mark of the inbox", error));
-        Ok(found?.unwrap_or_default())
+        let (Shared { pool, statements, .. }, sender) = (&*self.0, of(scope, sender));
+        let found = in_time("looking up a mark of the inbox", D::peek(pool, statements, &sender));
+        Ok(found.await?.unwrap_or_default())
     }
 
-    /// Waits no longer for these numbers of a sender, and says which of them were missing.
+    /// Waits no longer for these numbers of a sender, and says which of them were missing. If messages of this sender are at
+    /// work, it waits for those; so a handler cannot do this for the sender of its message, and on SQLite for none.
     pub async fn give_up(
         &self,
         scope: &str,
@@ -169,7 +166,7 @@ impl<D: Records> Inbox<D> {
             transaction.commit().await?;
             Ok(missing)
         };
-        changed.await.map_err(|error| Error::database("giving up numbers of the inbox", error))
+        in_time("giving up numbers of the inbox", changed).await
     }
 }
 
@@ -177,7 +174,15 @@ impl<D: Records> Inbox<D> {
 /// be as long as that.
 const LONGEST_ID: usize = 1024;
 
-const CLEANING: &str = "cleaning the inbox";
+/// How long what the application or the cleaner asks for may take, if it is not messages. Then it is given up.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+async fn in_time<T>(what: &str, work: impl Future<Output = sqlx::Result<T>>) -> Result<T, Error> {
+    match timeout(PATIENCE, work).await {
+        Ok(done) => done.map_err(|error| Error::database(what, error)),
+        Err(_) => Err(Error::late(what, PATIENCE)),
+    }
+}
 
 /// Whose turn it is, where only one may write.
 pub(crate) type Turn = Option<OwnedMutexGuard<()>>;
@@ -204,9 +209,7 @@ impl<D: Records> Shared<D> {
                 let _turn = self.turn().await;
                 D::clean(&self.pool, &self.statements, now).await
             };
-            let cleaned = timeout(cleaner::PATIENCE, cleaning).await;
-            let cleaned = cleaned.map_err(|_| Error::late(CLEANING, cleaner::PATIENCE))?;
-            match cleaned.map_err(|error| Error::database(CLEANING, error))? {
+            match in_time("cleaning the inbox", cleaning).await? {
                 0 => return Ok(rows),
                 some => rows += some,
             }
@@ -325,7 +328,8 @@ impl<D: Records> Shared<D> {
         let Some(linger) = self.remember.lingers_for() else { return Ok(Opened::Released) };
         let _turn = self.turn().await;
         let mut transaction = D::begin_impatient(&self.pool).await?;
-        for id in ids {
+        // In order, so that two that release the same do not wait for each other.
+        for id in ids.iter().collect::<BTreeSet<_>>() {
             let expires_at = in_future(linger);
             D::release(&mut transaction, &self.statements, (scope, id), expires_at).await?;
         }

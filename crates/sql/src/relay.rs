@@ -25,6 +25,7 @@ use std::time::Duration;
 use leveret::{Backoff, Client};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 pub use event::{RelayEvent, RelayEvents};
 pub use health::{RelayHealth, RelayMonitor, Side};
@@ -116,7 +117,8 @@ impl RelayBuilder {
     }
 
     /// How long publishing a batch, or a statement to the database, may take before it is given up and tried again. 10 s by default.
-    /// On SQLite the messages that a killed relay was at work on wait twice as long.
+    /// On SQLite the messages that a killed relay was at work on wait twice as long, and on PostgreSQL those of one whose
+    /// machine is gone, four times.
     pub fn patience(mut self, time: Duration) -> Self {
         self.settings.patience = time;
         self
@@ -161,11 +163,14 @@ impl RelayBuilder {
     /// The relay. It fails if the tables are not there, or not those of this version.
     pub async fn build(self) -> Result<Relay, Error> {
         let RelayBuilder { client, store, schema, settings } = self;
-        store.check().await?;
+        let patience = settings.patience;
+        let checked = timeout(patience, store.check()).await;
+        checked.unwrap_or_else(|_| Err(Error::late("looking at the outbox", patience)))?;
         let state = Arc::new(State::new(&schema));
         let window = settings.batch.saturating_mul(settings.workers);
         let publishers = Publishers::new(client.clone(), window, settings.patience);
         let shared = Shared { client, store, schema, settings, publishers, state };
+        shared.restore_lanes().await?;
         Ok(Relay { shared: Arc::new(shared) })
     }
 }
@@ -187,7 +192,7 @@ impl Shared {
             rows: self.settings.batch,
             hold_keys: self.settings.hold_keys,
             // Sending takes as long as it may, and settling after it.
-            lease: self.settings.patience * 2,
+            lease: self.settings.patience.saturating_mul(2),
         }
     }
 
@@ -224,14 +229,14 @@ impl Relay {
         RelayMonitor::new(Arc::clone(&self.shared.state))
     }
 
-    /// Sends messages until the client is closed.
+    /// Sends messages until the client or the pool is closed.
     pub async fn run(self) -> Result<RelaySummary, Error> {
         self.run_until(std::future::pending::<()>()).await
     }
 
     /// Sends messages until `stop` is done: then finishes the batches that are under way, and returns what was done.
     ///
-    /// It fails if the client is closed before, or has given up its broker.
+    /// It fails if the client is closed before, or has given up its broker, and if the pool is closed.
     pub async fn run_until(self, stop: impl Future) -> Result<RelaySummary, Error> {
         let (stopper, stopped) = watch::channel(false);
         let (ringer, bell) = watch::channel(());

@@ -28,20 +28,21 @@ pub struct Schema {
 }
 
 impl Schema {
-    /// A name of ASCII letters, digits and underscores that does not begin with a digit or `pg_`, of 40 bytes at most. It is
-    /// taken as it is written: `Billing` is not `billing`.
+    /// A name of ASCII letters, digits and underscores that does not begin with a digit or what databases keep for themselves,
+    /// `pg_` and `sqlite_`, of 40 bytes at most. On PostgreSQL it is taken as it is written: `Billing` is not `billing`. SQLite
+    /// does not tell them apart.
     pub fn new(name: impl AsRef<str>) -> Result<Self, Error> {
         let name = name.as_ref();
         let is_sound = (1..=LONGEST).contains(&name.len())
             && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
             && !name.as_bytes()[0].is_ascii_digit()
-            && !name.to_ascii_lowercase().starts_with("pg_");
+            && !is_reserved(name);
         if is_sound {
             return Ok(Schema { name: name.into() });
         }
         let text = format!(
-            "{name:?} is no name for a schema: take ASCII letters, digits and underscores, {LONGEST} at most, with no digit \
-             and no pg_ at the beginning"
+            "{name:?} is no name for a schema: take ASCII letters, digits and underscores, {LONGEST} at most, with no digit, \
+             no pg_ and no sqlite_ at the beginning, and neither is sqlite one"
         );
         Err(Error::new(ErrorKind::Invalid, text))
     }
@@ -64,6 +65,12 @@ impl Schema {
     }
 }
 
+/// Whether a database keeps such names for itself: PostgreSQL those of schemas, SQLite those of tables.
+fn is_reserved(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    name.starts_with("pg_") || format!("{name}_outbox").starts_with("sqlite_")
+}
+
 impl Default for Schema {
     fn default() -> Self {
         Schema { name: "leveret".into() }
@@ -82,10 +89,12 @@ mod tests {
 
     #[test]
     fn names_that_could_be_more_than_names_are_refused() {
-        for name in ["", "a b", "a\"b", "a;b", "1a", "pg_own", "PG_own", "ä", &"a".repeat(41)] {
+        let reserved = ["pg_own", "PG_own", "sqlite", "SQLite_own"];
+        for name in ["", "a b", "a\"b", "a;b", "1a", "ä", &"a".repeat(41)].iter().chain(&reserved)
+        {
             assert_eq!(Schema::new(name).unwrap_err().kind(), ErrorKind::Invalid, "{name}");
         }
-        for name in ["a", "_1", "Billing", &"a".repeat(40)] {
+        for name in ["a", "_1", "Billing", "sqlites", "pg", &"a".repeat(40)] {
             assert!(Schema::new(name).is_ok(), "{name}");
         }
     }

@@ -1,5 +1,6 @@
 //! The inbox on PostgreSQL.
 
+mod dying;
 mod inbox;
 
 /// The database that the tests are on.
@@ -44,6 +45,16 @@ mod database {
 #[tokio::test]
 async fn handlers_wait_for_locks_as_the_application_has_it() {
     inbox::handling::handlers_wait_for_locks_as_the_application_has_it().await;
+}
+
+#[tokio::test]
+async fn who_calls_a_method_that_is_cut_short_does_not_wait_for_its_statement() {
+    inbox::handling::who_calls_a_method_that_is_cut_short_does_not_wait_for_its_statement().await;
+}
+
+#[tokio::test]
+async fn two_that_release_the_same_do_not_wait_for_each_other() {
+    inbox::remembering::two_that_release_the_same_do_not_wait_for_each_other().await;
 }
 
 #[tokio::test]

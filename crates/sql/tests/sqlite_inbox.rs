@@ -1,5 +1,7 @@
 //! The inbox on SQLite.
 
+mod bank;
+mod dying;
 mod inbox;
 
 /// The database that the tests are on.
@@ -24,6 +26,9 @@ mod database {
         pub(crate) fn url(&self) -> String {
             format!("sqlite://{}?mode=rwc", self.0.path().join("test.db").display())
         }
+
+        /// There is no server: what SQLite does after a crash is done whenever a process was killed.
+        pub(crate) async fn restart(&mut self) {}
     }
 
     /// The name of one of our tables.

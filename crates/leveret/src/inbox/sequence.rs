@@ -21,6 +21,10 @@ use crate::random;
 /// How many numbers are reserved with one write.
 const BLOCK: u64 = 1000;
 
+/// Of how many messages that tell of given up numbers it is known which those are: so many of the latest. Who gives one up
+/// does that soon after it was numbered.
+const TOLD: usize = 1000;
+
 const CANNOT_BE_KEPT: &str = "the numbers of a sender cannot be kept";
 
 /// The first line of a file with the numbers of a sender.
@@ -77,9 +81,19 @@ pub trait KeepNumbers: Send + Sync + 'static {
 /// Gives a message a number of a sender's, and where it has none an id and a timestamp. This is for who counts otherwise than with
 /// a [`Sequence`]: from 1 on, and no number twice.
 pub fn numbered(message: impl IntoMessage, sender: &str, number: u64) -> Result<Message, Error> {
+    check_name(sender)?;
     let message = message.into_message()?;
     message.check()?;
     Ok(stamped(message, sender, number))
+}
+
+/// Messages of a sender whom no inbox can know would all be parked.
+fn check_name(sender: &str) -> Result<(), Error> {
+    if is_name(sender) {
+        return Ok(());
+    }
+    let text = format!("no sender can be called {sender:?}: receivers would not know it");
+    Err(Error::new(ErrorKind::Invalid, text))
 }
 
 fn stamped(message: Message, sender: &str, number: u64) -> Message {
@@ -105,6 +119,8 @@ struct State {
     reserved: u64,
     /// What receivers are to be told.
     given_up: VecDeque<RangeInclusive<u64>>,
+    /// Which messages tell them what.
+    told: VecDeque<(u64, RangeInclusive<u64>)>,
     /// Nothing is kept without one.
     keeper: Option<Box<dyn KeepNumbers>>,
     is_closed: bool,
@@ -127,10 +143,7 @@ impl Sequence {
     /// how many of them it has used: it goes on behind them, and they are [uncertain](Self::uncertain).
     pub async fn open(sender: impl Into<String>, path: impl Into<PathBuf>) -> Result<Self, Error> {
         let (sender, path) = (sender.into(), path.into());
-        if !is_name(&sender) {
-            let text = format!("no sender can be called {sender:?}: receivers would not know it");
-            return Err(Error::new(ErrorKind::Invalid, text));
-        }
+        check_name(&sender)?;
         let name = sender.clone();
         let (kept, numbers) = blocking(move || Kept::open(&name, path)).await?;
         Ok(Sequence::kept_by(sender, numbers, Arc::new(kept)))
@@ -151,8 +164,8 @@ impl Sequence {
         reserved: u64,
         keeper: Option<Box<dyn KeepNumbers>>,
     ) -> Self {
-        let given_up = VecDeque::new();
-        let state = State { next, reserved, given_up, keeper, is_closed: false };
+        let (given_up, told) = (VecDeque::new(), VecDeque::new());
+        let state = State { next, reserved, given_up, told, keeper, is_closed: false };
         Sequence { sender: sender.into(), uncertain, state: Arc::new(Mutex::new(state)) }
     }
 
@@ -178,6 +191,7 @@ impl Sequence {
     ///
     /// Once it is numbered it should be published until that succeeds, or its number be [given up](Self::give_up).
     pub async fn stamp(&self, message: impl IntoMessage) -> Result<Message, Error> {
+        check_name(&self.sender)?;
         let message = message.into_message()?;
         message.check()?;
         let mut state = self.state.lock().await;
@@ -197,7 +211,10 @@ impl Sequence {
         let message = stamped(message, &self.sender, number);
         Ok(match state.given_up.pop_front() {
             Some(numbers) => {
-                message.header(GIVEN_UP, format!("{}-{}", numbers.start(), numbers.end()))
+                let notice = format!("{}-{}", numbers.start(), numbers.end());
+                state.told.truncate(TOLD - 1);
+                state.told.push_front((number, numbers));
+                message.header(GIVEN_UP, notice)
             }
             None => message,
         })
@@ -205,10 +222,21 @@ impl Sequence {
 
     /// These numbers do not come: the next message that is numbered tells whoever gets it. Whoever has got one of them before
     /// keeps it as it is, and one that comes all the same is parked.
+    ///
+    /// If that message is given up as well, the one after it tells of both. This is not written down: what the program has told
+    /// nobody when it ends, and what was in a message that a receiver has parked, leaves a gap with receivers, which their inbox
+    /// can give up.
     pub async fn give_up(&self, numbers: RangeInclusive<u64>) {
-        if !numbers.is_empty() {
-            self.state.lock().await.given_up.push_back(numbers);
+        if numbers.is_empty() {
+            return;
         }
+        let mut state = self.state.lock().await;
+        let told = std::mem::take(&mut state.told).into_iter();
+        let (lost, told) = told.partition(|(number, _)| numbers.contains(number));
+        state.told = told;
+        let lost: VecDeque<_> = lost;
+        state.given_up.extend(lost.into_iter().map(|(_, numbers)| numbers));
+        state.given_up.push_back(numbers);
     }
 
     /// Writes down which numbers were used, so that the next one who opens the file goes on without a gap.
@@ -331,5 +359,40 @@ fn read(text: &str, sender: &str) -> Result<Numbers, String> {
             Ok(Numbers { next, reserved })
         }
         _ => Err("it is no sequence, or damaged".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn notice(message: Message) -> Option<String> {
+        let headers = message.into_parts().unwrap().1.headers?;
+        headers.get(GIVEN_UP).and_then(|notice| notice.as_str().map(str::to_owned))
+    }
+
+    #[tokio::test]
+    async fn nobody_counts_for_a_sender_whom_receivers_would_not_know() {
+        let long = "s".repeat(300);
+        for sender in ["", "a\0b", &long] {
+            let refused = numbered("x", sender, 1).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Invalid, "{sender:?}");
+        }
+        let refused = Sequence::fresh(&long).stamp("x").await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Invalid);
+    }
+
+    #[tokio::test]
+    async fn what_a_given_up_message_should_have_told_is_told_by_another() {
+        let sequence = Sequence::fresh("s");
+        for _ in 1..=3 {
+            assert_eq!(notice(sequence.stamp("x").await.unwrap()), None);
+        }
+        sequence.give_up(2..=3).await;
+        assert_eq!(notice(sequence.stamp("4, never sent").await.unwrap()).unwrap(), "2-3");
+        sequence.give_up(4..=4).await;
+        assert_eq!(notice(sequence.stamp("5").await.unwrap()).unwrap(), "2-3");
+        assert_eq!(notice(sequence.stamp("6").await.unwrap()).unwrap(), "4-4");
+        assert_eq!(notice(sequence.stamp("7").await.unwrap()), None);
     }
 }

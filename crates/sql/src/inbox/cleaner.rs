@@ -11,9 +11,6 @@ use super::records::Records;
 /// How often.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// How long one statement may take. Then it is given up, and what it was about is left for the next time.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
-
 /// The task that does it, which ends with the inbox.
 #[derive(Default)]
 pub(super) struct Cleaner(OnceLock<AbortHandle>);

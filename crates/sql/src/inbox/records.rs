@@ -48,6 +48,7 @@ pub struct Statements {
     reply: SqlStr,
     set_reply: SqlStr,
     release: SqlStr,
+    peek: SqlStr,
     mark: SqlStr,
     marks: SqlStr,
     add_marks: SqlStr,
@@ -64,6 +65,7 @@ const SET_REPLY: &str =
     "UPDATE {inbox} SET properties = $3, body = $4 WHERE scope = $1 AND id = $2";
 const RELEASE: &str =
     "UPDATE {inbox} SET expires_at = $3 WHERE scope = $1 AND id = $2 AND expires_at IS NULL";
+const PEEK: &str = "SELECT mark FROM {inbox_marks} WHERE scope = $1 AND sender = $2";
 const NUMBER_REPLY: &str =
     "SELECT properties, body FROM {inbox_replies} WHERE scope = $1 AND sender = $2 AND number = $3";
 const SET_NUMBER_REPLY: &str = "INSERT INTO {inbox_replies} (scope, sender, number, properties, body, expires_at) \
@@ -133,6 +135,13 @@ pub trait Records: Backend {
         id: (&'a str, &'a [u8]),
         expires_at: i64,
     ) -> BoxFuture<'a, sqlx::Result<()>>;
+
+    /// The mark of a sender as it was last committed, if it has one. Nobody is waited for.
+    fn peek<'a>(
+        pool: &'a Pool<Self>,
+        statements: &'a Statements,
+        sender: &'a Sender,
+    ) -> BoxFuture<'a, sqlx::Result<Option<HighWater>>>;
 
     /// The mark of a sender, which nobody else may change until the end of the transaction. `None` if it has none.
     fn mark<'a>(
@@ -226,6 +235,7 @@ macro_rules! records {
                     reply: schema.$name(REPLY),
                     set_reply: schema.$name(SET_REPLY),
                     release: schema.$name(RELEASE),
+                    peek: schema.$name(PEEK),
                     mark: schema.$name($name::MARK),
                     marks: schema.$name($name::MARKS),
                     add_marks: schema.$name($name::ADD_MARKS),
@@ -310,6 +320,18 @@ macro_rules! records {
                 let release = sqlx::query(statements.release.clone()).bind(scope).bind(id);
                 let release = release.bind(expires_at);
                 Box::pin(async move { release.execute(connection).await.map(drop) })
+            }
+
+            fn peek<'a>(
+                pool: &'a Pool<Self>,
+                statements: &'a Statements,
+                (scope, sender): &'a Sender,
+            ) -> BoxFuture<'a, sqlx::Result<Option<HighWater>>> {
+                let mark = sqlx::query_scalar(statements.peek.clone()).bind(scope).bind(sender);
+                Box::pin(async move {
+                    let found: Option<Vec<u8>> = mark.fetch_optional(pool).await?;
+                    found.as_deref().map(decode).transpose()
+                })
             }
 
             fn mark<'a>(

@@ -14,6 +14,15 @@ use sqlx::{Database, Transaction};
 /// succeeded, and rolled back when it has failed, by the [`Inbox`](crate::Inbox) and by nobody else. It has to be gone by
 /// then: a handler that gives it to a task that lives longer has failed.
 ///
+/// There is one for the message, whatever is around the handler. A layer that calls it again where it has failed, as tower's
+/// `Retry`, has it work in the same transaction, and what the first call has changed is committed with what the next one does: have
+/// the [retry policy](leveret::RetryPolicy) try again instead, each time with a new one.
+///
+/// A statement that is cut short, by a layer with a timeout for instance, goes on in the database, and the transaction with it.
+/// Who called is told at once, unless the failure is [permanent](leveret::Failure::permanent) and has to be recorded. But until the
+/// statement has ended, its connection is not back in the pool, and copies of the message wait: have PostgreSQL end it in time,
+/// with `statement_timeout` or `lock_timeout`.
+///
 /// ```
 /// use leveret::{Failure, Json};
 /// use leveret_sql::Tx;

@@ -40,10 +40,10 @@ pub(crate) async fn check(pool: &SqlitePool, schema: &Schema) -> Result<(), Erro
     schema.is_current(found.await.map_err(failed)?, SQLITE)
 }
 
-/// The latest step that was made, if any was.
+/// The latest step that was made, if any was. Names that differ in case are the same here.
 async fn latest(connection: &mut SqliteConnection, schema: &Schema) -> sqlx::Result<Option<i32>> {
     let exists: bool = sqlx::query_scalar(
-        "SELECT EXISTS (SELECT * FROM sqlite_master WHERE type = 'table' AND name = ?)",
+        "SELECT EXISTS (SELECT * FROM sqlite_master WHERE type = 'table' AND name = ? COLLATE NOCASE)",
     )
     .bind(format!("{}_migrations", schema.name()))
     .fetch_one(&mut *connection)

@@ -1,15 +1,16 @@
 //! The outbox on PostgreSQL.
 //!
 //! A batch is a transaction: it locks lanes, and ends when the rows are settled. A relay that dies takes its transaction along,
-//! and its lanes are free at once.
+//! and its lanes are free at once; or, if its connection has gone without a word, when it has not been heard of for a while.
 
+use std::io;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use sqlx::postgres::{PgListener, PgRow};
-use sqlx::{PgConnection, PgPool, Postgres, Row as _, SqlStr, Transaction};
+use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, Row as _, SqlStr, Transaction};
 
-use super::row::NewRow;
+use super::row::{LANES as ALL_LANES, NewRow};
 use super::store::{
     AsideRow, Bell, CLEANED_AT_ONCE, Claim, Claimed, LANES_AT_ONCE, MAX_BYTES, Refused, Row,
     Settled, SharedStore, Store, Wish, seconds,
@@ -26,8 +27,15 @@ FROM unnest($1::smallint[], $2::text[], $3::text[], $4::text[], $5::boolean[], $
     WITH ORDINALITY AS r(lane, ordering_key, exchange, routing_key, mandatory, properties, body, place)
 ORDER BY place";
 
-/// Whatever the database's default is: in the other levels the second statement would see what the first one saw.
-const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
+/// Whatever the database's default is: in the other levels the second statement would see what the first one saw. PostgreSQL ends
+/// it if the relay says nothing for longer than a batch takes: it might not notice for hours that nobody is there any more.
+fn begin(wish: &Wish) -> AssertSqlSafe<String> {
+    let silence = wish.lease.saturating_mul(2).as_millis().clamp(1, i32::MAX as u128);
+    AssertSqlSafe(format!(
+        "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
+         SET LOCAL idle_in_transaction_session_timeout = {silence}"
+    ))
+}
 
 /// What may be sent now, as `SENDABLE` in the statements: it is due, and nothing before it in its key has to be waited for. That
 /// is looked up row by row (`OFFSET 0` keeps it so): mostly there is nothing to be found, and the first rows are all that is
@@ -67,6 +75,11 @@ FROM (
 ) r
 WHERE bytes_before < $4
 ORDER BY id";
+
+const COUNT_LANES: &str = "SELECT count(*) FROM {outbox_lanes}";
+
+const RESTORE_LANES: &str = "\
+INSERT INTO {outbox_lanes} (lane) SELECT generate_series(0, $1 - 1) ON CONFLICT DO NOTHING";
 
 const DELETE_SENT: &str = "DELETE FROM {outbox} WHERE id = ANY($1)";
 
@@ -190,9 +203,25 @@ impl Store for PostgresStore {
         Box::pin(self.outbox.schema().check(&self.pool))
     }
 
+    fn restore_lanes(&self) -> BoxFuture<'_, sqlx::Result<u64>> {
+        Box::pin(async move {
+            let count = sqlx::query_scalar::<_, i64>(self.sql(COUNT_LANES)).fetch_one(&self.pool);
+            // Asks first, because who may not write there may not even try.
+            if count.await? >= ALL_LANES as i64 {
+                return Ok(0);
+            }
+            let restore = sqlx::query(self.sql(RESTORE_LANES)).bind(ALL_LANES as i32);
+            Ok(restore.execute(&self.pool).await?.rows_affected())
+        })
+    }
+
+    fn closed(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.pool.close_event())
+    }
+
     fn claim<'a>(&'a self, wish: &'a Wish) -> BoxFuture<'a, sqlx::Result<Option<Claimed>>> {
         Box::pin(async move {
-            let mut transaction = self.pool.begin_with(BEGIN).await?;
+            let mut transaction = self.pool.begin_with(begin(wish)).await?;
             let lanes: Vec<i16> = sqlx::query_scalar(self.lanes.clone())
                 .bind(LANES_AT_ONCE)
                 .bind(wish.hold_keys)
@@ -223,6 +252,7 @@ impl Store for PostgresStore {
     fn listen(&self) -> BoxFuture<'_, sqlx::Result<Option<Box<dyn Bell>>>> {
         Box::pin(async move {
             let mut listener = PgListener::connect_with(&self.pool).await?;
+            listener.eager_reconnect(false);
             listener.listen(&channel(&self.outbox)).await?;
             let bell: Box<dyn Bell> = Box::new(listener);
             Ok(Some(bell))
@@ -338,7 +368,12 @@ async fn note_refused(
 
 impl Bell for PgListener {
     fn rings(&mut self) -> BoxFuture<'_, sqlx::Result<()>> {
-        // A lost connection rings as well: something may have been missed.
-        Box::pin(async move { self.try_recv().await.map(drop) })
+        Box::pin(async move {
+            match self.try_recv().await? {
+                Some(_) => Ok(()),
+                // It would connect again at once, and again if the server hangs up each time.
+                None => Err(io::Error::from(io::ErrorKind::ConnectionAborted).into()),
+            }
+        })
     }
 }

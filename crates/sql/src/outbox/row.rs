@@ -7,7 +7,7 @@ use leveret::{IntoMessage, Message, TraceContext};
 use crate::error::{Error, ErrorKind};
 
 /// How many lanes the tables have: the most batches that can be under way at once. More would cost each look for work more.
-const LANES: u64 = 64;
+pub(super) const LANES: u64 = 64;
 
 /// A message that is to be written into an [`Outbox`](crate::Outbox), and where it goes.
 #[derive(Debug)]

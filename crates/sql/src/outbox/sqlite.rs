@@ -11,7 +11,7 @@ use futures_util::future::BoxFuture;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Row as _, SqlStr, SqliteConnection, SqlitePool};
 
-use super::row::NewRow;
+use super::row::{LANES as ALL_LANES, NewRow};
 use super::store::{
     AsideRow, Bell, CLEANED_AT_ONCE, Claim, Claimed, LANES_AT_ONCE, MAX_BYTES, Row, Settled,
     SharedStore, Store, Wish, seconds,
@@ -68,6 +68,13 @@ SELECT id, ordering_key, exchange, routing_key, mandatory, properties, body, att
     (?1 - written_at) / 1000.0 AS age
 FROM {outbox} o WHERE o.lane = ?3 AND SENDABLE
 ORDER BY o.id LIMIT ?4";
+
+const COUNT_LANES: &str = "SELECT count(*) FROM {outbox_lanes}";
+
+const RESTORE_LANES: &str = "\
+INSERT INTO {outbox_lanes} (lane)
+WITH RECURSIVE numbers(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers WHERE n < ?1 - 1)
+SELECT n FROM numbers WHERE true ON CONFLICT DO NOTHING";
 
 const DELETE_SENT: &str = "DELETE FROM {outbox} WHERE id IN (SELECT value FROM json_each(?))";
 
@@ -227,6 +234,22 @@ impl SqliteStore {
 impl Store for SqliteStore {
     fn check(&self) -> BoxFuture<'_, Result<(), Error>> {
         Box::pin(self.outbox.schema().check(&self.pool))
+    }
+
+    fn restore_lanes(&self) -> BoxFuture<'_, sqlx::Result<u64>> {
+        Box::pin(async move {
+            let count = sqlx::query_scalar::<_, i64>(self.sql(COUNT_LANES)).fetch_one(&self.pool);
+            // Asks first: asking locks nothing.
+            if count.await? >= ALL_LANES as i64 {
+                return Ok(0);
+            }
+            let restore = sqlx::query(self.sql(RESTORE_LANES)).bind(ALL_LANES as i64);
+            Ok(restore.execute(&self.pool).await?.rows_affected())
+        })
+    }
+
+    fn closed(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.pool.close_event())
     }
 
     fn claim<'a>(&'a self, wish: &'a Wish) -> BoxFuture<'a, sqlx::Result<Option<Claimed>>> {

@@ -22,6 +22,12 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Fails if the tables are not there, or other ones.
     fn check(&self) -> BoxFuture<'_, Result<(), crate::Error>>;
 
+    /// Puts back lanes that are missing, which somebody has deleted: what is in them would never be sent. Says how many.
+    fn restore_lanes(&self) -> BoxFuture<'_, sqlx::Result<u64>>;
+
+    /// Waits until the pool is closed.
+    fn closed(&self) -> BoxFuture<'_, ()>;
+
     /// Takes lanes that nobody else has, and rows in them that are due, in order. Nothing, if there is none.
     fn claim<'a>(&'a self, wish: &'a Wish) -> BoxFuture<'a, sqlx::Result<Option<Claimed>>>;
 
@@ -56,7 +62,6 @@ pub struct Wish {
     /// A row that was set aside holds back the later ones of its key.
     pub(crate) hold_keys: bool,
     /// For how long lanes are taken where a lost connection does not give them back.
-    #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
     pub(crate) lease: Duration,
 }
 

@@ -51,12 +51,23 @@ impl Shared {
     }
 }
 
+impl Shared {
+    /// Who empties all tables, as tests do, empties that of the lanes as well.
+    pub(super) async fn restore_lanes(&self) -> Result<(), Error> {
+        let restored = self.in_time("looking for the lanes", self.store.restore_lanes()).await?;
+        if restored > 0 {
+            tracing::warn!("{restored} lanes of {} were missing, and are back", self.what());
+        }
+        Ok(())
+    }
+}
+
 impl Worker {
     pub(super) fn new(shared: &Arc<Shared>, stopped: watch::Receiver<bool>) -> Self {
         Worker { shared: Arc::clone(shared), stopped }
     }
 
-    /// Until the relay is stopped, or the client has ended.
+    /// Until the relay is stopped, or the client or the pool has ended.
     pub(super) async fn run(self, mut bell: watch::Receiver<()>) -> Result<(), Error> {
         let backoff = Backoff::default();
         let mut failures = 0;
@@ -81,6 +92,8 @@ impl Worker {
             tokio::select! {
                 _ = bell.changed() => {}
                 () = self.pause(pause) => {}
+                // The next look finds out.
+                () = self.shared.store.closed() => {}
             }
         }
         Ok(())
@@ -138,8 +151,11 @@ impl Worker {
     }
 }
 
-/// Whether the client will never publish again: it was closed, or has given up.
+/// Whether nothing will ever be sent again: the client was closed, or has given up, or the pool was closed.
 fn has_ended(shared: &Shared, error: &Error) -> bool {
+    if matches!(error.sql(), Some(sqlx::Error::PoolClosed)) {
+        return true;
+    }
     match error.leveret().map(leveret::Error::kind) {
         Some(Kind::Closed | Kind::Unreachable) => true,
         Some(Kind::Refused) => !shared.is_connected(),
@@ -216,6 +232,7 @@ impl Sweeper {
 
     async fn sweep(&self, keep: Duration) -> Result<(), Error> {
         let Shared { store, state, .. } = &*self.shared;
+        self.shared.restore_lanes().await?;
         while self.shared.in_time("cleaning up messages", store.clean_up(keep)).await? > 0 {}
         if state.is_counted() {
             state.counted(self.shared.in_time("counting messages", store.backlog()).await?);

@@ -1,87 +1,24 @@
 //! A process that is killed at named points, and another one that goes on.
 
 use std::fs::File;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use leveret::inbox::{Changes, Doing, Opened, Remember, Report, Sequence, Work};
-use leveret::{Client, Deliveries, Failure, Incoming, Json, Message, Queue, Topology};
+use leveret::inbox::{Remember, Sequence};
+use leveret::{Client, Deliveries, Failure, Json, Message, Queue, Topology};
 use leveret_sql::{Inbox, Tx};
 use leveret_testkit::process::{Ending, GuardedProcess};
 use leveret_testkit::proxy::{Cut, Direction, FaultProxy};
 use leveret_testkit::{ScratchFolder, eventually};
-use rustix::process::{Signal, getpid, kill_process};
 use tokio::time::timeout;
 
 use super::{DAY, Effect, SOON, Scene, apply, effect};
 use crate::database::{Db, pool_of};
+use crate::dying::{Dying, GATE, POINT, POINTS, dies_at};
 
-/// What tells a process where to go, and where to die.
+/// What tells a process where to go.
 const DATABASE: &str = "LEVERET_TEST_WORKER_DATABASE";
 const BROKER: &str = "LEVERET_TEST_WORKER_BROKER";
-const POINT: &str = "LEVERET_TEST_WORKER_POINT";
 const NUMBERED: &str = "LEVERET_TEST_WORKER_NUMBERED";
-/// Where a process says that it has come to its point, and waits for leave to go on.
-const GATE: &str = "LEVERET_TEST_WORKER_GATE";
-
-const POINTS: [&str; 6] = [
-    "before open",
-    "after open",
-    "before the work",
-    "after the work",
-    "before commit",
-    "after commit",
-];
-
-fn dies_at(point: &str) {
-    if std::env::var(POINT).is_ok_and(|wanted| wanted == point) {
-        kill_process(getpid(), Signal::KILL).expect("this process can be killed");
-    }
-}
-
-async fn waits_at(point: &str) {
-    let Ok(gate) = std::env::var(GATE).map(PathBuf::from) else { return };
-    if std::env::var(POINT).is_ok_and(|wanted| wanted == point) {
-        File::create(gate.join("waits")).expect("a file that says so");
-        eventually(SOON, "leave to go on", async || gate.join("goes on").exists()).await;
-    }
-}
-
-/// An inbox whose process dies around what it does.
-struct Dying(Inbox<Db>);
-
-struct DyingWork(Box<dyn Work>);
-
-impl leveret::inbox::Inbox for Dying {
-    fn open<'a>(&'a self, incoming: &'a Incoming) -> Doing<'a, Opened> {
-        Box::pin(async {
-            dies_at("before open");
-            let opened = leveret::inbox::Inbox::open(&self.0, incoming).await?;
-            dies_at("after open");
-            Ok(match opened {
-                Opened::New(work) => Opened::New(Box::new(DyingWork(work))),
-                other => other,
-            })
-        })
-    }
-}
-
-impl Work for DyingWork {
-    fn lend(&mut self, incoming: &mut Incoming) {
-        self.0.lend(incoming);
-    }
-
-    fn commit(self: Box<Self>, changes: Changes, reply: Option<&Message>) -> Doing<'_, Report> {
-        let reply = reply.cloned();
-        Box::pin(async move {
-            dies_at("before commit");
-            let report = self.0.commit(changes, reply.as_ref()).await?;
-            dies_at("after commit");
-            waits_at("before the reply").await;
-            Ok(report)
-        })
-    }
-}
 
 async fn work(Json(effect): Json<Effect>, mut tx: Tx<Db>) -> Result<String, Failure> {
     dies_at("before the work");

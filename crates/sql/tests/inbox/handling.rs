@@ -389,6 +389,29 @@ pub async fn handlers_wait_for_locks_as_the_application_has_it() {
     timeout(SOON, runner.run_until(told)).await.unwrap().unwrap();
 }
 
+/// On PostgreSQL, where a statement that is given up goes on: here it waits for a row, until the caller has its answer.
+pub async fn who_calls_a_method_that_is_cut_short_does_not_wait_for_its_statement() {
+    const CHANGE: &str = "UPDATE effects SET amount = amount + 1";
+    let scene = Scene::new().await;
+    sqlx::query("INSERT INTO effects VALUES ('x', 1)").execute(&scene.pool).await.unwrap();
+    let mut other = crate::database::begin(&scene.pool).await;
+    sqlx::query(CHANGE).execute(&mut *other).await.unwrap();
+    let method = async |mut tx: Tx<Db>| sqlx::query(CHANGE).execute(&mut *tx).await.map(drop);
+    let service = scene.client.service("s").method("m", method);
+    let service = service.layer(TimeoutLayer::new(Duration::from_millis(300)));
+    let service = service.exactly_once(scene.by_id());
+    service.declare().await.unwrap();
+    let rpc = scene.client.rpc("s").build().await.unwrap();
+    let answered = async {
+        let call = rpc.call::<()>("m", "x").timeout(SOON).await;
+        assert_eq!(call.expect_err("it was cut short").kind(), leveret::ErrorKind::Remote);
+        other.rollback().await.unwrap();
+        scene.until_empty("s").await;
+    };
+    timeout(SOON, service.run_until(answered)).await.unwrap().unwrap();
+    assert_eq!(scene.records().await, 0);
+}
+
 async fn insert(effect: Effect, tx: &mut Tx<Db>) -> Result<(), Failure> {
     apply(&effect, tx).await.map_err(|_| Failure::done("it is there already"))
 }

@@ -6,7 +6,7 @@ mod batches;
 mod counting;
 mod crashes;
 pub mod handling;
-mod remembering;
+pub mod remembering;
 
 use std::time::Duration;
 

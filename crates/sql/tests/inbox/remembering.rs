@@ -1,14 +1,16 @@
 //! What is remembered, and for how long.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
-use leveret::inbox::{Gaps, Remember, Sequence, numbered, release};
-use leveret::{BatchOptions, ClientEvent, Failure, Incoming, Message, RetryPolicy};
-use leveret_sql::Tx;
+use leveret::inbox::{Doing, Gaps, Opened, Remember, Sequence, numbered, release};
+use leveret::{BatchOptions, BoxError, ClientEvent, Failure, Incoming, Message, RetryPolicy};
+use leveret_sql::{Inbox, Tx};
 use leveret_testkit::eventually;
 use tokio::time::timeout;
 
-use super::{Effect, SOON, Scene, apply, effect, handle};
+use super::{DAY, Effect, SOON, Scene, apply, effect, handle};
 use crate::database::Db;
 
 /// Of two messages, or one if no other comes.
@@ -99,6 +101,80 @@ async fn a_gap_is_waited_for_until_it_is_given_up() {
     assert_eq!(inbox.high_water("q", numbers.sender()).await.unwrap().mark(), 8);
     assert!(scene.parked().await.iter().all(|(kind, _)| kind == "given-up"));
     assert_eq!((scene.effects("2").await, scene.effects("4").await), (0, 0));
+}
+
+/// It is locked, and its own message is not in it yet.
+#[tokio::test]
+async fn a_handler_may_look_at_the_mark_of_its_sender() {
+    let scene = Scene::new().await;
+    let inbox = scene.inbox(Remember::high_water());
+    let numbers = Sequence::fresh("sender");
+    let (sender, name) = (inbox.clone(), numbers.sender().to_owned());
+    let look = move |number: String, _: Tx<Db>| {
+        let (inbox, name) = (sender.clone(), name.clone());
+        async move {
+            let mark = inbox.high_water("q", &name).await?.mark();
+            match number == (mark + 1).to_string() {
+                true => Ok(()),
+                false => Err(Failure::permanent(format!("the mark is {mark}"))),
+            }
+        }
+    };
+    for number in 1..=2 {
+        let message = numbers.stamp(number.to_string()).await.unwrap();
+        scene.publisher.publish("q", message).await.unwrap();
+    }
+    let runner = scene.client.consumer("q").retry(RetryPolicy::never());
+    let runner = runner.exactly_once(inbox.clone()).handle(look);
+    let summary = timeout(SOON, runner.run_until(scene.until_empty("q"))).await.unwrap().unwrap();
+    assert_eq!((summary.handled, summary.parked), (2, 0), "{summary:?}");
+    assert_eq!(inbox.high_water("q", numbers.sender()).await.unwrap().mark(), 2);
+}
+
+/// Counts how often it cannot be asked.
+struct Counting(Inbox<Db>, Arc<AtomicUsize>);
+
+impl leveret::inbox::Inbox for Counting {
+    fn open<'a>(&'a self, incoming: &'a Incoming) -> Doing<'a, Opened> {
+        let opening = leveret::inbox::Inbox::open(&self.0, incoming);
+        Box::pin(async {
+            let failed = |_: &BoxError| _ = self.1.fetch_add(1, Ordering::SeqCst);
+            opening.await.inspect_err(failed)
+        })
+    }
+}
+
+/// On PostgreSQL, where several write at the same time. Both wait for a row that another has, one of them with a row that the other
+/// wants next.
+pub async fn two_that_release_the_same_do_not_wait_for_each_other() {
+    let scene = Scene::new().await;
+    let failures = Arc::<AtomicUsize>::default();
+    let inbox = scene.inbox(Remember::until_released(DAY));
+    let inbox = Counting(inbox, Arc::clone(&failures));
+    for id in ["a", "b", "c"] {
+        scene.publish(id, &effect(id)).await;
+    }
+    let runner = scene.client.consumer("q").workers(2).exactly_once(inbox).handle(handle);
+    let stop = async {
+        scene.until_empty("q").await;
+        let mut other = scene.pool.begin().await.unwrap();
+        let lock = "SELECT 1 FROM leveret.inbox WHERE id = $1 FOR UPDATE";
+        sqlx::query(lock).bind(b"b".as_slice()).execute(&mut *other).await.unwrap();
+        for (waiting, ids) in [(1, ["b", "a", "c"]), (2, ["a", "b", "c"])] {
+            scene.publisher.publish("q", release(ids)).await.unwrap();
+            eventually(SOON, format!("{waiting} who wait"), async || {
+                let sql = "SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted AND pid IN \
+                           (SELECT pid FROM pg_stat_activity WHERE datname = current_database())";
+                let found: i64 = sqlx::query_scalar(sql).fetch_one(&scene.pool).await.unwrap();
+                if found == waiting { Ok(()) } else { Err(found.to_string()) }
+            })
+            .await;
+        }
+        other.rollback().await.unwrap();
+        scene.until_empty("q").await;
+    };
+    let summary = timeout(SOON, runner.run_until(stop)).await.unwrap().unwrap();
+    assert_eq!((summary.released, failures.load(Ordering::SeqCst)), (2, 0), "{summary:?}");
 }
 
 #[tokio::test]

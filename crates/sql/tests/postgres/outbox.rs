@@ -5,9 +5,11 @@ use std::time::Duration;
 use leveret::{Backoff, Client};
 use leveret_broker::Broker;
 use leveret_sql::{Outbox, Outgoing, Schema};
-use leveret_testkit::eventually;
 use leveret_testkit::postgres::{Database, database};
+use leveret_testkit::proxy::{Cut, Direction};
+use leveret_testkit::{FaultProxy, eventually};
 use sqlx::PgPool;
+use sqlx::postgres::PgPoolOptions;
 
 use crate::support::outbox::{self, Stage, write};
 
@@ -17,6 +19,12 @@ async fn pool() -> (Database, PgPool) {
     let database = database().await;
     let pool = PgPool::connect(database.url()).await.unwrap();
     (database, pool)
+}
+
+/// Its host and port.
+fn address(database: &Database) -> &str {
+    let address = database.url().split_once('@').and_then(|(_, url)| url.split_once('/'));
+    address.expect("a host and a port").0
 }
 
 outbox::tests!();
@@ -54,6 +62,29 @@ async fn a_relay_is_told_of_new_messages() {
     relay.run_until(story).await.unwrap();
 }
 
+/// And does not say so until a connection is there again, which may take long.
+#[tokio::test]
+async fn a_relay_whose_connection_is_closed_does_not_listen() {
+    let database = database().await;
+    let proxy = FaultProxy::to(address(&database)).await;
+    let options = PgPoolOptions::new().acquire_timeout(3 * DEADLINE);
+    let pool = options.connect(&proxy.url(database.url())).await.unwrap();
+    let stage = Stage::new(pool).await;
+    let relay = stage.relay().patience(DEADLINE).build().await.unwrap();
+    let monitor = relay.monitor();
+    let story = async {
+        let listens = || std::future::ready(monitor.health().is_listening);
+        eventually(DEADLINE, "the relay to listen", listens).await;
+        proxy.stall(Direction::ToClient);
+        proxy.cut(Cut::Finish);
+        let is_deaf = || std::future::ready(!monitor.health().is_listening);
+        eventually(DEADLINE, "the relay not to listen", is_deaf).await;
+        proxy.unstall(Direction::ToClient);
+        eventually(DEADLINE, "the relay to listen again", listens).await;
+    };
+    relay.run_until(story).await.unwrap();
+}
+
 #[tokio::test]
 async fn a_relay_that_is_not_told_looks_by_itself() {
     let (_database, pool) = pool().await;
@@ -83,6 +114,28 @@ async fn a_lane_that_somebody_works_on_is_left_alone() {
     assert_eq!(relay.drain().await.unwrap().sent, 0);
     other.rollback().await.unwrap();
     assert_eq!(relay.drain().await.unwrap().sent, 1);
+}
+
+/// Nobody closes its connections, so the database does not hear that it is gone.
+#[tokio::test]
+async fn lanes_of_a_relay_whose_network_is_gone_are_free_after_a_while() {
+    let (database, pool) = pool().await;
+    let stage = Stage::new(pool).await;
+    let proxy = FaultProxy::to(address(&database)).await;
+    let broker = Broker::builder().start().unwrap();
+    let client = Client::builder().broker(&broker).connect().await.unwrap();
+    let far = PgPool::connect(&proxy.url(database.url())).await.unwrap();
+    let relay = stage.outbox.relay(&client, &far).patience(Duration::from_secs(2));
+    let relay = relay.workers(1).build().await.unwrap();
+    broker.faults().freeze();
+    stage.write([Outgoing::new("", "q", "hello")]).await;
+    let lost = tokio::spawn(relay.run());
+    let free = "SELECT count(*) FROM (SELECT FROM leveret.outbox_lanes FOR UPDATE SKIP LOCKED) l";
+    eventually(DEADLINE, "the batch to begin", async || database.sql(free).await != "64").await;
+    proxy.stall(Direction::ToServer);
+    let relay = stage.relay().poll_every(Duration::from_millis(50)).build().await.unwrap();
+    relay.run_until(stage.texts("q", 1)).await.unwrap();
+    lost.abort();
 }
 
 /// And not when its batch was begun, which may be long ago: the broker does not answer for a while.

@@ -1,5 +1,6 @@
 //! Making the tables.
 
+use leveret_sql::Schema;
 use leveret_testkit::ScratchFolder;
 use sqlx::SqlitePool;
 use sqlx::sqlite::SqliteConnectOptions;
@@ -32,6 +33,17 @@ async fn tables_that_are_not_there_are_missed() {
 async fn schemas_live_side_by_side() {
     let folder = ScratchFolder::new();
     migrating::schemas_live_side_by_side(pool(&folder).await).await;
+}
+
+/// SQLite knows no case in names, so neither do we there.
+#[tokio::test]
+async fn names_that_differ_in_case_are_one_schema() {
+    let folder = ScratchFolder::new();
+    let pool = pool(&folder).await;
+    Schema::new("Billing").unwrap().migrate(&pool).await.unwrap();
+    let same = Schema::new("billing").unwrap();
+    same.check(&pool).await.unwrap();
+    same.migrate(&pool).await.unwrap();
 }
 
 #[tokio::test]

@@ -411,6 +411,48 @@ pub async fn a_relay_without_tables_is_refused<D: Backend>(pool: Pool<D>) {
     assert_eq!(refused.kind(), ErrorKind::NotMigrated);
 }
 
+/// It would look again in an hour.
+pub async fn a_relay_ends_with_its_pool<D: Backend>(pool: Pool<D>)
+where
+    D::Connection: OutboxConnection,
+{
+    let stage = Stage::new(pool).await;
+    stage.write([to_q("hello")]).await;
+    let relay = stage.relay().poll_every(Duration::from_secs(3600)).build().await.unwrap();
+    let monitor = relay.monitor();
+    let story = async {
+        let is_sent = || std::future::ready(monitor.summary().sent == 1);
+        eventually(DEADLINE, "the message to be sent", is_sent).await;
+        stage.pool.close().await;
+        std::future::pending::<()>().await;
+    };
+    let ended = timeout(DEADLINE, relay.run_until(story)).await.expect("an end").unwrap_err();
+    assert!(matches!(ended.sql(), Some(sqlx::Error::PoolClosed)), "{ended}");
+}
+
+/// As by who empties all tables between tests.
+pub async fn lanes_that_were_deleted_come_back<D: Backend>(pool: Pool<D>)
+where
+    D::Connection: OutboxConnection,
+    for<'c> &'c Pool<D>: sqlx::Executor<'c, Database = D>,
+{
+    let stage = Stage::new(pool).await;
+    let table = if D::NAME == "SQLite" { "leveret_outbox_lanes" } else { "leveret.outbox_lanes" };
+    let delete = || sqlx::raw_sql(sqlx::AssertSqlSafe(format!("DELETE FROM {table}")));
+    delete().execute(&stage.pool).await.unwrap();
+    stage.write([to_q("1")]).await;
+    // It looks for them when it is made, and as often as it cleans up.
+    let relay = stage.relay().poll_every(Duration::from_millis(20));
+    let relay = relay.keep_sent(Duration::from_millis(50)).build().await.unwrap();
+    let story = async {
+        assert_eq!(stage.texts("q", 1).await, ["1"]);
+        delete().execute(&stage.pool).await.unwrap();
+        stage.write([to_q("2")]).await;
+        assert_eq!(stage.texts("q", 1).await, ["2"]);
+    };
+    assert_eq!(relay.run_until(story).await.unwrap().sent, 2);
+}
+
 /// The test of each of these, on a database of its own that the function in scope, `pool`, makes.
 #[allow(unused_macros)]
 macro_rules! tests {
@@ -427,6 +469,8 @@ macro_rules! tests {
             a_relay_ends_with_its_client
             large_messages_go_in_several_batches
             a_relay_without_tables_is_refused
+            a_relay_ends_with_its_pool
+            lanes_that_were_deleted_come_back
         }
     };
     ($($name:ident)*) => {$(
