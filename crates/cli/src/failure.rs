@@ -48,6 +48,18 @@ impl Failure {
         Failure { text: text.to_string(), status: Status::NoBroker }
     }
 
+    pub(crate) fn not_allowed(text: impl fmt::Display) -> Self {
+        Failure { text: text.to_string(), status: Status::NotAllowed }
+    }
+
+    /// The same, with something more to say.
+    pub(crate) fn and(mut self, more: &str) -> Self {
+        if !self.text.is_empty() {
+            self.text.push_str(more);
+        }
+        self
+    }
+
     pub(crate) fn stopped(text: impl fmt::Display) -> Self {
         Failure { text: text.to_string(), status: Status::Stopped }
     }
@@ -82,4 +94,13 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
+}
+
+/// What is behind an error that only says that something failed.
+pub(crate) fn last_cause(error: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
 }

@@ -6,6 +6,7 @@ mod call;
 mod demo;
 mod failure;
 mod get;
+mod management;
 mod manual;
 mod message;
 mod output;

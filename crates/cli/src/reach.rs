@@ -57,6 +57,20 @@ impl Reach {
         result
     }
 
+    /// The same for the first broker that answers alone: what is done in several steps is done on one broker.
+    pub(crate) async fn to_first(&self) -> Result<(Reach, Options), Failure> {
+        let mut failed = None;
+        for url in &self.urls {
+            let reach = Reach { urls: vec![url.clone()], timeout: self.timeout };
+            let [options] = reach.endpoints()?.try_into().map_err(|_| Failure::wrong("--url"))?;
+            match reach.with_client(async |_| Ok(())).await {
+                Ok(()) => return Ok((reach, options)),
+                Err(failure) => failed = failed.or(Some(failure)),
+            }
+        }
+        Err(failed.unwrap_or_else(|| Failure::wrong("--url: no broker is given")))
+    }
+
     /// Where the brokers are.
     pub(crate) fn endpoints(&self) -> Result<Vec<Options>, Failure> {
         Ok(self.urls.clone().into_endpoints()?)

@@ -1,5 +1,7 @@
 //! `leveret topology`: what a file wants on the broker, and a picture of it.
 
+mod migrate;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -7,11 +9,11 @@ use clap::{Args, Subcommand, ValueEnum};
 use leveret::{Change, Client, Conflict, Plan, Step, Topology};
 use serde_json::{Value, json};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, last_cause};
 use crate::output::{Form, counted, print, print_json};
 use crate::reach::{Reach, duration};
 
-/// Plans, applies and draws topologies: exchanges, queues and bindings from a TOML or YAML file.
+/// Plans, applies, changes and draws topologies: exchanges, queues and bindings from a TOML or YAML file.
 #[derive(Debug, Args)]
 #[command(arg_required_else_help = true)]
 pub(crate) struct Arguments {
@@ -23,6 +25,7 @@ pub(crate) struct Arguments {
 enum Command {
     Plan(PlanArguments),
     Apply(ApplyArguments),
+    Migrate(migrate::Arguments),
     Graph(GraphArguments),
     Export(ExportArguments),
 }
@@ -31,6 +34,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
     match arguments.command {
         Command::Plan(arguments) => plan(arguments).await,
         Command::Apply(arguments) => apply(arguments).await,
+        Command::Migrate(arguments) => migrate::run(arguments).await,
         Command::Graph(arguments) => graph(&arguments),
         Command::Export(arguments) => export(arguments).await,
     }
@@ -138,7 +142,7 @@ fn advice(plan: &Plan) -> Failure {
         .filter(|step| matches!(step.change, Change::Conflict(_) | Change::Refused(_)));
     Failure::new(format_args!(
         "{} cannot be applied, so nothing was. The broker never changes an existing object: keep what it has and change the \
-         file, or choose another name, or empty and delete it first",
+         file, or choose another name; `leveret topology migrate FILE QUEUE` replaces a queue and keeps its messages",
         counted(count.count() as u64, "object")
     ))
 }
@@ -200,8 +204,9 @@ async fn export(arguments: ExportArguments) -> Result<(), Failure> {
         true => format!("{}/topology", service.trim_end_matches('/')),
         false => format!("http://{service}/topology"),
     };
-    let failed =
-        |error: reqwest::Error| Failure::new(format_args!("no service answers at {url}: {error}"));
+    let failed = |error: reqwest::Error| {
+        Failure::new(format_args!("no service answers at {url}: {}", last_cause(&error)))
+    };
     let answer = reqwest::Client::new().get(&url).timeout(timeout).send().await.map_err(failed)?;
     let status = answer.status();
     let text = answer.text().await.map_err(failed)?;

@@ -69,6 +69,21 @@ fn wrong_arguments_and_files_have_a_status_of_their_own() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_without_a_management_api_cannot_tell_what_a_migration_needs() {
+    let place = support::Place::new().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("topology.toml");
+    std::fs::write(&file, "[[queue]]\nname = \"q\"").unwrap();
+    let file = file.to_str().unwrap();
+    let said = place.run(&["topology", "migrate", file, "q", "--management", "http://127.0.0.1:1"]);
+    assert_eq!(said.status, 69, "{said:?}");
+    assert!(
+        said.err.contains("rabbitmq_management") && said.err.contains("127.0.0.1:1"),
+        "{said:?}"
+    );
+}
+
 #[test]
 fn shells_and_manuals_get_what_they_need() {
     for shell in ["bash", "zsh", "fish"] {

@@ -10,6 +10,8 @@ mod calling;
 mod demo;
 #[path = "program/guide.rs"]
 mod guide;
+#[path = "program/migrating.rs"]
+mod migrating;
 #[path = "program/parking.rs"]
 mod parking;
 #[path = "program/publishing.rs"]

@@ -8,6 +8,7 @@ use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AF
 use reqwest::{Response, StatusCode};
 
 use super::work::Answer;
+use crate::failure::last_cause;
 
 /// How large a reply may be.
 const MAX_REPLY: usize = 16 * 1024 * 1024;
@@ -32,7 +33,8 @@ impl Http {
     ) -> Result<Answer, Failure> {
         let request = self.client.post(&self.url).headers(headers(facts)).body(body);
         let response = request.send().await.map_err(|error| {
-            Failure::retry(format!("{} does not answer: {}", self.url, cause(&error))).kind("http")
+            Failure::retry(format!("{} does not answer: {}", self.url, last_cause(&error)))
+                .kind("http")
         })?;
         let status = response.status();
         let wait = retry_after(response.headers());
@@ -91,7 +93,7 @@ async fn read(mut response: Response, most: usize) -> Result<Vec<u8>, Failure> {
     let is_reply = response.status().is_success();
     let mut body = Vec::new();
     let broken = |error: reqwest::Error| {
-        Failure::retry(format!("the answer broke off: {}", cause(&error))).kind("http")
+        Failure::retry(format!("the answer broke off: {}", last_cause(&error))).kind("http")
     };
     while let Some(piece) = response.chunk().await.map_err(broken)? {
         body.extend_from_slice(&piece);
@@ -106,13 +108,4 @@ async fn read(mut response: Response, most: usize) -> Result<Vec<u8>, Failure> {
         }
     }
     Ok(body)
-}
-
-/// What is behind an error that only says that something failed.
-fn cause(error: &reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
 }

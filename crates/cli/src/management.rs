@@ -1,0 +1,413 @@
+//! RabbitMQ's management API, for what AMQP does not tell: bindings, and how many messages are out at consumers.
+
+use std::time::Duration;
+
+use clap::Args;
+use leveret::amqp::{Auth, Options};
+use reqwest::{Method, StatusCode, Url};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+
+use crate::failure::{Failure, last_cause};
+
+/// Where its plugin listens unless told otherwise.
+const USUAL_PORT: u16 = 15672;
+
+/// Where the management API is.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Broker")]
+pub(crate) struct ManagementOptions {
+    /// The broker's management API, if it is not at port 15672 of the broker's host: http://user:password@host:port. Without
+    /// a user, that of the broker's URL.
+    #[arg(
+        long = "management",
+        env = "LEVERET_MANAGEMENT_URL",
+        hide_env_values = true,
+        value_name = "URL"
+    )]
+    url: Option<String>,
+}
+
+/// The management API of a virtual host.
+#[derive(Debug)]
+pub(crate) struct Management {
+    base: Url,
+    user: Option<(String, String)>,
+    vhost: String,
+    client: reqwest::Client,
+}
+
+/// A queue, as far as it is asked for.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct QueueFacts {
+    #[serde(rename = "type")]
+    pub(crate) kind: Option<String>,
+    pub(crate) durable: bool,
+    pub(crate) exclusive: bool,
+    pub(crate) auto_delete: bool,
+    pub(crate) arguments: Map<String, Value>,
+    /// A list instead of an object if it is empty, in some versions.
+    effective_policy_definition: Value,
+    /// All of them: ready, and out at consumers. None if no count has come yet.
+    pub(crate) messages: Option<u64>,
+    pub(crate) messages_unacknowledged: Option<u64>,
+    /// Waiting to be dead-lettered, beside the others.
+    messages_dlx: Option<u64>,
+    /// Put back, to be delivered later.
+    messages_delayed: Option<u64>,
+    /// How much its process has computed. It grows from one count to the next.
+    pub(crate) reductions: Option<u64>,
+    pub(crate) consumer_details: Vec<ConsumerFacts>,
+    pub(crate) exclusive_consumer_tag: Option<String>,
+    message_stats: Option<MessageStats>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct ConsumerFacts {
+    consumer_tag: String,
+    channel_details: ChannelFacts,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct ChannelFacts {
+    connection_name: Option<String>,
+    user: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct MessageStats {
+    publish: u64,
+}
+
+/// A binding.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub(crate) struct Bound {
+    pub(crate) source: String,
+    pub(crate) destination: String,
+    pub(crate) destination_type: String,
+    pub(crate) routing_key: String,
+    #[serde(default)]
+    pub(crate) arguments: Value,
+    /// What the API calls it.
+    #[serde(default)]
+    properties_key: String,
+}
+
+/// Where a binding leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum To<'a> {
+    Queue(&'a str),
+    Exchange(&'a str),
+}
+
+impl QueueFacts {
+    /// A setting, by an argument or by a policy: `dead-letter-exchange`.
+    pub(crate) fn setting(&self, name: &str) -> Option<&Value> {
+        self.arguments.get(&format!("x-{name}")).or_else(|| self.policy(name))
+    }
+
+    /// What a policy says.
+    pub(crate) fn policy(&self, name: &str) -> Option<&Value> {
+        self.effective_policy_definition.get(name)
+    }
+
+    /// What is in it and not ready, if that is known: out at consumers, on the way to where dead letters go, or put back for later.
+    pub(crate) fn out(&self) -> Option<u64> {
+        let beside = self.messages_dlx.unwrap_or(0) + self.messages_delayed.unwrap_or(0);
+        self.messages_unacknowledged.map(|messages| messages + beside)
+    }
+
+    /// How many messages were published into it, as far as is known by now.
+    pub(crate) fn published(&self) -> u64 {
+        self.message_stats.as_ref().map_or(0, |stats| stats.publish)
+    }
+
+    /// Who consumes from it.
+    pub(crate) fn consumers(&self) -> Vec<String> {
+        let told = |consumer: &ConsumerFacts| {
+            let ConsumerFacts { consumer_tag, channel_details } = consumer;
+            let of = channel_details.connection_name.as_deref().unwrap_or("a connection");
+            let user = channel_details.user.as_deref().unwrap_or("?");
+            format!("{consumer_tag} of {of} (user {user})")
+        };
+        self.consumer_details.iter().map(told).collect()
+    }
+}
+
+impl Bound {
+    /// Whether it lets the same messages through.
+    pub(crate) fn is_like(&self, other: &Bound) -> bool {
+        let arguments = |bound: &Bound| match &bound.arguments {
+            Value::Object(arguments) => arguments.clone(),
+            _ => Map::new(),
+        };
+        self.source == other.source
+            && self.routing_key == other.routing_key
+            && arguments(self) == arguments(other)
+    }
+
+    fn path(&self) -> [&str; 2] {
+        match self.destination_type.as_str() {
+            "exchange" => To::Exchange(&self.destination).path(),
+            _ => To::Queue(&self.destination).path(),
+        }
+    }
+}
+
+impl<'a> To<'a> {
+    fn path(self) -> [&'a str; 2] {
+        match self {
+            To::Queue(name) => ["q", name],
+            To::Exchange(name) => ["e", name],
+        }
+    }
+}
+
+impl ManagementOptions {
+    /// The API of the broker that these options lead to.
+    pub(crate) fn of(&self, options: &Options, timeout: Duration) -> Result<Management, Failure> {
+        let given = self.url.clone();
+        let usual = || match options.host.contains(':') {
+            true => format!("http://[{}]:{USUAL_PORT}", options.host),
+            false => format!("http://{}:{USUAL_PORT}", options.host),
+        };
+        let mut base = Url::parse(&given.unwrap_or_else(usual))
+            .map_err(|error| Failure::wrong(format_args!("--management: {error}")))?;
+        if base.scheme() != "http" || !base.has_host() {
+            return Err(Failure::wrong(
+                "--management: it has to begin with http://; for an API behind TLS, open a tunnel to it",
+            ));
+        }
+        let user = match (base.username(), &options.auth) {
+            ("", Auth::Plain { user, password } | Auth::AmqPlain { user, password }) => {
+                Some((user.clone(), password.expose().to_owned()))
+            }
+            _ => None,
+        };
+        // Proxies of the environment are for the world, and the broker is at home.
+        let client = reqwest::Client::builder().no_proxy().timeout(timeout).build();
+        let client = client.map_err(Failure::new)?;
+        if let Ok(mut path) = base.path_segments_mut() {
+            path.pop_if_empty().push("api");
+        }
+        Ok(Management { base, user, vhost: options.virtual_host.clone(), client })
+    }
+}
+
+impl Management {
+    /// A queue, if it is there.
+    pub(crate) async fn queue(&self, name: &str) -> Result<Option<QueueFacts>, Failure> {
+        self.get(&["queues", &self.vhost, name]).await
+    }
+
+    /// All queues, and what they are called.
+    pub(crate) async fn queues(&self) -> Result<Vec<(String, QueueFacts)>, Failure> {
+        let all: Vec<Value> = self.get(&["queues", &self.vhost]).await?.unwrap_or_default();
+        let read = |queue: Value| {
+            let name = queue["name"].as_str().unwrap_or_default().to_owned();
+            serde_json::from_value(queue).map(|facts| (name, facts)).map_err(Failure::new)
+        };
+        all.into_iter().map(read).collect()
+    }
+
+    pub(crate) async fn has_exchange(&self, name: &str) -> Result<bool, Failure> {
+        let found: Option<Value> = self.get(&["exchanges", &self.vhost, name]).await?;
+        Ok(found.is_some())
+    }
+
+    /// What leads somewhere, without the binding that every queue has to the default exchange.
+    pub(crate) async fn bindings_to(&self, to: To<'_>) -> Result<Vec<Bound>, Failure> {
+        let vhost = self.vhost.as_str();
+        let bindings: Option<Vec<Bound>> = match to {
+            To::Queue(name) => self.get(&["queues", vhost, name, "bindings"]).await?,
+            To::Exchange(name) => {
+                self.get(&["exchanges", vhost, name, "bindings", "destination"]).await?
+            }
+        };
+        let bindings = bindings.unwrap_or_default();
+        Ok(bindings.into_iter().filter(|bound| !bound.source.is_empty()).collect())
+    }
+
+    /// Makes a binding that lets the same messages through as one that leads elsewhere.
+    pub(crate) async fn bind_like(&self, bound: &Bound, to: To<'_>) -> Result<(), Failure> {
+        let [kind, destination] = to.path();
+        let path = ["bindings", &self.vhost, "e", &bound.source, kind, destination];
+        let arguments = if bound.arguments.is_object() { &bound.arguments } else { &json!({}) };
+        let body = json!({ "routing_key": bound.routing_key, "arguments": arguments });
+        self.send(Method::POST, &path, Some(body)).await.map(drop)
+    }
+
+    /// Has all of a fanout exchange go somewhere.
+    pub(crate) async fn lead(&self, source: &str, to: To<'_>) -> Result<(), Failure> {
+        let [kind, destination] = to.path();
+        let path = ["bindings", &self.vhost, "e", source, kind, destination];
+        let body = json!({ "routing_key": "", "arguments": {} });
+        self.send(Method::POST, &path, Some(body)).await.map(drop)
+    }
+
+    pub(crate) async fn unbind(&self, bound: &Bound) -> Result<(), Failure> {
+        let [kind, destination] = bound.path();
+        let vhost = self.vhost.as_str();
+        let path =
+            ["bindings", vhost, "e", &bound.source, kind, destination, &bound.properties_key];
+        self.send(Method::DELETE, &path, None).await.map(drop)
+    }
+
+    pub(crate) async fn declare_queue(&self, name: &str, arguments: &Value) -> Result<(), Failure> {
+        let body = json!({ "durable": true, "auto_delete": false, "arguments": arguments });
+        self.send(Method::PUT, &["queues", &self.vhost, name], Some(body)).await.map(drop)
+    }
+
+    /// A durable fanout exchange.
+    pub(crate) async fn declare_fanout(&self, name: &str, arguments: Value) -> Result<(), Failure> {
+        let body = json!({
+            "type": "fanout", "durable": true, "auto_delete": false, "internal": false, "arguments": arguments,
+        });
+        self.send(Method::PUT, &["exchanges", &self.vhost, name], Some(body)).await.map(drop)
+    }
+
+    pub(crate) async fn delete_exchange(&self, name: &str) -> Result<(), Failure> {
+        let path = ["exchanges", &self.vhost, name];
+        self.send(Method::DELETE, &path, None).await.map(drop)
+    }
+
+    async fn get<T: DeserializeOwned>(&self, path: &[&str]) -> Result<Option<T>, Failure> {
+        let Some(text) = self.send(Method::GET, path, None).await? else { return Ok(None) };
+        let read = serde_json::from_str(&text);
+        read.map(Some).map_err(|error| {
+            Failure::new(format_args!("{} answered what cannot be read: {error}", self.at()))
+        })
+    }
+
+    /// The text of the answer; none if there is no such thing.
+    async fn send(
+        &self,
+        method: Method,
+        path: &[&str],
+        body: Option<Value>,
+    ) -> Result<Option<String>, Failure> {
+        let mut url = self.base.clone();
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.extend(path);
+        }
+        let mut request = self.client.request(method.clone(), url);
+        if let Some((user, password)) = &self.user {
+            request = request.basic_auth(user, Some(password));
+        }
+        if let Some(body) = &body {
+            request = request.json(body);
+        }
+        let silent = |error: reqwest::Error| {
+            Failure::no_broker(format_args!(
+                "no management API answers at {}: {}. It is RabbitMQ's plugin rabbitmq_management; --management says where it is",
+                self.at(),
+                last_cause(&error)
+            ))
+        };
+        let answer = request.send().await.map_err(silent)?;
+        let status = answer.status();
+        let text = answer.text().await.map_err(silent)?;
+        let what = format!("{method} {}", path.join(" "));
+        match status {
+            status if status.is_success() => Ok(Some(text)),
+            StatusCode::NOT_FOUND if method == Method::GET || method == Method::DELETE => Ok(None),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                Err(Failure::not_allowed(format_args!(
+                    "the management API at {} does not allow {what}: {}. The user needs the tag `management`, and permissions \
+                     for the queue and for what begins with its name",
+                    self.at(),
+                    reason(&text)
+                )))
+            }
+            status => Err(Failure::new(format_args!(
+                "the management API at {} answered {status} to {what}: {}",
+                self.at(),
+                reason(&text)
+            ))),
+        }
+    }
+
+    /// Where it is, without the password.
+    fn at(&self) -> String {
+        let port = self.base.port_or_known_default().unwrap_or_default();
+        format!("http://{}:{port}", self.base.host_str().unwrap_or_default())
+    }
+}
+
+/// `{"error":"not_authorised","reason":"Login failed"}` is: Login failed.
+fn reason(text: &str) -> String {
+    let read: Option<Value> = serde_json::from_str(text).ok();
+    let reason = read.as_ref().and_then(|answer| answer["reason"].as_str());
+    reason.unwrap_or(text).trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bound(routing_key: &str, arguments: Value) -> Bound {
+        Bound {
+            source: "orders".to_owned(),
+            destination: "billing".to_owned(),
+            destination_type: "queue".to_owned(),
+            routing_key: routing_key.to_owned(),
+            arguments,
+            properties_key: String::new(),
+        }
+    }
+
+    #[test]
+    fn bindings_are_alike_that_let_the_same_through() {
+        let one = bound("a", json!({}));
+        // Some versions write an empty object so.
+        assert!(one.is_like(&bound("a", json!([]))));
+        assert!(!one.is_like(&bound("b", json!({}))));
+        assert!(!one.is_like(&bound("a", json!({ "x-match": "any" }))));
+    }
+
+    #[test]
+    fn what_waits_to_be_dead_lettered_is_in_the_queue() {
+        let read = |text| serde_json::from_str::<QueueFacts>(text).unwrap();
+        let counts = r#"{"messages_unacknowledged": 1, "messages_dlx": 2, "effective_policy_definition": []}"#;
+        assert_eq!(read(counts).out(), Some(3));
+        assert_eq!(read("{}").out(), None);
+    }
+
+    #[test]
+    fn a_setting_is_an_argument_or_a_policys() {
+        let facts: QueueFacts = serde_json::from_value(json!({
+            "arguments": { "x-message-ttl": 5 },
+            "effective_policy_definition": { "message-ttl": 6, "dead-letter-exchange": "failed" },
+        }))
+        .unwrap();
+        assert_eq!(facts.setting("message-ttl"), Some(&json!(5)));
+        assert_eq!(facts.setting("dead-letter-exchange"), Some(&json!("failed")));
+        assert_eq!(facts.setting("max-length"), None);
+    }
+
+    #[test]
+    fn it_is_beside_the_broker_unless_told_otherwise() {
+        let at = |broker: &str, url: Option<&str>| {
+            let options: Options = broker.parse().unwrap();
+            let of = ManagementOptions { url: url.map(str::to_owned) };
+            of.of(&options, Duration::from_secs(1)).map(|api| (api.base.to_string(), api.user))
+        };
+        let shop = Some(("shop".to_owned(), "secret".to_owned()));
+        assert_eq!(
+            at("amqp://shop:secret@rabbit", None).unwrap(),
+            ("http://rabbit:15672/api".to_owned(), shop.clone())
+        );
+        assert_eq!(at("amqp://shop:secret@[::1]", None).unwrap().0, "http://[::1]:15672/api");
+        assert_eq!(
+            at("amqp://shop:secret@rabbit", Some("http://other:1/behind/")).unwrap(),
+            ("http://other:1/behind/api".to_owned(), shop)
+        );
+        assert_eq!(at("amqp://rabbit", Some("http://a:b@other")).unwrap().1, None);
+        assert!(at("amqp://rabbit", Some("https://other")).is_err());
+    }
+}

@@ -1,0 +1,198 @@
+//! `leveret topology migrate`: a queue gets another type or other arguments, and keeps its messages.
+//!
+//! The broker is looked at, the next step is taken, and the broker is looked at again, until there is nothing left to do. What
+//! was done is to be seen on the broker and noted nowhere else, so it does not matter who did it, or how far one came who was
+//! killed.
+
+mod place;
+mod step;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use leveret::{Client, Queue, QueueType, Topology};
+use serde_json::json;
+
+use crate::failure::Failure;
+use crate::management::ManagementOptions;
+use crate::output::{Form, counted, print, print_json};
+use crate::reach::{Reach, duration};
+use place::{Moved, Place};
+use step::{Declared, Names, Seen, Step};
+
+/// Gives a queue the type and arguments that the file has for it, without losing a message. Publishers and consumers go on.
+///
+/// What comes by exchanges is led to another queue for the time being, what is in the queue to a third; then it is deleted,
+/// declared as the file has it, and everything comes back. It can be stopped at any time: run it again and it goes on, or with
+/// --undo it goes back. Needs RabbitMQ's management API.
+///
+/// Messages keep their order, routing key and properties; what was moved says in x-leveret-exchange by which exchange it had come,
+/// and its time to live begins anew. Consumers are cancelled when the queue is deleted, and have to subscribe again, which those of
+/// Leveret do by themselves.
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// The topology: TOML, or YAML if its name ends so.
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    /// The queue.
+    #[arg(value_name = "QUEUE")]
+    queue: String,
+
+    /// Only tell what would be done.
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Go back: keep the queue as it is, and give it back what one that was stopped has led elsewhere.
+    #[arg(long)]
+    undo: bool,
+
+    /// Go on although somebody sends to the queue by its name, through the default exchange. For a moment there is no queue of that
+    /// name: what comes then is returned to publishers that ask for it (mandatory), and lost to others.
+    #[arg(long)]
+    direct: bool,
+
+    /// How long consumers may take to finish the messages that they have.
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = duration)]
+    within: Duration,
+
+    #[command(flatten)]
+    form: Form,
+    #[command(flatten)]
+    reach: Reach,
+    #[command(flatten)]
+    management: ManagementOptions,
+}
+
+/// How often a step may be taken. Who declares or binds the queue again and again is told of.
+const MAX_TIMES: usize = 5;
+
+pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
+    let wanted = arguments.wanted()?;
+    let (reach, options) = arguments.reach.to_first().await?;
+    let management = arguments.management.of(&options, reach.timeout())?;
+    let command = async |client: &Client| {
+        let names = Names::of(&arguments.queue);
+        let place = Place::new(client, &management, &options, &names, &wanted, &arguments);
+        arguments.migrate(&place).await
+    };
+    reach.with_client(command).await
+}
+
+impl Arguments {
+    /// The queue as the file has it.
+    fn wanted(&self) -> Result<Queue, Failure> {
+        let topology = Topology::read(&self.file)?;
+        let queue = topology.queues().iter().find(|queue| queue.name() == self.queue);
+        let Some(queue) = queue else {
+            let file = self.file.display();
+            return Err(Failure::wrong(format_args!("{file} has no queue {:?}", self.queue)));
+        };
+        let why = if queue.is_named_by_broker() {
+            "is named by the broker, for one client"
+        } else if queue.is_exclusive() {
+            "belongs to one connection"
+        } else if queue.is_auto_delete() {
+            "is deleted with its last consumer"
+        } else if queue.queue_type() == Some(QueueType::Stream) {
+            "is a stream in the file, which is read and not emptied: declare it under another name"
+        } else if Names::of(&self.queue).back.len() > usize::from(u8::MAX) {
+            "has too long a name: no room is left for .leveret-migrate.back"
+        } else {
+            return Ok(queue.clone());
+        };
+        Err(Failure::wrong(format_args!("queue {:?} {why}: it cannot be migrated", self.queue)))
+    }
+
+    async fn migrate(&self, place: &Place<'_>) -> Result<(), Failure> {
+        let mut seen = place.look().await?;
+        if seen.queue == Declared::Absent && (self.undo || !seen.is_begun()) {
+            return Err(self.absent(&seen));
+        }
+        if seen.next().is_none() {
+            return self.tell("same", &format!("queue {:?}: there is nothing to do", self.queue));
+        }
+        place.check(&seen).await?;
+        if self.dry_run {
+            let mut steps = seen.all_steps(place.names()).into_iter();
+            return steps.try_for_each(|step| self.tell_step(step, place));
+        }
+        let mut taken: Vec<Step> = Vec::new();
+        let mut moved = Moved::default();
+        while let Some(step) = seen.next() {
+            taken.push(step);
+            let result = match taken.iter().filter(|other| **other == step).count() {
+                0..=MAX_TIMES => self.take(step, &seen, place, &mut moved).await,
+                _ => Err(Failure::new(format_args!(
+                    "somebody declares or binds queue {:?} again and again",
+                    self.queue
+                ))),
+            };
+            if let Err(failure) = result {
+                let is_begun = place.look().await.map_or(taken.len() > 1, |seen| seen.is_begun());
+                let more =
+                    ". Nothing is lost: run it again and it goes on, with --undo it goes back";
+                return Err(if is_begun { failure.and(more) } else { failure });
+            }
+            seen = place.look().await?;
+        }
+        self.finish(&moved)
+    }
+
+    async fn take(
+        &self,
+        step: Step,
+        seen: &Seen,
+        place: &Place<'_>,
+        moved: &mut Moved,
+    ) -> Result<(), Failure> {
+        self.tell_step(step, place)?;
+        place.take(step, seen, moved).await
+    }
+
+    fn absent(&self, seen: &Seen) -> Failure {
+        let queue = &self.queue;
+        match seen.is_begun() {
+            true => Failure::new(format_args!(
+                "queue {queue:?} is deleted already, and how it was is not known: run it without --undo, and it is declared as \
+                 the file has it"
+            )),
+            false => Failure::new(format_args!(
+                "there is no queue {queue:?}; `leveret topology apply` declares it"
+            )),
+        }
+    }
+
+    fn finish(&self, moved: &Moved) -> Result<(), Failure> {
+        let Moved { there, back, gone } = moved;
+        match self.form.json {
+            true => print_json(
+                &json!({ "step": "done", "moved_out": there, "moved_back": back, "gone": gone }),
+            )?,
+            false => print(&format!(
+                "done        queue {:?}: {} moved out, {back} back",
+                self.queue,
+                counted(*there, "message")
+            ))?,
+        }
+        match gone {
+            0 => Ok(()),
+            gone => Err(Failure::new(format_args!(
+                "{} that came directly while the queue was deleted went with it",
+                counted(*gone, "message")
+            ))),
+        }
+    }
+
+    fn tell_step(&self, step: Step, place: &Place<'_>) -> Result<(), Failure> {
+        self.tell(step.as_str(), &step.told(place.names()))
+    }
+
+    fn tell(&self, step: &str, text: &str) -> Result<(), Failure> {
+        match self.form.json {
+            true => print_json(&json!({ "step": step, "text": text, "dry_run": self.dry_run })),
+            false => print(&format!("{step:<11} {text}")),
+        }
+    }
+}

@@ -1,0 +1,600 @@
+//! Looking at the broker, and taking steps there.
+
+use std::time::{Duration, Instant};
+
+use leveret::amqp::{Connection, DeleteQueue, Options, QueueOptions, ReplyCode, Table};
+use leveret::{Change, Client, Queue, QueueType, Target, Topology};
+use serde_json::{Value, json};
+
+use super::Arguments;
+use super::step::{Declared, Names, Seen, Step};
+use crate::failure::Failure;
+use crate::management::{Bound, Management, QueueFacts, To};
+use crate::output::counted;
+use crate::progress::bar;
+
+/// How often the broker is asked whether a queue is empty.
+const LOOK_EVERY: Duration = Duration::from_millis(300);
+
+/// When it is said for what it waits.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Beyond the reach of any message, as for parking lots.
+const DELIVERY_LIMIT: i64 = 1_000_000_000;
+
+/// What ends messages by itself.
+const ENDINGS: [&str; 5] =
+    ["message-ttl", "max-length", "max-length-bytes", "expires", "delivery-limit"];
+
+/// The broker, and what is wanted there.
+pub(super) struct Place<'a> {
+    client: &'a Client,
+    management: &'a Management,
+    options: &'a Options,
+    names: &'a Names,
+    wanted: &'a Queue,
+    arguments: &'a Arguments,
+}
+
+/// How many messages were moved.
+#[derive(Debug, Default)]
+pub(super) struct Moved {
+    /// Out of the queue.
+    pub(super) there: u64,
+    /// Back into it.
+    pub(super) back: u64,
+    /// Deleted with the queue.
+    pub(super) gone: u64,
+}
+
+/// What became of the queue.
+enum Deleted {
+    /// It is replaced, and so many messages went with it.
+    With(u32),
+    /// It is not: something has come directly at the last moment.
+    No,
+}
+
+impl<'a> Place<'a> {
+    pub(super) fn new(
+        client: &'a Client,
+        management: &'a Management,
+        options: &'a Options,
+        names: &'a Names,
+        wanted: &'a Queue,
+        arguments: &'a Arguments,
+    ) -> Self {
+        Place { client, management, options, names, wanted, arguments }
+    }
+
+    pub(super) fn names(&self) -> &Names {
+        self.names
+    }
+
+    pub(super) async fn look(&self) -> Result<Seen, Failure> {
+        let Names { queue, gate, old, new, back } = self.names;
+        let api = self.management;
+        let mut bindings = api.bindings_to(To::Queue(queue)).await?;
+        let is_open = bindings.iter().any(|bound| bound.source == *gate);
+        bindings.retain(|bound| !self.names.is_ours(&bound.source));
+        let mut exchanges = Vec::new();
+        for name in [old, new, back] {
+            if api.has_exchange(name).await? {
+                exchanges.push(name.clone());
+            }
+        }
+        Ok(Seen {
+            queue: self.declared().await?,
+            bindings,
+            has_gate: api.has_exchange(gate).await?,
+            is_open,
+            gated: api.bindings_to(To::Exchange(gate)).await?,
+            has_old: api.queue(old).await?.is_some(),
+            has_new: api.queue(new).await?.is_some(),
+            exchanges,
+        })
+    }
+
+    /// How the queue is. The broker alone can tell whether two declarations are the same.
+    async fn declared(&self) -> Result<Declared, Failure> {
+        if self.management.queue(&self.names.queue).await?.is_none() {
+            return Ok(Declared::Absent);
+        }
+        if self.arguments.undo {
+            return Ok(Declared::AsWanted);
+        }
+        let plan = self.client.plan(&Topology::new().queue(self.wanted.clone())).await?;
+        match plan.steps().iter().map(|step| &step.change).next() {
+            Some(Change::Create) => Ok(Declared::Absent),
+            Some(Change::Same) => Ok(Declared::AsWanted),
+            Some(Change::Refused(error)) => Err(error.clone().into()),
+            _ => Ok(Declared::Otherwise),
+        }
+    }
+
+    /// Whether it can be done, before anything is touched.
+    pub(super) async fn check(&self, seen: &Seen) -> Result<(), Failure> {
+        if seen.queue != Declared::Otherwise {
+            return Ok(());
+        }
+        let facts = self.facts(&self.names.queue).await?;
+        let why = match facts.kind.as_deref() {
+            Some("stream") => "is a stream, which is read and not emptied",
+            _ if facts.exclusive => "belongs to one connection, and is gone with that",
+            _ if facts.auto_delete => "is deleted with its last consumer",
+            _ if seen.bindings.is_empty() && seen.gated.is_empty() && !self.arguments.direct => {
+                return Err(self.direct("has no bindings, so what it gets comes"));
+            }
+            _ => return self.check_senders().await,
+        };
+        Err(Failure::new(format_args!("queue {:?} {why}", self.names.queue)))
+    }
+
+    /// Somebody sends to the queue by its name.
+    fn direct(&self, how: &str) -> Failure {
+        let queue = &self.names.queue;
+        Failure::new(format_args!(
+            "queue {queue:?} {how} directly, by the default exchange{DIRECT}"
+        ))
+    }
+
+    /// Queues that dead-letter straight to the queue: what expires while it is gone would be dropped.
+    async fn check_senders(&self) -> Result<(), Failure> {
+        if self.arguments.direct {
+            return Ok(());
+        }
+        let text = |value: Option<&Value>| value.and_then(Value::as_str).map(str::to_owned);
+        for (name, facts) in self.management.queues().await? {
+            let setting = |name: &str| text(facts.setting(name));
+            let is_straight = setting("dead-letter-exchange").as_deref() == Some("")
+                && setting("dead-letter-routing-key").as_deref() == Some(&self.names.queue);
+            let is_safe = setting("dead-letter-strategy").as_deref() == Some("at-least-once");
+            if is_straight && !is_safe && facts.messages != Some(0) {
+                return Err(Failure::new(format_args!(
+                    "queue {name:?} has messages which it dead-letters to {:?} directly, by the default exchange{DIRECT}",
+                    self.names.queue
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) async fn take(
+        &self,
+        step: Step,
+        seen: &Seen,
+        moved: &mut Moved,
+    ) -> Result<(), Failure> {
+        let Names { queue, gate, old, new, .. } = self.names;
+        let api = self.management;
+        match step {
+            Step::Prepare => self.prepare().await,
+            Step::Connect => api.lead(gate, To::Queue(queue)).await,
+            Step::Redirect => self.redirect(&seen.bindings).await,
+            Step::Divert => {
+                let leading = api.bindings_to(To::Queue(queue)).await?;
+                let of_gate = leading.iter().find(|bound| bound.source == *gate);
+                match of_gate {
+                    Some(bound) => api.unbind(bound).await,
+                    None => Ok(()),
+                }
+            }
+            Step::Replace => self.replace(moved).await,
+            Step::Declare => self.declare().await,
+            Step::ReturnOld => self.give_back(old, moved).await,
+            Step::Reopen => self.reopen(moved).await,
+            Step::Restore => {
+                let bindings = &seen.gated;
+                self.lead_instead(bindings, To::Queue(queue)).await
+            }
+            Step::RemoveGate => api.delete_exchange(gate).await,
+            Step::ReturnNew => self.give_back(new, moved).await,
+            Step::Clean => {
+                for exchange in &seen.exchanges {
+                    api.delete_exchange(exchange).await?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// The gate comes last: it must not be there with nowhere to lead to.
+    async fn prepare(&self) -> Result<(), Failure> {
+        let Names { queue, gate, old, new, .. } = self.names;
+        let api = self.management;
+        let facts = self.facts(queue).await?;
+        let arguments = self.beside(&facts);
+        for name in [old, new] {
+            api.declare_queue(name, &arguments).await?;
+            if let Err(failure) = self.check_policy(name, &facts).await {
+                for name in [old, new] {
+                    self.client.delete_queue(name, DeleteQueue::default()).await?;
+                }
+                return Err(failure);
+            }
+            api.declare_fanout(name, json!({})).await?;
+            api.lead(name, To::Queue(name)).await?;
+        }
+        api.declare_fanout(gate, json!({ "alternate-exchange": new })).await
+    }
+
+    /// The arguments of a queue that keeps what the queue would keep: it is no less safe than before or after, and what expires goes
+    /// where it would have gone.
+    fn beside(&self, facts: &QueueFacts) -> Value {
+        let is_quorum = facts.kind.as_deref() == Some("quorum")
+            || self.wanted.queue_type() == Some(QueueType::Quorum);
+        let mut arguments = match is_quorum {
+            true => json!({ "x-queue-type": "quorum", "x-delivery-limit": DELIVERY_LIMIT }),
+            false => json!({ "x-queue-type": "classic" }),
+        };
+        for name in ["dead-letter-exchange", "dead-letter-routing-key"] {
+            if let Some(value) = facts.setting(name) {
+                arguments[format!("x-{name}")] = value.clone();
+            }
+        }
+        arguments
+    }
+
+    /// A policy that fits the name of a queue beside may end messages there that would have lived.
+    async fn check_policy(&self, name: &str, queue: &QueueFacts) -> Result<(), Failure> {
+        let facts = self.facts(name).await?;
+        let differs = |ending: &&&str| {
+            let there = facts.policy(ending);
+            there.is_some() && there != queue.policy(ending)
+        };
+        match ENDINGS.iter().find(differs) {
+            None => Ok(()),
+            Some(ending) => Err(Failure::new(format_args!(
+                "a policy sets {ending} for queue {name:?}, where messages are to wait, and does not for {:?}: change its pattern",
+                self.names.queue
+            ))),
+        }
+    }
+
+    /// Has messages of these bindings of the queue come by the gate.
+    async fn redirect(&self, bindings: &[Bound]) -> Result<(), Failure> {
+        self.lead_instead(bindings, To::Exchange(&self.names.gate)).await
+    }
+
+    /// Makes bindings that lead elsewhere, and takes those away for which there is another.
+    async fn lead_instead(&self, bindings: &[Bound], to: To<'_>) -> Result<(), Failure> {
+        let api = self.management;
+        for bound in bindings {
+            api.bind_like(bound, to).await?;
+        }
+        let made = api.bindings_to(to).await?;
+        for bound in bindings {
+            if !made.iter().any(|other| other.is_like(bound)) {
+                return Err(Failure::new(format_args!(
+                    "a binding to exchange {:?} with key {:?} cannot be made again as it is",
+                    bound.source, bound.routing_key
+                )));
+            }
+            api.unbind(bound).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes a binding away again that a client has made for the queue, which comes by the gate already.
+    async fn keep_diverted(&self) -> Result<(), Failure> {
+        let Names { queue, gate, .. } = self.names;
+        let mut bindings = self.management.bindings_to(To::Queue(queue)).await?;
+        let is_open = bindings.iter().any(|bound| bound.source == *gate);
+        bindings.retain(|bound| !self.names.is_ours(&bound.source));
+        if is_open || bindings.is_empty() || !self.management.has_exchange(gate).await? {
+            return Ok(());
+        }
+        self.redirect(&bindings).await
+    }
+
+    /// Moves what is in a queue by an exchange, until it is known that nothing is left: not in it, not at consumers, and not on
+    /// the way to where dead letters go.
+    async fn empty(
+        &self,
+        from: &str,
+        by: &str,
+        count: &mut u64,
+        watch: &mut Watch,
+    ) -> Result<(), Failure> {
+        let began = Instant::now();
+        let mut has_told = false;
+        loop {
+            self.keep_diverted().await?;
+            let facts = self.facts(from).await?;
+            let ready = self.client.inspect_queue(from).await?.messages;
+            watch.note(&facts, ready);
+            if watch.has_seen_others(&facts) {
+                return Err(self.direct("gets messages"));
+            }
+            if ready == 0 && watch.is_over() {
+                return Ok(());
+            }
+            let waited = began.elapsed();
+            if waited >= self.arguments.within {
+                return Err(Failure::new(format_args!(
+                    "queue {from:?} is not empty after {:?}: {}",
+                    self.arguments.within,
+                    left(&facts, ready)
+                )));
+            }
+            if !has_told && waited >= PATIENCE && (ready > 0 || facts.out() != Some(0)) {
+                has_told = true;
+                eprintln!("leveret: waiting: {}", left(&facts, ready));
+            }
+            match ready > 0 && !is_held_by_one(&facts) {
+                true => drop(self.move_ready(from, by, count).await?),
+                false => tokio::time::sleep(LOOK_EVERY).await,
+            }
+        }
+    }
+
+    /// Moves what is ready in a queue. How many that were.
+    async fn move_ready(&self, from: &str, by: &str, count: &mut u64) -> Result<u64, Failure> {
+        let bar = bar(0, "moved");
+        let shown = bar.clone();
+        let lot = self.client.parking_lot(from);
+        let task = lot.move_to(Target::exchange(by)).progress(move |progress| {
+            shown.set_length(progress.total);
+            shown.set_position(progress.done);
+        });
+        let progress = task.run().await;
+        bar.finish_and_clear();
+        let progress = progress?;
+        *count += progress.done;
+        match progress.not_done.first() {
+            None => Ok(progress.done),
+            Some(one) => Err(Failure::new(format_args!(
+                "{} cannot be moved from {from:?}: {}",
+                counted(progress.failed, "message"),
+                one.error
+            ))),
+        }
+    }
+
+    /// Moves back what has come meanwhile, and then has messages come to the queue again. Who publishes faster than can be moved
+    /// is not waited for.
+    async fn reopen(&self, moved: &mut Moved) -> Result<(), Failure> {
+        let Names { queue, gate, new, back, .. } = self.names;
+        self.prepare_back().await?;
+        let mut before = u64::MAX;
+        loop {
+            let number = self.move_ready(new, back, &mut moved.back).await?;
+            if number == 0 || number > before / 2 {
+                break;
+            }
+            before = number;
+        }
+        self.management.lead(gate, To::Queue(queue)).await
+    }
+
+    /// Empties the queue, deletes it, and declares it as it is wanted.
+    async fn replace(&self, moved: &mut Moved) -> Result<(), Failure> {
+        let Names { queue, old, .. } = self.names;
+        let began = Instant::now();
+        let others = if self.arguments.direct { Others::Allowed } else { Others::LookedFor };
+        let mut watch = Watch::new(others);
+        loop {
+            self.empty(queue, old, &mut moved.there, &mut watch).await?;
+            let facts = self.facts(queue).await?;
+            self.check_senders().await?;
+            match self.exchange_for_wanted(&facts).await? {
+                Deleted::With(gone) => {
+                    moved.gone += u64::from(gone);
+                    return Ok(());
+                }
+                Deleted::No if began.elapsed() < self.arguments.within => {}
+                Deleted::No => {
+                    return Err(Failure::new(format_args!(
+                        "messages keep coming to queue {queue:?} directly, by the default exchange: stop whoever sends them"
+                    )));
+                }
+            }
+        }
+    }
+
+    /// Deletes the queue, in which nothing is, and declares it. Both are sent at once, so that there is a queue of this name again
+    /// as soon as can be.
+    async fn exchange_for_wanted(&self, facts: &QueueFacts) -> Result<Deleted, Failure> {
+        let queue = self.names.queue.as_str();
+        let cannot = |error| Failure::new(format_args!("cannot replace queue {queue:?}: {error}"));
+        let connection = Connection::open(self.options).await.map_err(cannot)?;
+        let channel = connection.open_channel().await.map_err(cannot)?;
+        // Quorum queues do not know the condition.
+        let if_empty = facts.kind.as_deref() == Some("classic");
+        let when = DeleteQueue { if_empty, if_unused: false };
+        let (deleted, declared) = tokio::join!(
+            channel.delete_queue(queue, when),
+            channel.declare_queue(queue, self.declaration()?)
+        );
+        let _ = connection.close().await;
+        match deleted {
+            Err(error) if error.reply_code() == Some(ReplyCode::PRECONDITION_FAILED) => {
+                Ok(Deleted::No)
+            }
+            Err(error) => Err(cannot(error)),
+            Ok(gone) => declared.map(|_| Deleted::With(gone)).map_err(cannot),
+        }
+    }
+
+    async fn declare(&self) -> Result<(), Failure> {
+        let queue = self.names.queue.as_str();
+        let cannot = |error| Failure::new(format_args!("cannot declare queue {queue:?}: {error}"));
+        let connection = Connection::open(self.options).await.map_err(cannot)?;
+        let channel = connection.open_channel().await.map_err(cannot)?;
+        let declared = channel.declare_queue(queue, self.declaration()?).await;
+        let _ = connection.close().await;
+        declared.map(drop).map_err(cannot)
+    }
+
+    /// Not by the client: it would declare the queue again whenever it was away.
+    fn declaration(&self) -> Result<QueueOptions, Failure> {
+        let wanted = self.wanted;
+        let arguments = wanted.arguments().map(|(name, value)| (name, value.clone()));
+        Ok(QueueOptions {
+            durable: wanted.is_durable(),
+            exclusive: false,
+            auto_delete: false,
+            arguments: Table::from_pairs(arguments).map_err(Failure::wrong)?,
+        })
+    }
+
+    async fn prepare_back(&self) -> Result<(), Failure> {
+        let Names { queue, back, .. } = self.names;
+        self.management.declare_fanout(back, json!({})).await?;
+        self.management.lead(back, To::Queue(queue)).await
+    }
+
+    /// Moves all of a queue beside back, and deletes it.
+    async fn give_back(&self, from: &str, moved: &mut Moved) -> Result<(), Failure> {
+        self.prepare_back().await?;
+        let mut watch = Watch::new(Others::None);
+        self.empty(from, &self.names.back, &mut moved.back, &mut watch).await?;
+        let gone = self.client.delete_queue(from, DeleteQueue::default()).await?;
+        moved.gone += u64::from(gone);
+        Ok(())
+    }
+
+    async fn facts(&self, queue: &str) -> Result<QueueFacts, Failure> {
+        let found = self.management.queue(queue).await?;
+        found.ok_or_else(|| Failure::new(format_args!("queue {queue:?} is gone")))
+    }
+}
+
+/// What to do about who sends directly.
+const DIRECT: &str = ". While it is deleted and declared there is no queue of that name, and what comes in that moment is lost, \
+                      unless publishes are mandatory. Have it sent to an exchange, or wait, or say --direct";
+
+/// Whether others get messages only when a consumer goes.
+fn is_held_by_one(facts: &QueueFacts) -> bool {
+    let is_single = facts.setting("single-active-consumer") == Some(&Value::Bool(true));
+    !facts.consumer_details.is_empty() && (is_single || facts.exclusive_consumer_tag.is_some())
+}
+
+/// What is left in a queue, and who has it.
+fn left(facts: &QueueFacts, ready: u32) -> String {
+    let Some(unacked) = facts.messages_unacknowledged else {
+        return "the management API tells no counts; statistics may be turned off".to_owned();
+    };
+    let mut text =
+        format!("{} in it, {unacked} out at consumers", counted(ready.into(), "message"));
+    for consumer in facts.consumers() {
+        text += &format!("\n  {consumer}");
+    }
+    text
+}
+
+/// Who may still send to a queue that is being emptied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Others {
+    /// Nobody can.
+    None,
+    /// Who knows its name; it has to be known that there is nobody.
+    LookedFor,
+    /// Who knows its name, and that is how it is.
+    Allowed,
+}
+
+/// What is known of a queue that is being emptied. Counts come every few seconds, with nothing that says when they were made but
+/// how much the queue's process had computed by then.
+#[derive(Debug)]
+struct Watch {
+    others: Others,
+    /// What it had computed at the last count.
+    last: Option<u64>,
+    /// How many new counts have come.
+    counts: u32,
+    /// In how many of the last of them nothing was out.
+    clear: u32,
+    /// How many messages had been published into it.
+    published: Option<u64>,
+}
+
+/// New counts in which nothing is out. The first may be of the time before.
+const CLEAR: u32 = 2;
+/// New counts after which it is known how many messages were published before the queue was cut off. Publishers' channels report
+/// on their own, as often.
+const SETTLED: u32 = 4;
+/// New counts after which somebody who sends all the time would have been noticed.
+const NOTICED: u32 = 6;
+
+impl Watch {
+    fn new(others: Others) -> Self {
+        Watch { others, last: None, counts: 0, clear: 0, published: None }
+    }
+
+    fn note(&mut self, facts: &QueueFacts, ready: u32) {
+        let is_new = self.last.is_some() && facts.reductions != self.last;
+        self.last = facts.reductions;
+        if is_new {
+            self.counts += 1;
+            self.clear += 1;
+        }
+        // What was ready may be at a consumer by now.
+        if facts.out() != Some(0) || (ready > 0 && self.others != Others::Allowed) {
+            self.clear = 0;
+        }
+        if self.counts >= SETTLED {
+            self.published.get_or_insert(facts.published());
+        }
+    }
+
+    /// Whether somebody sends to it by its name who should not.
+    fn has_seen_others(&self, facts: &QueueFacts) -> bool {
+        let more = self.published.is_some_and(|published| facts.published() > published);
+        self.others == Others::LookedFor && more
+    }
+
+    /// Whether nothing is out, and nobody was noticed.
+    fn is_over(&self) -> bool {
+        self.clear >= CLEAR && (self.others != Others::LookedFor || self.counts >= NOTICED)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(unacked: Option<u64>, reductions: u64, published: u64) -> QueueFacts {
+        let facts = json!({
+            "messages_unacknowledged": unacked, "reductions": reductions, "message_stats": { "publish": published },
+        });
+        serde_json::from_value(facts).unwrap()
+    }
+
+    #[test]
+    fn a_queue_is_empty_when_it_was_counted_since_and_nothing_was_out() {
+        let mut watch = Watch::new(Others::None);
+        let mut after = |unacked, reductions, ready| {
+            watch.note(&facts(unacked, reductions, 0), ready);
+            watch.is_over()
+        };
+        // What is known at first, and the count after it, may be old.
+        assert_eq!(
+            [10, 10, 20, 20, 30].map(|at| after(Some(0), at, 0)),
+            [false, false, false, false, true]
+        );
+        // Somebody has a message, or may have taken one, or nobody knows: it begins anew.
+        for (unacked, ready) in [(Some(1), 0), (Some(0), 1), (None, 0)] {
+            assert!(!after(unacked, 40, ready));
+            assert_eq!([40, 50, 60].map(|at| after(Some(0), at, 0)), [false, false, true]);
+        }
+    }
+
+    #[test]
+    fn who_sends_to_a_queue_by_its_name_is_noticed() {
+        let mut watch = Watch::new(Others::LookedFor);
+        // What came before is counted late.
+        for (count, published) in [(0, 5), (1, 7), (2, 9), (3, 9), (4, 9), (5, 9)] {
+            watch.note(&facts(Some(0), count, published), 0);
+            assert!(!watch.is_over() && !watch.has_seen_others(&facts(Some(0), count, published)));
+        }
+        let one_more = facts(Some(0), 6, 10);
+        watch.note(&one_more, 0);
+        assert!(watch.has_seen_others(&one_more));
+        let mut allowed = Watch::new(Others::Allowed);
+        for count in 0..3 {
+            allowed.note(&facts(Some(0), count, count), 1);
+        }
+        assert!(allowed.is_over() && !allowed.has_seen_others(&one_more));
+    }
+}
