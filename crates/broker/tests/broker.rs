@@ -40,7 +40,7 @@ async fn a_message_goes_through_a_queue() {
         let publish = Publish { routing_key: "q", body: body.into(), ..Publish::default() };
         drop(channel.publish(&publish).await.unwrap());
     }
-    assert_eq!(channel.confirmed(Duration::from_secs(5)).await.unwrap().acked, 1000);
+    assert_eq!(channel.confirmed(Duration::from_secs(60)).await.unwrap().acked, 1000);
     let mut consumer = channel.consume("q", ConsumeOptions::default()).await.unwrap();
     for number in 0..1000 {
         let delivery = next(&mut consumer).await;

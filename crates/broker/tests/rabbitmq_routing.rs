@@ -19,7 +19,7 @@ use proptest::test_runner::TestRunner;
 use routing::{headers_match, table, topic_matches};
 use tokio::time::timeout;
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(60);
 const BINDINGS: usize = 200;
 const MESSAGES: usize = 300;
 const NO_ARGUMENTS: Table<'static> = Table::new();

@@ -17,7 +17,7 @@ use leveret_wire::method::{basic, connection};
 use leveret_wire::{Properties, ShortStr};
 use support::Broker;
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(60);
 
 fn tune(heartbeat: u16) -> connection::Tune {
     connection::Tune { channel_max: 2047, frame_max: 131_072, heartbeat }

@@ -11,7 +11,7 @@ use leveret_testkit::rabbitmq::{Builder, RabbitNode, Version};
 use leveret_testkit::{ScratchFolder, eventually};
 use tokio::time::timeout;
 
-const SOON: Duration = Duration::from_secs(15);
+const SOON: Duration = Duration::from_secs(60);
 
 /// Files that the URIs of a test name.
 struct Files(ScratchFolder);

@@ -23,7 +23,7 @@ use support::rabbit::{Dice, polled};
 use support::{Broker, connected, consuming, open_channel};
 
 /// How long anything may take before it counts as hanging.
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(60);
 
 /// A broker without queues. What is published it answers as the body wants it, and consumers get as many messages as
 /// they may have.

@@ -34,7 +34,7 @@ use tokio::net::{TcpListener, TcpStream, ToSocketAddrs};
 use tokio::time::timeout;
 
 /// How long a peer waits for what a test says must come.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The largest message a peer takes.
 const MAX_BODY: u64 = 256 * 1024 * 1024;

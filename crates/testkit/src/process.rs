@@ -130,7 +130,7 @@ impl GuardedProcess {
 pub(crate) async fn suspend(pid: u32) -> io::Result<()> {
     signal(pid, Signal::STOP)?;
     let what = format!("every thread of process {pid} to halt");
-    eventually(Duration::from_secs(10), what, || std::future::ready(threads_have_halted(pid)))
+    eventually(Duration::from_secs(60), what, || std::future::ready(threads_have_halted(pid)))
         .await;
     Ok(())
 }

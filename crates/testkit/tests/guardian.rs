@@ -9,7 +9,7 @@ use std::time::Duration;
 use leveret_testkit::process::{Ending, GuardedProcess};
 use leveret_testkit::{ScratchFolder, eventually};
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(60);
 /// A shell that starts another program and tells the process ids of both.
 const SHELL_WITH_CHILD: &str = "sleep 1000 & echo $$ $! >pids.new; mv pids.new pids; wait";
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use leveret_testkit::{FaultProxy, eventually, postgres};
 use tokio::net::TcpStream;
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(60);
 
 #[tokio::test]
 async fn each_test_gets_a_database_of_its_own_that_goes_away_with_it() {

@@ -7,7 +7,7 @@ use leveret_testkit::postgres::Postgres;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(60);
 
 #[tokio::test]
 async fn data_survives_stop_kill_and_restart() {

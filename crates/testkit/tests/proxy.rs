@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, timeout};
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(60);
 const A_WHILE: Duration = Duration::from_millis(200);
 const BOTH: [Direction; 2] = [Direction::ToServer, Direction::ToClient];
 

@@ -13,7 +13,7 @@ use support::{connect, declare, publish, take};
 use tokio::io::AsyncReadExt;
 use tokio::time::timeout;
 
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(60);
 
 #[tokio::test]
 async fn each_test_gets_a_virtual_host_of_its_own_that_goes_away_with_it() {

@@ -12,7 +12,7 @@ use leveret_testkit::eventually;
 
 use super::letter::{Letter, spelled};
 
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(60);
 
 /// Names and values of arguments or headers.
 pub(super) type Pairs<'a> = Vec<(&'a str, Value<'a>)>;

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use super::requests::{Asker, Step, steps};
 use super::table::{Answer, recorded};
 /// How long a broker may take to let go of what a closed connection had.
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(60);
 
 /// A broker, and the connections to it.
 pub(crate) struct Broker {

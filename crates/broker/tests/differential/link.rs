@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use super::show::{bare, show_body, show_properties};
 
 /// How long a broker may take for an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Channels from here on are the harness's own, and not the program's.
 pub(super) const HIDDEN: u16 = 100;

@@ -14,7 +14,7 @@ use super::record::{Record, in_order};
 use super::show::bare;
 
 /// Everything a step causes has happened after this long, or never will have.
-const QUIET_DEADLINE: Duration = Duration::from_secs(5);
+const QUIET_DEADLINE: Duration = Duration::from_secs(60);
 
 /// So many looks in a row must see nothing new. One is not enough: RabbitMQ's queues answer before they deliver.
 const LOOKS: usize = 3;

@@ -17,7 +17,7 @@ use lapin::{
 use leveret_testkit::eventually;
 use tokio::time::timeout;
 
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(60);
 
 /// Makes a test of every scenario, given the function that runs one on a broker of its choice.
 macro_rules! lapin_tests {

@@ -9,7 +9,7 @@ use leveret::amqp::{
 use leveret_broker::Profile;
 use leveret_testkit::eventually;
 
-pub(super) const SOON: Duration = Duration::from_secs(20);
+pub(super) const SOON: Duration = Duration::from_secs(60);
 
 pub(super) struct Stage {
     pub(super) profile: Profile,

@@ -127,7 +127,7 @@ async fn a_reader_that_went_away_is_no_error() {
     BufReader::new(child.0.stderr.take().unwrap()).read_line(&mut said).unwrap();
     drop(child.0.stdout.take());
     place.run(&["publish", "", "x", "--exchange", "news"]).ok();
-    let ended = eventually(Duration::from_secs(30), "the end of the program", || {
+    let ended = eventually(Duration::from_secs(60), "the end of the program", || {
         let ended = child.0.try_wait().unwrap();
         async move { ended }
     });

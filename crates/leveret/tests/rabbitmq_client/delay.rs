@@ -16,6 +16,12 @@ const PARKED: &str = "leveret.delay.unroutable";
 /// It waits in two queues.
 const SHORT: Duration = Duration::from_millis(375);
 
+/// What takes long because it waits is done for both types side by side.
+async fn at_once(both: [impl Future<Output = ()>; 2]) {
+    let [classic, quorum] = both;
+    tokio::join!(classic, quorum);
+}
+
 /// A client with a topic exchange, two queues bound to it, and a ladder of this type.
 async fn scene(vhost: &rabbitmq::Vhost, queue_type: QueueType) -> (Client, Publisher) {
     let client = client(vhost).await;
@@ -41,18 +47,19 @@ async fn only(client: &Client, queue: &str) -> Delivery {
 
 #[tokio::test]
 async fn messages_come_in_the_order_of_their_time_and_none_is_early() {
-    for queue_type in TYPES {
+    let both = TYPES.map(async |queue_type| {
         let vhost = rabbitmq::vhost().await;
         let client = client_with(&vhost, Queue::classic("q")).await;
         soon("a ladder", client.delays().declare(queue_type)).await.unwrap();
         let publisher = publisher(&client).await;
         let began = Instant::now();
-        // Far enough from each other for a machine that is busy.
-        for milliseconds in [5250, 250, 10_000, 2625] {
+        let send = async |milliseconds: u64| {
             let delay = Duration::from_millis(milliseconds);
             let sent = publisher.publish_in("q", milliseconds.to_string(), delay);
             soon("an outcome", sent).await.unwrap();
-        }
+        };
+        // All at once, and far enough from each other for a machine that is busy.
+        tokio::join!(send(5250), send(250), send(10_000), send(2625));
         let mut deliveries = client.consumer("q").stream().await.unwrap();
         for milliseconds in [250, 2625, 5250, 10_000] {
             let delivery = next(&mut deliveries).await;
@@ -61,7 +68,8 @@ async fn messages_come_in_the_order_of_their_time_and_none_is_early() {
             delivery.ack().unwrap();
         }
         assert_eq!(client.delays().pending().await.unwrap(), 0);
-    }
+    });
+    at_once(both).await;
 }
 
 #[tokio::test]
@@ -149,11 +157,12 @@ async fn a_delivered_message_can_be_delayed_again() {
 
 #[tokio::test]
 async fn what_finds_its_target_gone_is_parked() {
-    for queue_type in TYPES {
+    let both = TYPES.map(async |queue_type| {
         let vhost = rabbitmq::vhost().await;
         let (client, publisher) = scene(&vhost, queue_type).await;
         let to_queue = client.publisher("").build().await.unwrap();
-        let delay = Duration::from_secs(2);
+        // Long enough for the targets to be deleted before it is over.
+        let delay = Duration::from_secs(8);
         soon("an outcome", publisher.publish_in("order.paid", "one", delay)).await.unwrap();
         soon("an outcome", to_queue.publish_in("paid", "two", delay)).await.unwrap();
         client.delete_exchange("orders", Default::default()).await.unwrap();
@@ -165,7 +174,8 @@ async fn what_finds_its_target_gone_is_parked() {
         assert_eq!(missing.unwrap_err().kind(), ErrorKind::Missing);
         let missing = soon("an answer", to_queue.publish_in("paid", "four", delay)).await;
         assert_eq!(missing.unwrap_err().kind(), ErrorKind::Missing);
-    }
+    });
+    at_once(both).await;
 }
 
 #[tokio::test]
@@ -317,7 +327,7 @@ async fn to_an_exchange_with_an_alternate_the_broker_takes_the_last_step() {
 
 #[tokio::test]
 async fn a_high_priority_holds_up_nobody() {
-    for queue_type in TYPES {
+    let both = TYPES.map(async |queue_type| {
         let vhost = rabbitmq::vhost().await;
         let client = client_with(&vhost, Queue::classic("q")).await;
         soon("a ladder", client.delays().declare(queue_type)).await.unwrap();
@@ -340,7 +350,8 @@ async fn a_high_priority_holds_up_nobody() {
             _ => assert_eq!((delivery.properties().priority, kept), (Some(9), None)),
         }
         delivery.ack().unwrap();
-    }
+    });
+    at_once(both).await;
 }
 
 #[tokio::test]

@@ -53,6 +53,49 @@ impl Tally {
     }
 }
 
+/// Counts what an inbox was asked for: a test knows by that when all copies have come.
+#[derive(Clone)]
+struct Counting {
+    inbox: MemoryInbox,
+    asked: Arc<AtomicU32>,
+    known: Arc<AtomicU32>,
+}
+
+impl Counting {
+    fn of(inbox: &MemoryInbox) -> Counting {
+        Counting { inbox: inbox.clone(), asked: Arc::default(), known: Arc::default() }
+    }
+
+    async fn until_asked(&self, times: u32) {
+        eventually(SOON, format!("{times} messages"), async || {
+            let asked = self.asked.load(Ordering::SeqCst);
+            if asked == times { Ok(()) } else { Err(asked.to_string()) }
+        })
+        .await;
+    }
+
+    async fn until_known(&self, times: u32) {
+        eventually(SOON, format!("{times} copies of what was handled"), async || {
+            let known = self.known.load(Ordering::SeqCst);
+            if known == times { Ok(()) } else { Err(known.to_string()) }
+        })
+        .await;
+    }
+}
+
+impl Inbox for Counting {
+    fn open<'a>(&'a self, incoming: &'a Incoming) -> Doing<'a, Opened> {
+        Box::pin(async {
+            let opened = self.inbox.open(incoming).await?;
+            self.asked.fetch_add(1, Ordering::SeqCst);
+            if matches!(opened, Opened::Done(_)) {
+                self.known.fetch_add(1, Ordering::SeqCst);
+            }
+            Ok(opened)
+        })
+    }
+}
+
 async fn count(body: String, State(tally): State<Tally>) {
     tally.add(&body);
 }
@@ -93,14 +136,13 @@ async fn each_message_is_handled_once_however_many_workers_get_its_copies() {
     };
     let consumer = client.consumer("q").workers(16).subscribers(2).state(tally.clone());
     let inbox = by_id();
-    let runner = consumer.exactly_once(inbox.clone()).handle(slowly);
-    let stop = eventually(SOON, "all of them to be remembered", async || inbox.len() == MESSAGES);
-    let done = async {
-        stop.await;
-        until_depth(&client, "q", 0).await;
-        sleep(Duration::from_millis(300)).await;
+    let counting = Counting::of(&inbox);
+    let runner = consumer.exactly_once(counting.clone()).handle(slowly);
+    let stop = async {
+        eventually(SOON, "all of them to be remembered", async || inbox.len() == MESSAGES).await;
+        counting.until_known((MESSAGES * (COPIES - 1)) as u32).await;
     };
-    let summary = soon("the end", runner.run_until(done)).await.unwrap();
+    let summary = soon("the end", runner.run_until(stop)).await.unwrap();
     assert_eq!(summary.handled as usize, MESSAGES, "{summary:?}");
     assert_eq!(summary.duplicates as usize, MESSAGES * (COPIES - 1), "{summary:?}");
     for id in 0..MESSAGES {
@@ -129,20 +171,14 @@ async fn what_failed_is_tried_again_and_what_has_nothing_left_to_do_is_done() {
             _ => Ok(()),
         }
     };
-    let inbox = by_id();
+    let counting = Counting::of(&by_id());
     let runner = client
         .consumer("q")
         .retry(RetryPolicy::fixed(Duration::from_millis(100)).max_retries(5))
         .state(tally.clone())
-        .exactly_once(inbox.clone())
+        .exactly_once(counting.clone())
         .handle(handler);
-    let stop =
-        eventually(SOON, "three that are done", async || inbox.len() == 3 && tally.total() >= 7);
-    let done = async {
-        stop.await;
-        sleep(Duration::from_millis(500)).await;
-    };
-    let summary = soon("the end", runner.run_until(done)).await.unwrap();
+    let summary = soon("the end", runner.run_until(counting.until_known(3))).await.unwrap();
     assert_eq!((summary.handled, summary.duplicates), (3, 3), "{summary:?}");
     // Both copies fail twice, and then one of them is handled.
     assert_eq!((tally.of("gone"), tally.of("fails"), tally.of("panics")), (1, 5, 5));
@@ -226,27 +262,34 @@ async fn numbered_requests_have_their_replies_for_a_while() {
     let vhost = rabbitmq::vhost().await;
     let client = client_with(&vhost, Queue::classic("answers")).await;
     let publisher = publisher(&client).await;
-    let tally = Tally::default();
-    let draw = async |State(tally): State<Tally>| Json(tally.add("drawn"));
-    let remember = Remember::high_water().replies_for(Duration::from_secs(2));
-    let service = client.service("tickets").state(tally.clone()).method("m", draw);
-    let service = Running::start(service.exactly_once(MemoryInbox::new(remember))).await;
     let mut answers = client.consumer("answers").stream().await.unwrap();
-    let numbers = Sequence::fresh("asker");
-    let request = numbers.stamp(request("one", "")).await.unwrap();
-    let mut replies = Vec::new();
-    for pause in [0, 0, 3] {
-        sleep(Duration::from_secs(pause)).await;
-        publisher.publish("tickets", request.clone()).await.unwrap();
-        let reply = next(&mut answers).await;
-        replies.push(image(&reply));
-        reply.ack().unwrap();
+    let moment = Duration::from_millis(1);
+    for (time, is_known) in [(HOUR, true), (moment, false)] {
+        let tally = Tally::default();
+        let draw = async |State(tally): State<Tally>| Json(tally.add("drawn"));
+        let inbox = MemoryInbox::new(Remember::high_water().replies_for(time));
+        let service = client.service("tickets").state(tally.clone()).method("m", draw);
+        let service = Running::start(service.exactly_once(inbox)).await;
+        let numbers = Sequence::fresh("asker");
+        let request = numbers.stamp(request("one", "")).await.unwrap();
+        let mut replies = Vec::new();
+        for _ in 0..2 {
+            publisher.publish("tickets", request.clone()).await.unwrap();
+            let reply = next(&mut answers).await;
+            replies.push(image(&reply));
+            reply.ack().unwrap();
+            sleep(2 * moment).await;
+        }
+        if is_known {
+            assert_eq!(replies[0], replies[1]);
+        } else {
+            // It is not done again, and not answered as if it had not been done.
+            let second = String::from_utf8_lossy(&replies[1].1);
+            assert!(second.contains("no longer known"), "{replies:?}");
+        }
+        assert_eq!(tally.total(), 1);
+        assert_eq!(soon("the end", service.stop()).await.duplicates, 1);
     }
-    assert_eq!(replies[0], replies[1]);
-    // It is not done again, and not answered as if it had not been done.
-    assert!(String::from_utf8_lossy(&replies[2].1).contains("no longer known"), "{replies:?}");
-    assert_eq!(tally.total(), 1);
-    assert_eq!(soon("the end", service.stop()).await.duplicates, 2);
 }
 
 /// An inbox after whose first commit something breaks, before anybody hears of it.
@@ -505,7 +548,7 @@ async fn what_its_sender_has_released_is_forgotten_after_a_while() {
     let vhost = rabbitmq::vhost().await;
     let client = client_with(&vhost, Queue::classic("q")).await;
     let publisher = publisher(&client).await;
-    let inbox = MemoryInbox::new(Remember::until_released(Duration::from_secs(1)));
+    let inbox = MemoryInbox::new(Remember::until_released(Duration::from_secs(2)));
     let tally = Tally::default();
     let runner = client.consumer("q").state(tally.clone()).exactly_once(inbox.clone());
     let stop = async {
@@ -513,9 +556,10 @@ async fn what_its_sender_has_released_is_forgotten_after_a_while() {
             publish(&publisher, id, id).await;
         }
         eventually(SOON, "three of them", async || inbox.len() == 3).await;
-        publisher.publish("q", release(["1", "2", "unknown"])).await.unwrap();
         // The broker may still have a copy.
-        publish(&publisher, "2", "2").await;
+        let copy = Message::new("2").message_id("2");
+        let both = [("q", release(["1", "2", "unknown"])), ("q", copy)];
+        soon("outcomes", publisher.publish_batch(both)).await.unwrap();
         eventually(SOON, "the third alone", async || inbox.len() == 1).await;
         until_depth(&client, "q", 0).await;
     };
@@ -542,13 +586,12 @@ async fn a_message_that_two_queues_get_is_handled_once_in_each() {
         let tally = Tally::default();
         for queue in ["a", "b"] {
             publisher.publish("", Message::new("news").message_id("1")).await.unwrap();
+            let waiting = client.inspect_queue(queue).await.unwrap().messages;
+            let counting = Counting::of(&inbox);
             let runner = client.consumer(queue).state(tally.clone());
-            let runner = runner.exactly_once(inbox.clone()).handle(count);
-            let stop = async {
-                until_depth(&client, queue, 0).await;
-                sleep(Duration::from_millis(200)).await;
-            };
-            soon("the end", runner.run_until(stop)).await.unwrap();
+            let runner = runner.exactly_once(counting.clone()).handle(count);
+            let all = counting.until_asked(waiting);
+            soon("the end", runner.run_until(all)).await.unwrap();
         }
         assert_eq!(tally.total(), times);
     }

@@ -152,20 +152,23 @@ async fn a_short_wait_does_not_stand_behind_a_long_one() {
 
 #[tokio::test]
 async fn what_waits_for_a_queue_that_is_gone_is_parked() {
-    for queue in types() {
+    let waits_in_vain = async |queue: Queue| {
         let vhost = rabbitmq::vhost().await;
         let client = client_with(&vhost, queue).await;
         let publisher = publisher(&client).await;
         soon("an outcome", publisher.publish("q", "job")).await.unwrap();
-        let policy = RetryPolicy::fixed(Duration::from_secs(2));
+        // Long enough for the queue to be deleted before it is over.
+        let policy = RetryPolicy::fixed(Duration::from_secs(8));
         let runner = client.consumer("q").retry(policy).handle(async || Err::<(), _>("no"));
-        let stop = until_depth(&client, "q.wait.2s", 1);
+        let stop = until_depth(&client, "q.wait.8s", 1);
         soon("the end", runner.run_until(stop)).await.unwrap();
         client.delete_queue("q", Default::default()).await.unwrap();
         let parked = the_message(&client, "q.parked").await;
         assert_eq!(parked.body(), "job");
         parked.ack().unwrap();
-    }
+    };
+    let [classic, quorum] = types();
+    tokio::join!(waits_in_vain(classic), waits_in_vain(quorum));
 }
 
 /// The broker refuses a name that is not the publisher's own, and closes the channel.
@@ -477,8 +480,9 @@ async fn what_orbs_service_cannot_send_back_for_long_is_not_lost() {
     assert_eq!((redelivered.sent_back, redelivered.parked), (1, 0));
 }
 
-/// Lets a message of one priority fail, a second later one of another, and says which of them came again first.
-async fn first_again(first: Message, second: Message) -> String {
+/// Lets a message of one priority fail, and while that one waits, in this queue, one of another; and says which of them came
+/// again first.
+async fn first_again(first: Message, waits_in: &str, second: Message) -> String {
     let vhost = rabbitmq::vhost().await;
     let client = client_with(&vhost, Queue::quorum("q")).await;
     let publisher = publisher(&client).await;
@@ -495,7 +499,9 @@ async fn first_again(first: Message, second: Message) -> String {
     let stop = async {
         soon("an outcome", publisher.publish("q", first)).await.unwrap();
         let (_, _, of_first) = soon("a delivery", seen.recv()).await.unwrap();
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        until_depth(&client, waits_in, 1).await;
+        // They wait in different queues: their times are to be apart.
+        tokio::time::sleep(Duration::from_secs(2)).await;
         soon("an outcome", publisher.publish("q", second)).await.unwrap();
         while again.len() < 2 {
             let (body, attempt, priority) = soon("a delivery", seen.recv()).await.unwrap();
@@ -507,7 +513,7 @@ async fn first_again(first: Message, second: Message) -> String {
             }
         }
     };
-    let policy = RetryPolicy::fixed(Duration::from_secs(2));
+    let policy = RetryPolicy::fixed(Duration::from_secs(5));
     client.consumer("q").retry(policy).handle(handler).run_until(stop).await.unwrap();
     again.swap_remove(0)
 }
@@ -515,6 +521,9 @@ async fn first_again(first: Message, second: Message) -> String {
 #[tokio::test]
 async fn in_wait_queues_a_message_of_higher_priority_holds_up_nobody() {
     let (high, low) = (Message::new("second").priority(9), Message::new("first").priority(0));
-    assert_eq!(first_again(Message::new("first"), high).await, "first");
-    assert_eq!(first_again(low, Message::new("second")).await, "first");
+    let again = tokio::join!(
+        first_again(Message::new("first"), "q.wait.5s", high),
+        first_again(low, "q.wait.5s.0", Message::new("second")),
+    );
+    assert_eq!((again.0.as_str(), again.1.as_str()), ("first", "first"));
 }

@@ -58,6 +58,14 @@ pub async fn until_depth(client: &Client, queue: &str, messages: u32) {
     .await;
 }
 
+/// Waits until a queue has a consumer.
+pub async fn until_consumed(client: &Client, queue: &str) {
+    eventually(SOON, format!("a consumer of {queue}"), async || {
+        client.inspect_queue(queue).await.map(|found| found.consumers > 0).unwrap_or_default()
+    })
+    .await;
+}
+
 pub async fn until_healthy(client: &Client) {
     eventually(SOON, "health", async || {
         let health = client.health();

@@ -13,7 +13,7 @@ use sqlx::postgres::PgPoolOptions;
 
 use crate::support::outbox::{self, Stage, write};
 
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 async fn pool() -> (Database, PgPool) {
     let database = database().await;

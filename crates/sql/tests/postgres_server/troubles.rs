@@ -9,7 +9,7 @@ use sqlx::postgres::PgPoolOptions;
 
 use crate::support::outbox::Stage;
 
-const DEADLINE: Duration = Duration::from_secs(30);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 /// It would look for messages in an hour; so what finds them is that it listens again.
 #[tokio::test]

@@ -11,7 +11,7 @@ use leveret_testkit::{FaultProxy, eventually};
 use super::outbox::pool;
 use crate::support::outbox::Stage;
 
-const DEADLINE: Duration = Duration::from_secs(30);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 #[tokio::test]
 async fn a_broker_that_is_away_is_waited_for_and_counts_for_no_message() {

@@ -12,7 +12,7 @@ use sqlx::Pool;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A database with its tables, and a broker with the queue `q` and the exchange `events`, whose events are for `q`.
 pub struct Stage<D: Backend> {

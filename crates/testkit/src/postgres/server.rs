@@ -14,7 +14,7 @@ use crate::process::{Ending, GuardedProcess, children, signal, suspend};
 use crate::scratch::ScratchFolder;
 
 const BOOT_DEADLINE: Duration = Duration::from_secs(60);
-const END_DEADLINE: Duration = Duration::from_secs(30);
+const END_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Shared memory in files of the data folder goes away with it.
 const SETTINGS: [&str; 2] = ["dynamic_shared_memory_type=mmap", "listen_addresses=127.0.0.1"];

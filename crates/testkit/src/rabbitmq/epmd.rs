@@ -11,7 +11,7 @@ use crate::port::free_ports;
 use crate::process::{Ending, GuardedProcess};
 use crate::random::random;
 
-const BOOT_DEADLINE: Duration = Duration::from_secs(20);
+const BOOT_DEADLINE: Duration = Duration::from_secs(60);
 
 /// The circle of nodes that know each other: a name server on a port of its own and the secret they
 /// share.

@@ -21,9 +21,9 @@ use crate::scratch::ScratchFolder;
 /// A node is ready in 5 to 10 s; three at once on two busy cores take longer.
 const BOOT_DEADLINE: Duration = Duration::from_secs(120);
 const STOP_DEADLINE: Duration = Duration::from_secs(60);
-const KILL_DEADLINE: Duration = Duration::from_secs(10);
+const KILL_DEADLINE: Duration = Duration::from_secs(60);
 const CTL_DEADLINE: Duration = Duration::from_secs(60);
-const ALARM_DEADLINE: Duration = Duration::from_secs(20);
+const ALARM_DEADLINE: Duration = Duration::from_secs(60);
 
 /// A running RabbitMQ node with its own data, ports and name. It ends, and its data with it, when
 /// it is dropped or the test process dies.
