@@ -7,11 +7,12 @@ use leveret::amqp::{
     ErrorKind, ExchangeOptions, GetOptions, Options, Outcome, Properties, Publish, QueueOptions,
     Refused, ReplyCode, Table, Tally,
 };
-use leveret_testkit::eventually;
+use leveret_testkit::proxy::{Cut, Direction};
 use leveret_testkit::rabbitmq::{self, Vhost};
+use leveret_testkit::{FaultProxy, eventually};
 use tokio::time::timeout;
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(60);
 
 async fn connect(vhost: &Vhost) -> Connection {
     let options = Options::from_uri(&vhost.url()).unwrap();
@@ -489,4 +490,47 @@ async fn a_consumer_name_that_is_taken_is_refused_here() {
     drop(first);
     channel.publish(&to_q("for the second")).await.unwrap().await;
     next(&mut second).await.ack().unwrap();
+}
+
+#[tokio::test]
+async fn a_stalled_network_is_found_out_and_a_cut_one_at_once() {
+    let vhost = rabbitmq::vhost().await;
+    if vhost.broker().is_embedded() {
+        return;
+    }
+    let proxy = FaultProxy::to(vhost.broker().addr()).await;
+    let with_heartbeat = |seconds| {
+        let mut options = Options::from_uri(&proxy.url(&vhost.url())).unwrap();
+        options.heartbeat = Some(Duration::from_secs(seconds));
+        options
+    };
+    let connection = Connection::open(&with_heartbeat(1)).await.unwrap();
+    proxy.stall(Direction::ToClient);
+    let error = timeout(SOON, connection.ended()).await.unwrap();
+    assert_eq!(error.kind(), ErrorKind::HeartbeatLost);
+
+    proxy.heal().await;
+    let connection = Connection::open(&with_heartbeat(60)).await.unwrap();
+    proxy.cut(Cut::Reset);
+    let error = timeout(SOON, connection.ended()).await.unwrap();
+    assert_eq!(error.kind(), ErrorKind::ConnectionLost);
+}
+
+#[tokio::test]
+async fn dropped_handles_leave_no_connection_behind() {
+    let vhost = rabbitmq::vhost().await;
+    if vhost.broker().is_embedded() {
+        return;
+    }
+    let (connection, channel) = confirming(&vhost).await;
+    let consumer = channel.consume("q", ConsumeOptions::default()).await.unwrap();
+    eventually(SOON, "the connection to be listed", async || {
+        vhost.connections().await.is_ok_and(|list| list.len() == 1)
+    })
+    .await;
+    drop((connection, channel, consumer));
+    eventually(SOON, "the connection to be gone", async || {
+        vhost.connections().await.is_ok_and(|list| list.is_empty())
+    })
+    .await;
 }

@@ -10,6 +10,7 @@ mod rabbitmq_client {
     mod events;
     mod handling;
     mod inbox;
+    mod losses;
     mod parking;
     mod parking_beside;
     mod parking_cuts;

@@ -12,5 +12,4 @@ mod rabbitmq_node_client {
     mod parking;
     mod plans;
     mod rpc;
-    mod scene;
 }

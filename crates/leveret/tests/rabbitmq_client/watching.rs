@@ -77,3 +77,33 @@ async fn an_object_that_cannot_be_restored_is_reported_and_tried_again() {
     until_event(&mut events, "the queue", back).await;
     assert!(mine.inspect_queue("q").await.is_ok());
 }
+
+/// RabbitMQ does not count them.
+#[tokio::test]
+async fn checks_leave_consumers_of_streams_and_inactive_ones_alone() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let topology = Topology::new()
+        .queue(Queue::stream("stream"))
+        .queue(Queue::quorum("single").single_active_consumer());
+    soon("the queues", client.apply(&topology)).await.unwrap();
+    let mut streams = Vec::new();
+    for queue in ["stream", "single"] {
+        for _ in 0..2 {
+            streams.push(client.consumer(queue).stream().await.unwrap());
+        }
+        // With each of them once, as the second one may come later than a check.
+        for _ in 0..2 {
+            assert!(soon("a check", client.check_health()).await.is_healthy());
+        }
+    }
+    let publisher = publisher(&client).await;
+    for queue in ["stream", "single"] {
+        soon("an outcome", publisher.publish(queue, "1")).await.unwrap();
+    }
+    for at in [0, 1, 2] {
+        let delivery = next(&mut streams[at]).await;
+        assert!(!delivery.redelivered());
+        delivery.ack().unwrap();
+    }
+}

@@ -1,11 +1,9 @@
 use std::time::Duration;
 
-use leveret::{ErrorKind, Next, Queue, Topology};
+use leveret::{ErrorKind, Next, Queue};
 use leveret_testkit::rabbitmq::{RabbitNode, Version, Vhost};
 
-use crate::support::client::{
-    client, client_with, next, publisher, soon, until_healthy, until_unhealthy,
-};
+use crate::support::client::{client_with, next, publisher, soon, until_healthy, until_unhealthy};
 
 const BRIEFLY: Duration = Duration::from_secs(2);
 
@@ -36,36 +34,6 @@ async fn a_consumer_that_the_broker_has_forgotten_is_found_and_begins_anew() {
     assert!(!health.consumers[0].is_live, "{health:?}");
     next(&mut deliveries).await.ack().unwrap();
     until_healthy(&client).await;
-}
-
-#[tokio::test]
-async fn consumers_that_the_broker_does_not_count_are_left_alone() {
-    let node = RabbitNode::start(Version::under_test()).await;
-    let vhost = node.vhost().await;
-    let client = client(&vhost).await;
-    let topology = Topology::new()
-        .queue(Queue::stream("stream"))
-        .queue(Queue::quorum("single").single_active_consumer());
-    soon("the queues", client.apply(&topology)).await.unwrap();
-    let mut streams = Vec::new();
-    for queue in ["stream", "single"] {
-        for _ in 0..2 {
-            streams.push(client.consumer(queue).stream().await.unwrap());
-        }
-        // With each of them once, as the second one may come later than a check.
-        for _ in 0..2 {
-            assert!(soon("a check", client.check_health()).await.is_healthy());
-        }
-    }
-    let publisher = publisher(&client).await;
-    for queue in ["stream", "single"] {
-        soon("an outcome", publisher.publish(queue, "1")).await.unwrap();
-    }
-    for at in [0, 1, 2] {
-        let delivery = next(&mut streams[at]).await;
-        assert!(!delivery.redelivered());
-        delivery.ack().unwrap();
-    }
 }
 
 #[tokio::test]

@@ -1,8 +1,8 @@
 use leveret::ClientEvent;
 use leveret_testkit::rabbitmq::{RabbitNode, Version};
 
-use super::scene::{DURABLE, MINE, Scene};
 use crate::support::client::{soon, until_event, until_healthy, until_unhealthy};
+use crate::support::scene::{DURABLE, MINE, Scene};
 
 fn url(node: &RabbitNode) -> String {
     format!("{}?heartbeat=1", node.url())

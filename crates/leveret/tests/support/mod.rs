@@ -7,6 +7,7 @@ pub mod books;
 pub mod client;
 pub mod drops;
 pub mod plan;
+pub mod scene;
 pub mod services;
 
 use leveret::amqp::{Connection, Error, Options};
@@ -123,7 +124,7 @@ pub mod rabbit {
     use tokio::time::timeout;
 
     /// How long anything may take before it counts as hanging.
-    pub const SOON: Duration = Duration::from_secs(20);
+    pub const SOON: Duration = Duration::from_secs(60);
 
     pub fn options(vhost: &Vhost) -> Options {
         Options::from_uri(&vhost.url()).unwrap()

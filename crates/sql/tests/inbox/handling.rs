@@ -71,7 +71,7 @@ async fn of_a_handler_that_fails_panics_or_is_cut_short_nothing_stays() {
         }
     };
     let runner = scene.client.consumer("q").workers(2).retry(quickly());
-    let runner = runner.layer(TimeoutLayer::new(Duration::from_millis(500)));
+    let runner = runner.layer(TimeoutLayer::new(Duration::from_secs(3)));
     let runner = runner.exactly_once(scene.by_id()).handle(handler);
     let stop = async {
         for name in ["fails", "panics", "hangs", "gone", "fine"] {

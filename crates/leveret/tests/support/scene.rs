@@ -13,16 +13,16 @@ use leveret_testkit::eventually;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::support::client::{SOON, soon, until_healthy, until_unhealthy};
+use super::client::{SOON, soon, until_healthy, until_unhealthy};
 
 /// What a client that is told to wait no longer waits at most.
 const BRIEFLY: Duration = Duration::from_millis(500);
 
 type Seen = Arc<Mutex<HashSet<(String, String)>>>;
 
-pub(super) struct Scene {
-    pub(super) client: Client,
-    pub(super) publisher: Publisher,
+pub struct Scene {
+    pub client: Client,
+    pub publisher: Publisher,
     /// Of a client that does not wait for the broker to come back.
     hasty: (Client, Publisher),
     /// Which queue has delivered which message.
@@ -33,10 +33,10 @@ pub(super) struct Scene {
 }
 
 /// The queues that get each message.
-pub(super) const DURABLE: &str = "durable";
-pub(super) const MINE: &str = "mine";
+pub const DURABLE: &str = "durable";
+pub const MINE: &str = "mine";
 
-pub(super) fn topology() -> Topology {
+pub fn topology() -> Topology {
     Topology::new()
         .exchange(Exchange::topic("orders"))
         .queue(Queue::classic(DURABLE).bind("orders", "#"))
@@ -51,7 +51,7 @@ async fn connect(url: &str, timeout: Duration) -> Client {
 
 impl Scene {
     /// At a URL, which should ask for short heartbeats.
-    pub(super) async fn at(url: &str) -> Scene {
+    pub async fn at(url: &str) -> Scene {
         let client = connect(url, SOON).await;
         soon("the topology", client.apply(&topology())).await.unwrap();
         let publisher = client.publisher("orders").timeout(SOON).build().await.unwrap();
@@ -82,7 +82,7 @@ impl Scene {
     }
 
     /// Publishes a message, and waits until the durable queue has delivered it: what is confirmed is not lost.
-    pub(super) async fn publish(&self) -> String {
+    pub async fn publish(&self) -> String {
         let body = self.published.fetch_add(1, Ordering::SeqCst).to_string();
         soon("an outcome", self.publisher.publish("a", body.clone())).await.unwrap();
         eventually(SOON, "the message", async || self.has_seen(DURABLE, &body)).await;
@@ -91,7 +91,7 @@ impl Scene {
 
     /// Messages arrive in both queues, and health is fine. A message may get lost to a queue that goes with its
     /// connection, so there is another one.
-    pub(super) async fn works(&self) {
+    pub async fn works(&self) {
         eventually(SOON, "a message from the queue that the broker names", async || {
             let body = self.publish().await;
             let seen = eventually(SOON / 4, "a message", async || self.has_seen(MINE, &body));
@@ -102,7 +102,7 @@ impl Scene {
     }
 
     /// While the broker is away: health says so, and who does not want to wait does not.
-    pub(super) async fn knows_that_the_broker_is_away(&self) {
+    pub async fn knows_that_the_broker_is_away(&self) {
         until_unhealthy(&self.client).await;
         eventually(SOON, "all connections to be known as lost", async || {
             !self.client.health().connections.iter().any(|connection| connection.is_up)
@@ -118,7 +118,7 @@ impl Scene {
     }
 
     /// Stops in good order.
-    pub(super) async fn ends(self) {
+    pub async fn ends(self) {
         self.stop.send_replace(true);
         for consumer in self.consumers {
             soon("a consumer to end", consumer).await.unwrap().unwrap();

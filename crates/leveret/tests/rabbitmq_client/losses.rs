@@ -1,0 +1,98 @@
+//! What a client at work does when a connection or a queue is lost.
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use leveret::{Client, ClientEvent, ErrorKind, Queue, Topology};
+use leveret_testkit::proxy::{Cut, Direction};
+use leveret_testkit::{FaultProxy, eventually, rabbitmq};
+
+use crate::support::client::{CONSUMING, SOON, client, cut, soon, until_event, until_healthy};
+use crate::support::scene::{DURABLE, MINE, Scene};
+
+#[tokio::test]
+async fn a_connection_that_is_cut_in_the_midst_of_a_frame_is_made_again() {
+    let vhost = rabbitmq::vhost().await;
+    if vhost.broker().is_embedded() {
+        return;
+    }
+    let proxy = FaultProxy::to(vhost.broker().addr()).await;
+    let scene = Scene::at(&proxy.url(&vhost.url())).await;
+    for (how, direction) in [(Cut::Reset, Direction::ToServer), (Cut::Finish, Direction::ToClient)]
+    {
+        // Five octets at a time, and none is quick: a frame has more.
+        proxy.split(direction, NonZeroUsize::new(5).unwrap());
+        proxy.delay(direction, Duration::from_millis(10));
+        let mut events = scene.client.watch();
+        let before = proxy.seen();
+        let cutting = async {
+            eventually(SOON, "bytes on their way", async || {
+                let seen = proxy.seen();
+                seen.to_server > before.to_server && seen.to_client > before.to_client
+            })
+            .await;
+            proxy.cut(how);
+            proxy.heal().await;
+        };
+        tokio::join!(scene.publish(), cutting);
+        let lost = |event: &ClientEvent| matches!(event, ClientEvent::Lost { .. });
+        until_event(&mut events, "the loss", lost).await;
+        scene.works().await;
+    }
+    scene.ends().await;
+}
+
+#[tokio::test]
+async fn a_queue_that_is_deleted_or_declared_otherwise_under_its_consumer() {
+    let vhost = rabbitmq::vhost().await;
+    // There the consumer is always back before anybody else.
+    if vhost.broker().is_embedded() {
+        return;
+    }
+    let scene = Scene::at(&vhost.url()).await;
+    let other = client(&vhost).await;
+
+    let mut events = scene.client.watch();
+    other.delete_queue(DURABLE, Default::default()).await.unwrap();
+    let lost = |event: &ClientEvent| matches!(event, ClientEvent::ConsumerLost { queue, .. } if queue == DURABLE);
+    until_event(&mut events, "the loss", lost).await;
+    until_healthy(&scene.client).await;
+    scene.works().await;
+
+    // A queue that the broker named is deleted by nobody but its owner; this one has another connection and may not.
+    let name = scene.client.queue_name(MINE);
+    let error = soon("an answer", other.delete_queue(&name, Default::default())).await.unwrap_err();
+    assert_eq!(error.reply_code(), Some(leveret::amqp::ReplyCode::RESOURCE_LOCKED), "{error}");
+
+    // Somebody deletes the queue, and declares it with other arguments before the consumer is back.
+    let theirs = Queue::classic(DURABLE).max_length(1_000_000).bind("orders", "#");
+    let mut events = scene.client.watch();
+    replace(&other, theirs).await;
+    until_event(&mut events, "the loss", lost).await;
+    until_healthy(&scene.client).await;
+    scene.works().await;
+    let info = soon("an answer", other.inspect_queue(DURABLE)).await.unwrap();
+    assert_eq!(info.consumers, 1);
+
+    // After a reconnect it cannot be restored as it was; that is said, and does not stop anything.
+    let mut events = scene.client.watch();
+    cut(&vhost, &scene.client, CONSUMING).await;
+    let not = |event: &ClientEvent| matches!(event, ClientEvent::NotRestored { object, .. } if object.contains(DURABLE));
+    let ClientEvent::NotRestored { error, .. } = until_event(&mut events, "a report", not).await
+    else {
+        unreachable!("it is one")
+    };
+    assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+    scene.works().await;
+    scene.ends().await;
+}
+
+/// Deletes a queue and declares another one of its name. Its consumer may be quicker and declare it as it was; then
+/// again.
+async fn replace(client: &Client, queue: Queue) {
+    eventually(SOON, "another queue of this name", async || {
+        let _ = client.delete_queue(queue.name(), Default::default()).await;
+        client.apply(&Topology::new().queue(queue.clone())).await
+    })
+    .await;
+}
