@@ -55,7 +55,7 @@ enum Job {
     Retry(retry::Arguments),
     /// Calls and replies: Leveret, and lapin by hand, over the embedded broker and a real RabbitMQ
     Rpc(rpc::Arguments),
-    /// Sending what is in an outbox: Leveret's relay, and relays by hand with lapin, between PostgreSQL and RabbitMQ
+    /// Sending what is in an outbox: Leveret's relay, and relays by hand with lapin, between PostgreSQL or SQLite and RabbitMQ
     Outbox(outbox::Arguments),
     /// Handling messages exactly once: Leveret's inbox, and lapin and sqlx by hand, between RabbitMQ and PostgreSQL; and what it
     /// takes to remember many of them

@@ -17,7 +17,7 @@ pub(crate) async fn run(run: Run, at_once: i64) -> Result<Measured, Failure> {
     let connection = Connection::connect(&run.broker_url(), properties).await?;
     let channel = connection.create_channel().await?;
     channel.confirm_select(ConfirmSelectOptions::default()).await?;
-    let pool = PgPool::connect(&run.database_url()).await?;
+    let pool = run.postgres().await?;
     let meter = Meter::start();
     let mut sent = 0;
     while sent < run.messages {

@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(240);
 pub(crate) fn run_one(run: Run) -> io::Result<()> {
     answer(PATIENCE, async {
         match run.candidate {
-            Candidate::Leveret => leveret::run(run, Order::Strict).await,
+            Candidate::Leveret | Candidate::LeveretSqlite => leveret::run(run, Order::Strict).await,
             Candidate::LeveretPipelined => leveret::run(run, Order::Pipelined).await,
             Candidate::ByHand => by_hand::run(run, 1).await,
             Candidate::HandInBatches => by_hand::run(run, 1000).await,
@@ -25,12 +25,12 @@ pub(crate) fn run_one(run: Run) -> io::Result<()> {
 }
 
 /// The parent's side: has a run done, and says how it went or why it failed.
-pub(super) async fn start(run: Run) -> io::Result<Result<Measured, String>> {
+pub(super) async fn start(run: &Run) -> io::Result<Result<Measured, String>> {
     let options = [
         ("--candidate", run.candidate.to_string()),
         ("--job", run.job.to_string()),
         ("--port", run.port.to_string()),
-        ("--database", run.database.to_string()),
+        ("--database", run.database.clone()),
         ("--size", run.size.to_string()),
         ("--messages", run.messages.to_string()),
     ];

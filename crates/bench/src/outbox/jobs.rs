@@ -1,6 +1,8 @@
 //! What is measured: candidates, jobs, and the description of one run.
 
 use clap::{Args, ValueEnum};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
+use sqlx::{PgPool, SqlitePool};
 
 use crate::client::display_as_argument;
 
@@ -10,10 +12,12 @@ pub(super) const QUEUE: &str = "bench.outbox";
 /// Who does the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Candidate {
-    /// A relay of leveret-sql, as it is by default
+    /// A relay of leveret-sql, as it is by default, on PostgreSQL as all but one
     Leveret,
     /// The same, pipelined: it does not wait for the confirm of one message of a key before it sends the next
     LeveretPipelined,
+    /// A relay of leveret-sql, as it is by default, on SQLite in a file
+    LeveretSqlite,
     /// By hand, as it is mostly written: one row at a time, published with lapin, its confirm awaited, deleted, committed
     ByHand,
     /// By hand, for speed: 1000 rows at a time, all published before their confirms are awaited, deleted together. It keeps no
@@ -24,7 +28,7 @@ pub(crate) enum Candidate {
 impl Candidate {
     pub(super) fn can(self, job: Job) -> bool {
         match self {
-            Candidate::Leveret | Candidate::ByHand => true,
+            Candidate::Leveret | Candidate::LeveretSqlite | Candidate::ByHand => true,
             Candidate::LeveretPipelined => job == Job::OneKey,
             Candidate::HandInBatches => job == Job::NoOrder,
         }
@@ -43,7 +47,7 @@ pub(crate) enum Job {
 }
 
 /// One run of one candidate, in a process of its own.
-#[derive(Args, Clone, Copy, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct Run {
     #[arg(long)]
     pub(super) candidate: Candidate,
@@ -52,9 +56,9 @@ pub(crate) struct Run {
     /// Where RabbitMQ listens on 127.0.0.1
     #[arg(long)]
     pub(super) port: u16,
-    /// Where PostgreSQL listens on 127.0.0.1
+    /// The URL of the database
     #[arg(long)]
-    pub(super) database: u16,
+    pub(super) database: String,
     #[arg(long)]
     pub(super) size: u32,
     #[arg(long)]
@@ -62,8 +66,16 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    pub(super) fn database_url(&self) -> String {
-        format!("postgres://postgres@127.0.0.1:{}/postgres", self.database)
+    pub(super) async fn postgres(&self) -> sqlx::Result<PgPool> {
+        PgPool::connect(&self.database).await
+    }
+
+    /// As SQLite is set up where several write: a commit does not wait for the disk, and what it has written is safe all the same
+    /// once the next checkpoint has.
+    pub(super) async fn sqlite(&self) -> sqlx::Result<SqlitePool> {
+        let options: SqliteConnectOptions = self.database.parse()?;
+        let options = options.journal_mode(SqliteJournalMode::Wal);
+        SqlitePool::connect_with(options.synchronous(SqliteSynchronous::Normal)).await
     }
 
     pub(super) fn broker_url(&self) -> String {

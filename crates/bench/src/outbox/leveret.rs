@@ -4,16 +4,19 @@ use std::time::Duration;
 
 use leveret::Client;
 use leveret_sql::{Order, Outbox};
-use sqlx::PgPool;
 use tokio::time::sleep;
 
-use super::jobs::Run;
+use super::jobs::{Candidate, Run};
 use crate::client::{Failure, Measured, Meter, expect};
 
 pub(crate) async fn run(run: Run, order: Order) -> Result<Measured, Failure> {
     let client = Client::connect(&*run.broker_url()).await?;
-    let pool = PgPool::connect(&run.database_url()).await?;
-    let relay = Outbox::default().relay(&client, &pool).order(order).build().await?;
+    let outbox = Outbox::default();
+    let relay = match run.candidate {
+        Candidate::LeveretSqlite => outbox.relay(&client, &run.sqlite().await?),
+        _ => outbox.relay(&client, &run.postgres().await?),
+    };
+    let relay = relay.order(order).build().await?;
     let monitor = relay.monitor();
     let meter = Meter::start();
     let all_are_sent = async {

@@ -1,10 +1,11 @@
-//! A real PostgreSQL and a real RabbitMQ, and the messages of a run before and after it.
+//! A real PostgreSQL, SQLite and a real RabbitMQ, and the messages of a run before and after it.
 
 use leveret::amqp::{Connection, Options, QueueOptions};
-use leveret_sql::{Outbox, Outgoing, Schema};
+use leveret_sql::{Backend, Outbox, OutboxConnection, Outgoing, Schema};
+use leveret_testkit::ScratchFolder;
 use leveret_testkit::postgres::Postgres;
 use leveret_testkit::rabbitmq::{RabbitNode, Version};
-use sqlx::PgPool;
+use sqlx::{PgPool, Pool};
 
 use super::jobs::{Candidate, Job, QUEUE, Run};
 use crate::client::{Failure, expect};
@@ -22,6 +23,8 @@ pub(super) struct Stage {
     postgres: Postgres,
     pool: PgPool,
     connection: Connection,
+    /// Of SQLite's file.
+    folder: ScratchFolder,
 }
 
 impl Stage {
@@ -32,18 +35,30 @@ impl Stage {
         let pool = PgPool::connect(&postgres.url()).await?;
         Schema::default().migrate(&pool).await?;
         sqlx::raw_sql(BY_HAND).execute(&pool).await?;
-        Ok(Stage { node, postgres, pool, connection })
+        Ok(Stage { node, postgres, pool, connection, folder: ScratchFolder::new() })
     }
 
     pub(super) fn run(&self, candidate: Candidate, job: Job, messages: u64, size: u32) -> Run {
-        let (port, database) = (self.node.port(), self.postgres.port());
-        Run { candidate, job, port, database, size, messages }
+        let database = match candidate {
+            Candidate::LeveretSqlite => {
+                format!("sqlite://{}?mode=rwc", self.folder.path().join("bench.db").display())
+            }
+            _ => self.postgres.url(),
+        };
+        Run { candidate, job, port: self.node.port(), database, size, messages }
     }
 
     /// Writes the messages down.
-    pub(super) async fn fill(&self, run: Run) -> Result<(), Failure> {
+    pub(super) async fn fill(&self, run: &Run) -> Result<(), Failure> {
+        if run.candidate == Candidate::LeveretSqlite {
+            let pool = run.sqlite().await?;
+            Schema::default().migrate(&pool).await?;
+            write(&pool, run).await?;
+            pool.close().await;
+            return Ok(());
+        }
         if matches!(run.candidate, Candidate::Leveret | Candidate::LeveretPipelined) {
-            self.write(run).await?;
+            write(&self.pool, run).await?;
         } else {
             sqlx::query(
                 "INSERT INTO by_hand (routing_key, message_id, body)
@@ -60,34 +75,54 @@ impl Stage {
         Ok(())
     }
 
-    async fn write(&self, run: Run) -> Result<(), Failure> {
-        let message = |number: u64| {
-            let outgoing = Outgoing::new("", QUEUE, vec![0xaa; run.size as usize]);
-            match run.job {
-                Job::NoOrder => outgoing,
-                Job::ManyKeys => outgoing.ordered_by((number % 1000).to_string()),
-                Job::OneKey => outgoing.ordered_by("one"),
-            }
-        };
-        let outbox = Outbox::default();
-        for first in (0..run.messages).step_by(CHUNK as usize) {
-            let numbers = first..run.messages.min(first + CHUNK);
-            let mut transaction = self.pool.begin().await?;
-            outbox.write_all(&mut *transaction, numbers.map(message)).await?;
-            transaction.commit().await?;
-        }
-        Ok(())
-    }
-
     /// Takes all messages away. Fails if they are not all in the queue, once, or a row is left.
-    pub(super) async fn clear(&self, run: Run) -> Result<(), Failure> {
+    pub(super) async fn clear(&self, run: &Run) -> Result<(), Failure> {
         let channel = self.connection.open_channel().await?;
         let sent = channel.purge_queue(QUEUE).await?;
         channel.close().await?;
-        let sql = "SELECT (SELECT count(*) FROM leveret.outbox) + (SELECT count(*) FROM by_hand)";
-        let left: i64 = sqlx::query_scalar(sql).fetch_one(&self.pool).await?;
-        sqlx::raw_sql("TRUNCATE leveret.outbox, by_hand").execute(&self.pool).await?;
+        let left = match run.candidate {
+            Candidate::LeveretSqlite => self.left_on_sqlite(run).await?,
+            _ => self.left_on_postgres().await?,
+        };
         expect("are in the queue", run.messages, sent.into())?;
         expect("are left", 0, left.unsigned_abs())
     }
+
+    async fn left_on_postgres(&self) -> sqlx::Result<i64> {
+        let sql = "SELECT (SELECT count(*) FROM leveret.outbox) + (SELECT count(*) FROM by_hand)";
+        let left = sqlx::query_scalar(sql).fetch_one(&self.pool).await?;
+        sqlx::raw_sql("TRUNCATE leveret.outbox, by_hand").execute(&self.pool).await?;
+        Ok(left)
+    }
+
+    async fn left_on_sqlite(&self, run: &Run) -> sqlx::Result<i64> {
+        let pool = run.sqlite().await?;
+        let sql = "SELECT count(*) FROM leveret_outbox";
+        let left = sqlx::query_scalar(sql).fetch_one(&pool).await?;
+        sqlx::raw_sql("DELETE FROM leveret_outbox").execute(&pool).await?;
+        pool.close().await;
+        Ok(left)
+    }
+}
+
+async fn write<D: Backend>(pool: &Pool<D>, run: &Run) -> Result<(), Failure>
+where
+    D::Connection: OutboxConnection,
+{
+    let message = |number: u64| {
+        let outgoing = Outgoing::new("", QUEUE, vec![0xaa; run.size as usize]);
+        match run.job {
+            Job::NoOrder => outgoing,
+            Job::ManyKeys => outgoing.ordered_by((number % 1000).to_string()),
+            Job::OneKey => outgoing.ordered_by("one"),
+        }
+    };
+    let outbox = Outbox::default();
+    for first in (0..run.messages).step_by(CHUNK as usize) {
+        let numbers = first..run.messages.min(first + CHUNK);
+        let mut transaction = pool.begin().await?;
+        outbox.write_all(&mut *transaction, numbers.map(message)).await?;
+        transaction.commit().await?;
+    }
+    Ok(())
 }
