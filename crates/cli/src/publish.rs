@@ -1,11 +1,11 @@
 //! `leveret publish`: sends messages, each confirmed.
 
 use std::collections::VecDeque;
-use std::io::{self, BufRead};
+use std::io::{self, BufRead, Read};
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use leveret::{Client, Publisher, Ticket};
+use leveret::{Client, Publisher, Ticket, UnconfirmedPublisher};
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -33,6 +33,10 @@ pub(crate) struct Arguments {
     #[arg(long, conflicts_with_all = ["body", "file"])]
     lines: bool,
 
+    /// How many bytes a line may have. RabbitMQ takes messages of 16 MiB, unless told otherwise.
+    #[arg(long, value_name = "BYTES", requires = "lines", default_value_t = 16 * 1024 * 1024)]
+    max_line: u64,
+
     /// It arrives after this time, as in 90s or 36h.
     #[arg(long = "in", value_name = "TIME", value_parser = duration, conflicts_with = "at")]
     delay: Option<Duration>,
@@ -44,6 +48,28 @@ pub(crate) struct Arguments {
     /// That no queue gets it is no error.
     #[arg(long, conflicts_with_all = ["delay", "at"])]
     allow_unroutable: bool,
+
+    /// How many channels lines are spread over. With more than one, they do not keep their order.
+    #[arg(
+        long,
+        visible_alias = "mq-publisher-channel-pool-size",
+        env = "LEVERET_PUBLISHER_CHANNEL_POOL_SIZE",
+        value_name = "COUNT",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..=1000)
+    )]
+    publisher_channel_pool_size: u16,
+
+    /// Whether to wait until the broker has messages safe. Without, nobody knows what became of them.
+    #[arg(
+        long,
+        visible_alias = "mq-publisher-confirm-delivery",
+        env = "LEVERET_PUBLISHER_CONFIRM_DELIVERY",
+        value_name = "BOOL",
+        default_value_t = true,
+        action = clap::ArgAction::Set
+    )]
+    publisher_confirm_delivery: bool,
 
     #[command(flatten)]
     message: MessageOptions,
@@ -67,70 +93,138 @@ const TOLD: u64 = 10;
 struct Report {
     published: u64,
     failed: u64,
+    /// False if nobody has asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    confirmed: Option<bool>,
+    /// Why not all lines were read.
+    #[serde(skip)]
+    ended: Option<Failure>,
 }
 
 pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
+    let is_delayed = arguments.delay.is_some() || arguments.at.is_some();
+    if is_delayed && !arguments.publisher_confirm_delivery {
+        return Err(Failure::wrong(
+            "--publisher-confirm-delivery: what is delayed is always confirmed; leave out --in and --at, or this",
+        ));
+    }
     let body = (!arguments.lines).then(|| arguments.body.read()).transpose()?;
     let command = async |client: &Client| {
+        let mut senders = Vec::new();
+        let channels = if arguments.lines { arguments.publisher_channel_pool_size } else { 1 };
+        for _ in 0..channels {
+            senders.push(Sender::new(client, &arguments).await?);
+        }
+        let mut report = Report::default();
+        if !arguments.publisher_confirm_delivery {
+            report.confirmed = Some(false);
+        }
+        match body {
+            Some(body) => {
+                senders[0].send(&arguments, body).await?.done().await?;
+                report.published = 1;
+            }
+            None => report.publish_lines(&senders, &arguments).await?,
+        }
+        Ok(report)
+    };
+    let report = arguments.reach.with_client(command).await?;
+    let done = if report.confirmed.is_none() { "published" } else { "sent, none confirmed" };
+    match arguments.form.json {
+        true => print_json(&report)?,
+        false => print(&format!("{} {done}", counted(report.published, "message")))?,
+    }
+    match (report.ended, report.failed) {
+        (Some(failure), _) => Err(failure),
+        (None, 0) => Ok(()),
+        (None, failed) => {
+            Err(Failure::new(format_args!("{} not published", counted(failed, "message"))))
+        }
+    }
+}
+
+/// What messages go out by.
+enum Sender {
+    Confirming(Publisher),
+    Hoping(UnconfirmedPublisher),
+}
+
+/// A message that went out.
+enum Sent {
+    Ticket(Ticket),
+    /// There is no more to be known of it.
+    Gone,
+}
+
+impl Sender {
+    async fn new(client: &Client, arguments: &Arguments) -> Result<Sender, Failure> {
         let mut publisher = client.publisher(&arguments.exchange).window(WINDOW);
         if arguments.allow_unroutable {
             publisher = publisher.allow_unroutable();
         }
-        let publisher = publisher.build().await?;
-        match body {
-            Some(body) => {
-                send(&publisher, &arguments, body).await?.await?;
-                Ok(Report { published: 1, failed: 0 })
+        Ok(match arguments.publisher_confirm_delivery {
+            true => Sender::Confirming(publisher.build().await?),
+            false => Sender::Hoping(publisher.build_unconfirmed().await?),
+        })
+    }
+
+    async fn send(&self, arguments: &Arguments, body: Vec<u8>) -> Result<Sent, Failure> {
+        let (key, message) = (&arguments.key, arguments.message.message(body));
+        let publisher = match self {
+            Sender::Confirming(publisher) => publisher,
+            Sender::Hoping(publisher) => {
+                publisher.publish(key, message).await?;
+                return Ok(Sent::Gone);
             }
-            None => publish_lines(&publisher, &arguments).await,
-        }
-    };
-    let report = arguments.reach.with_client(command).await?;
-    match arguments.form.json {
-        true => print_json(&report)?,
-        false => print(&format!("{} published", counted(report.published, "message")))?,
-    }
-    match report.failed {
-        0 => Ok(()),
-        failed => Err(Failure::new(format_args!("{} not published", counted(failed, "message")))),
+        };
+        let sent = match (arguments.delay, arguments.at) {
+            (Some(delay), _) => publisher.send_in(key, message, delay).await,
+            (None, Some(time)) => publisher.send_at(key, message, time).await,
+            (None, None) => publisher.send(key, message).await,
+        };
+        Ok(Sent::Ticket(sent?))
     }
 }
 
-async fn send(
-    publisher: &Publisher,
-    arguments: &Arguments,
-    body: Vec<u8>,
-) -> Result<Ticket, Failure> {
-    let (key, message) = (&arguments.key, arguments.message.message(body));
-    let sent = match (arguments.delay, arguments.at) {
-        (Some(delay), _) => publisher.send_in(key, message, delay).await,
-        (None, Some(time)) => publisher.send_at(key, message, time).await,
-        (None, None) => publisher.send(key, message).await,
-    };
-    Ok(sent?)
-}
-
-async fn publish_lines(publisher: &Publisher, arguments: &Arguments) -> Result<Report, Failure> {
-    let mut report = Report::default();
-    let mut under_way = VecDeque::new();
-    let mut number = 0;
-    while let Some(line) = next_line().await? {
-        number += 1;
-        if under_way.len() >= WINDOW {
-            report.settle(&mut under_way).await;
+impl Sent {
+    async fn done(self) -> Result<(), leveret::Error> {
+        match self {
+            Sent::Ticket(ticket) => ticket.await,
+            Sent::Gone => Ok(()),
         }
-        under_way.push_back((number, send(publisher, arguments, line).await?));
     }
-    while !under_way.is_empty() {
-        report.settle(&mut under_way).await;
-    }
-    Ok(report)
 }
 
 impl Report {
-    async fn settle(&mut self, under_way: &mut VecDeque<(u64, Ticket)>) {
-        let Some((line, ticket)) = under_way.pop_front() else { return };
-        match ticket.await {
+    async fn publish_lines(
+        &mut self,
+        senders: &[Sender],
+        arguments: &Arguments,
+    ) -> Result<(), Failure> {
+        let mut under_way = VecDeque::new();
+        for (number, sender) in (1..).zip(senders.iter().cycle()) {
+            let line = match next_line(number, arguments.max_line).await {
+                Ok(Some(line)) => line,
+                Ok(None) => break,
+                Err(failure) => {
+                    self.ended = Some(failure);
+                    break;
+                }
+            };
+            if under_way.len() >= WINDOW {
+                self.settle(&mut under_way).await;
+            }
+            under_way.push_back((number, sender.send(arguments, line).await?));
+        }
+        while !under_way.is_empty() {
+            self.settle(&mut under_way).await;
+        }
+        Ok(())
+    }
+
+    async fn settle(&mut self, under_way: &mut VecDeque<(u64, Sent)>) {
+        let Some((line, sent)) = under_way.pop_front() else { return };
+        match sent.done().await {
             Ok(()) => self.published += 1,
             Err(error) => {
                 self.failed += 1;
@@ -143,10 +237,12 @@ impl Report {
 }
 
 /// The next line, without its end. Reading may take as long as somebody types.
-async fn next_line() -> Result<Option<Vec<u8>>, Failure> {
-    let read = tokio::task::spawn_blocking(|| {
+async fn next_line(number: u64, longest: u64) -> Result<Option<Vec<u8>>, Failure> {
+    let read = tokio::task::spawn_blocking(move || {
         let mut line = Vec::new();
-        let read = io::stdin().lock().read_until(b'\n', &mut line)?;
+        // With room for its end.
+        let mut from = io::stdin().lock().take(longest.saturating_add(2));
+        let read = from.read_until(b'\n', &mut line)?;
         while line.last().is_some_and(|byte| matches!(byte, b'\n' | b'\r')) {
             line.pop();
         }
@@ -154,5 +250,10 @@ async fn next_line() -> Result<Option<Vec<u8>>, Failure> {
     });
     let failed =
         |error: io::Error| Failure::new(format_args!("cannot read the standard input: {error}"));
-    read.await.map_err(Failure::new)?.map_err(failed)
+    match read.await.map_err(Failure::new)?.map_err(failed)? {
+        Some(line) if line.len() as u64 > longest => Err(Failure::new(format_args!(
+            "line {number} has more than {longest} bytes: only the lines before it were published. --max-line allows more"
+        ))),
+        line => Ok(line),
+    }
 }

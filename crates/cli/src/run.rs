@@ -5,6 +5,8 @@ mod facts;
 mod file;
 mod http;
 mod listen;
+mod pools;
+mod retry;
 mod work;
 
 use std::path::PathBuf;
@@ -22,6 +24,7 @@ use crate::output::{counted, say};
 use crate::reach::{Stops, duration};
 use file::{Consumer, File, Service};
 use listen::Listening;
+use pools::Pools;
 use work::Work;
 
 /// Runs a service from a TOML or YAML file: for each queue a command or an HTTP endpoint that handles its messages.
@@ -81,6 +84,9 @@ pub(crate) struct Arguments {
     /// How long handlers get to finish when the service is stopped.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     drain: Duration,
+
+    #[command(flatten)]
+    pools: Pools,
 }
 
 pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
@@ -150,7 +156,7 @@ async fn serve(
     let mut file = file;
     loop {
         client.apply(file.topology()).await?;
-        let mut running = Running::begin(client, &file, arguments.drain).await?;
+        let mut running = Running::begin(client, &file, arguments).await?;
         say(&format!("running: {}", described(&file)));
         let next = loop {
             tokio::select! {
@@ -180,38 +186,42 @@ async fn serve(
 
 /// The consumers and services of a file, each in a task.
 struct Running {
-    tasks: JoinSet<Result<Summary, leveret::Error>>,
+    /// How many messages each has handled.
+    tasks: JoinSet<Result<u64, leveret::Error>>,
     stop: watch::Sender<bool>,
     handled: u64,
 }
 
 impl Running {
-    async fn begin(client: &Client, file: &File, drain: Duration) -> Result<Running, Failure> {
+    async fn begin(
+        client: &Client,
+        file: &File,
+        arguments: &Arguments,
+    ) -> Result<Running, Failure> {
         let mut running =
             Running { tasks: JoinSet::new(), stop: watch::Sender::new(false), handled: 0 };
         for consumer in &file.consumer {
-            running.consume(client, file, consumer, drain)?;
+            running.consume(client, consumer, arguments);
         }
         for service in &file.service {
-            running.serve(client, file, service, drain).await?;
+            running.serve(client, file, service, arguments).await?;
+        }
+        for orb in file.orbs(&arguments.pools) {
+            let redelivering = orb.redelivery(client).run_until(running.stopped());
+            // What it sends back is not handled by that.
+            running.tasks.spawn(async move { redelivering.await.map(|_| 0) });
         }
         Ok(running)
     }
 
-    fn consume(
-        &mut self,
-        client: &Client,
-        file: &File,
-        consumer: &Consumer,
-        drain: Duration,
-    ) -> Result<(), Failure> {
+    fn consume(&mut self, client: &Client, consumer: &Consumer, arguments: &Arguments) {
         let work = Work::new(&consumer.command, &consumer.http, consumer.timeout.0);
-        let retry = file.retry_of(&consumer.retry).map_err(Failure::wrong)?;
+        let retry = consumer.retry.as_ref().map(|retry| retry.retry(&arguments.pools));
         let builder = client
             .consumer(&consumer.queue)
             .workers(consumer.workers)
-            .subscribers(consumer.subscribers)
-            .drain(drain);
+            .subscribers(consumer.subscribers(&arguments.pools))
+            .drain(arguments.drain);
         let builder =
             with(builder, &consumer.prefetch, |builder, prefetch| builder.prefetch(prefetch));
         let builder = with(builder, &retry, |builder, retry| builder.retry(retry));
@@ -222,17 +232,16 @@ impl Running {
                     let work = work.clone();
                     async move { work.on(message).await.map(drop) }
                 };
-                self.tasks.spawn(builder.handle(handler).run_until(stop));
+                self.spawn(builder.handle(handler).run_until(stop));
             }
             Some(batch) => {
                 let handler = move |messages| {
                     let work = work.clone();
                     async move { work.on_batch(messages).await }
                 };
-                self.tasks.spawn(builder.handle_batches(batch.into(), handler).run_until(stop));
+                self.spawn(builder.handle_batches(batch.into(), handler).run_until(stop));
             }
         }
-        Ok(())
     }
 
     async fn serve(
@@ -240,17 +249,17 @@ impl Running {
         client: &Client,
         file: &File,
         service: &Service,
-        drain: Duration,
+        arguments: &Arguments,
     ) -> Result<(), Failure> {
         let work = Work::new(&service.command, &service.http, service.timeout.0);
-        let retry = file.retry_of(&service.retry).map_err(Failure::wrong)?;
+        let retry = service.retry.as_ref().map(|retry| retry.retry(&arguments.pools));
         let method = move |message: Incoming| {
             let work = work.clone();
             async move { work.on(message).await.map(Message::from) }
         };
         let declared = file.topology().queues().iter().find(|queue| queue.name() == service.name);
-        let builder =
-            client.service(&service.name).fallback(method).workers(service.workers).drain(drain);
+        let builder = client.service(&service.name).fallback(method).workers(service.workers);
+        let builder = builder.drain(arguments.drain);
         let builder =
             with(builder, &service.prefetch, |builder, prefetch| builder.prefetch(prefetch));
         let builder =
@@ -259,8 +268,15 @@ impl Running {
         let builder = with(builder, &retry, |builder, retry| builder.retry(retry));
         // Who calls once it is said to run finds its queue.
         builder.declare().await?;
-        self.tasks.spawn(builder.run_until(self.stopped()));
+        self.spawn(builder.run_until(self.stopped()));
         Ok(())
+    }
+
+    fn spawn(
+        &mut self,
+        running: impl Future<Output = Result<Summary, leveret::Error>> + Send + 'static,
+    ) {
+        self.tasks.spawn(async move { running.await.map(|summary| summary.handled) });
     }
 
     /// Until it is stopped.
@@ -284,7 +300,7 @@ impl Running {
         let mut failed = None;
         while let Some(ended) = self.tasks.join_next().await {
             match ended {
-                Ok(Ok(summary)) => self.handled += summary.handled,
+                Ok(Ok(handled)) => self.handled += handled,
                 Ok(Err(error)) => failed = Some(Failure::from(error)),
                 Err(error) => failed = Some(Failure::new(error)),
             }

@@ -33,15 +33,13 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use leveret::{
-    Acapi, BatchOptions, Chandra, CoverArt, Exchange, ExchangeKind, Orb, QueueType, Retry,
-    RetryPolicy, Topology,
-};
+use leveret::{BatchOptions, Orb, Topology};
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
 
+use super::pools::Pools;
+use super::retry::RetryOptions;
 use crate::failure::Failure;
-use crate::message::with;
 
 /// What a file says.
 #[derive(Debug, Deserialize)]
@@ -84,8 +82,9 @@ pub(super) struct Consumer {
     #[serde(default = "one")]
     pub(super) workers: usize,
     pub(super) prefetch: Option<u16>,
-    #[serde(default = "one")]
-    pub(super) subscribers: usize,
+    subscribers: Option<usize>,
+    /// As many subscribers as the program's flag for this pool says.
+    pool: Option<Pool>,
     pub(super) batch: Option<Batch>,
     pub(super) retry: Option<RetryOptions>,
 }
@@ -106,6 +105,25 @@ pub(super) struct Service {
     pub(super) retry: Option<RetryOptions>,
 }
 
+/// A pool of subscribers, after those of Orb.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Pool {
+    Op,
+    Observer,
+}
+
+impl Consumer {
+    /// How many consumers of the queue there are.
+    pub(super) fn subscribers(&self, pools: &Pools) -> usize {
+        match self.pool {
+            Some(Pool::Op) => pools.op_pool,
+            Some(Pool::Observer) => pools.observer_pool,
+            None => self.subscribers.unwrap_or(1),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Batch {
@@ -120,47 +138,8 @@ impl From<Batch> for BatchOptions {
     }
 }
 
-/// What becomes of messages that fail.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
-pub(super) struct RetryOptions {
-    profile: Profile,
-    /// The name with which those of its objects begin, of Orb and Cover Art.
-    name: Option<String>,
-    /// The exchange by which messages come back, of Chandra: a topic exchange.
-    exchange: Option<String>,
-    wait: Option<Time>,
-    waits: Option<Vec<Time>>,
-    multiplier: Option<f64>,
-    longest: Option<Time>,
-    times: Option<u32>,
-    jitter: Option<f64>,
-    #[serde(deserialize_with = "yes")]
-    immediate_first: bool,
-    max_age: Option<Time>,
-    queue_type: Option<FileQueueType>,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Profile {
-    #[default]
-    Leveret,
-    Acapi,
-    CoverArt,
-    Orb,
-    Chandra,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum FileQueueType {
-    Classic,
-    Quorum,
-}
-
 /// `4h`, `1500ms`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Time(pub(super) Duration);
 
 impl<'de> Deserialize<'de> for Time {
@@ -169,10 +148,6 @@ impl<'de> Deserialize<'de> for Time {
         let named = |error| de::Error::custom(format!("{text:?}: {error}"));
         crate::reach::duration(&text).map(Time).map_err(named)
     }
-}
-
-fn yes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
-    bool::deserialize(deserializer)
 }
 
 fn one() -> usize {
@@ -227,7 +202,10 @@ impl File {
             let whose = format!("the consumer of {:?}", consumer.queue);
             check_work(&whose, &consumer.command, &consumer.http)?;
             check_workers(&whose, consumer.workers)?;
-            check_workers(&whose, consumer.subscribers)?;
+            check_workers(&whose, consumer.subscribers.unwrap_or(1))?;
+            if consumer.pool.is_some() && consumer.subscribers.is_some() {
+                return Err(format!("{whose}: both pool and subscribers are given"));
+            }
             match consumer.batch {
                 Some(batch) if batch.size == 0 => {
                     return Err(format!("{whose}: a batch has a size of at least 1"));
@@ -239,15 +217,15 @@ impl File {
                 }
                 _ => {}
             }
-            self.retry_of(&consumer.retry).map_err(|text| format!("{whose}: {text}"))?;
+            check_retry(&whose, &consumer.retry)?;
         }
         for service in &self.service {
             let whose = format!("the service {:?}", service.name);
             check_work(&whose, &service.command, &service.http)?;
             check_workers(&whose, service.workers)?;
-            self.retry_of(&service.retry).map_err(|text| format!("{whose}: {text}"))?;
+            check_retry(&whose, &service.retry)?;
         }
-        Ok(())
+        self.check_orbs()
     }
 
     pub(super) fn topology(&self) -> &Topology {
@@ -263,10 +241,44 @@ impl File {
         }
     }
 
-    /// What becomes of messages that fail, if something is said of it.
-    pub(super) fn retry_of(&self, options: &Option<RetryOptions>) -> Result<Option<Retry>, String> {
-        options.as_ref().map(RetryOptions::retry).transpose()
+    /// The Orb designs that are in use, each of which needs somebody who sends messages back.
+    pub(super) fn orbs(&self, pools: &Pools) -> Vec<Orb> {
+        let all = self.retries().filter_map(|retry| Some((retry.orb_name()?, retry)));
+        let mut names = Vec::new();
+        let first = all.filter(|(name, _)| {
+            let is_new = !names.contains(name);
+            names.push(*name);
+            is_new
+        });
+        first.map(|(_, retry)| retry.orb(pools)).collect()
     }
+
+    fn retries(&self) -> impl Iterator<Item = &RetryOptions> {
+        let of_consumers = self.consumer.iter().map(|consumer| &consumer.retry);
+        of_consumers.chain(self.service.iter().map(|service| &service.retry)).flatten()
+    }
+
+    /// Who sends messages back does so for all that share a name.
+    fn check_orbs(&self) -> Result<(), String> {
+        let mut known: Vec<&RetryOptions> = Vec::new();
+        for retry in self.retries().filter(|retry| retry.orb_name().is_some()) {
+            match known.iter().find(|other| other.orb_name() == retry.orb_name()) {
+                Some(other) if **other != *retry => {
+                    let name = retry.orb_name().unwrap_or_default();
+                    return Err(format!(
+                        "retry: the profile orb is used twice under the name {name:?}, and not in the same way"
+                    ));
+                }
+                _ => known.push(retry),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_retry(whose: &str, retry: &Option<RetryOptions>) -> Result<(), String> {
+    let checked = retry.as_ref().map_or(Ok(()), RetryOptions::check);
+    checked.map_err(|text| format!("{whose}: {text}"))
 }
 
 fn check_work(
@@ -297,104 +309,5 @@ fn check_workers(whose: &str, number: usize) -> Result<(), String> {
     match number {
         1..=10_000 => Ok(()),
         _ => Err(format!("{whose}: {number} workers or subscribers; 1 to 10000 are allowed")),
-    }
-}
-
-impl RetryOptions {
-    fn retry(&self) -> Result<Retry, String> {
-        self.check()?;
-        let times = self.times;
-        Ok(match self.profile {
-            Profile::Leveret => self.policy().into(),
-            Profile::Acapi => {
-                let profile =
-                    with(Acapi::new(), &self.wait, |profile, wait| profile.interval(wait.0));
-                let profile = with(profile, &times, Acapi::max_retries);
-                with(profile, &self.queue_type(), Acapi::queue_type).into()
-            }
-            Profile::CoverArt => {
-                let profile =
-                    with(CoverArt::new(), &self.wait, |profile, wait| profile.interval(wait.0));
-                let profile = with(profile, &self.name, CoverArt::name);
-                let profile = with(profile, &times, CoverArt::max_retries);
-                with(profile, &self.queue_type(), CoverArt::queue_type).into()
-            }
-            Profile::Orb => {
-                let profile = with(Orb::new(), &self.name, Orb::name);
-                let profile =
-                    with(profile, &self.wait, |profile, wait| profile.initial_interval(wait.0));
-                let profile = with(profile, &self.multiplier, Orb::multiplier);
-                let profile = with(profile, &self.longest, |profile, longest| {
-                    profile.max_interval(longest.0)
-                });
-                let profile = with(profile, &times, Orb::max_attempts);
-                with(profile, &self.queue_type(), Orb::queue_type).into()
-            }
-            Profile::Chandra => {
-                let name = self.exchange.clone().unwrap_or_default();
-                let profile = Chandra::new(Exchange::new(name, ExchangeKind::Topic));
-                let profile = with(profile, &self.wait, |profile, wait| profile.interval(wait.0));
-                let profile = with(profile, &times, Chandra::max_retries);
-                with(profile, &self.queue_type(), Chandra::queue_type).into()
-            }
-        })
-    }
-
-    fn queue_type(&self) -> Option<QueueType> {
-        self.queue_type.map(|kind| match kind {
-            FileQueueType::Classic => QueueType::Classic,
-            FileQueueType::Quorum => QueueType::Quorum,
-        })
-    }
-
-    fn policy(&self) -> RetryPolicy {
-        let wait = self.wait.map_or(Duration::from_secs(2), |wait| wait.0);
-        let mut policy = match (&self.waits, self.multiplier) {
-            (Some(waits), _) => RetryPolicy::steps(waits.iter().map(|wait| wait.0)),
-            (None, Some(multiplier)) => RetryPolicy::exponential(wait, multiplier),
-            (None, None) => RetryPolicy::fixed(wait),
-        };
-        policy = with(policy, &self.longest, |policy, longest| policy.capped(longest.0));
-        policy = with(policy, &self.times, RetryPolicy::max_retries);
-        policy = with(policy, &self.jitter, RetryPolicy::jitter);
-        policy = with(policy, &self.max_age, |policy, age| policy.max_age(age.0));
-        match self.immediate_first {
-            true => policy.immediate_first(),
-            false => policy,
-        }
-    }
-
-    /// A field that the profile has no use for is a mistake.
-    fn check(&self) -> Result<(), String> {
-        use Profile::{Acapi, Chandra, CoverArt, Leveret, Orb};
-        let fields: [(&str, bool, &[Profile]); 10] = [
-            ("name", self.name.is_some(), &[CoverArt, Orb]),
-            ("exchange", self.exchange.is_some(), &[Chandra]),
-            ("waits", self.waits.is_some(), &[Leveret]),
-            ("multiplier", self.multiplier.is_some(), &[Leveret, Orb]),
-            ("longest", self.longest.is_some(), &[Leveret, Orb]),
-            ("jitter", self.jitter.is_some(), &[Leveret]),
-            ("immediate-first", self.immediate_first, &[Leveret]),
-            ("max-age", self.max_age.is_some(), &[Leveret]),
-            ("queue-type", self.queue_type.is_some(), &[Acapi, CoverArt, Orb, Chandra]),
-            ("wait", self.wait.is_some() && self.waits.is_some(), &[]),
-        ];
-        for (name, is_given, profiles) in fields {
-            if is_given && !profiles.contains(&self.profile) {
-                return Err(match name {
-                    "wait" => "retry: both wait and waits are given".to_owned(),
-                    name => {
-                        format!("retry: {name} has no meaning for the profile {:?}", self.profile)
-                    }
-                });
-            }
-        }
-        match self.profile == Chandra && self.exchange.is_none() {
-            true => {
-                Err("retry: the profile chandra needs the exchange by which messages come back"
-                    .to_owned())
-            }
-            false => Ok(()),
-        }
     }
 }

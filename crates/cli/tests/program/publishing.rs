@@ -177,3 +177,34 @@ async fn a_benchmark_counts_what_came_and_leaves_nothing_behind() {
     }
     assert!(place.run(&["bench", "-n", "100"]).ok().contains("100 came"));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_that_is_too_long_ends_it_and_those_before_are_published() {
+    let place = Place::new().await;
+    let client = place.client().await;
+    client.apply(&Topology::new().queue(Queue::classic("jobs"))).await.unwrap();
+    let lines = ["publish", "jobs", "--lines", "--max-line", "5"];
+    let said = place.run_with_input(&lines, "one\r\n12345\r\n123456\nfour\n");
+    assert_eq!((said.status, said.out.as_str()), (1, "2 messages published\n"), "{said:?}");
+    assert!(said.err.contains("line 3") && said.err.contains("--max-line"), "{said:?}");
+    place.until_has(&client, "jobs", 2).await;
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lines_go_over_several_channels_confirmed_or_not() {
+    let place = Place::new().await;
+    let client = place.client().await;
+    client.apply(&Topology::new().queue(Queue::classic("jobs"))).await.unwrap();
+    let bodies: String = (0..500).map(|number| format!("{number}\n")).collect();
+    let pooled = ["publish", "jobs", "--lines", "--mq-publisher-channel-pool-size", "25"];
+    assert_eq!(place.run_with_input(&pooled, &bodies).ok(), "500 messages published\n");
+    let hoping = [&pooled[..], &["--mq-publisher-confirm-delivery", "false"]].concat();
+    assert_eq!(place.run_with_input(&hoping, &bodies).ok(), "500 messages sent, none confirmed\n");
+    place.until_has(&client, "jobs", 1000).await;
+    // What is not confirmed may go nowhere, and nobody knows.
+    place.run(&["publish", "nowhere", "x", "--publisher-confirm-delivery", "false"]).ok();
+    let none = place.run(&["publish", "jobs", "x", "--publisher-channel-pool-size", "0"]);
+    assert!(none.status == 2 && none.err.contains("1..=1000"), "{none:?}");
+    client.close().await;
+}

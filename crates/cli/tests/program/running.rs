@@ -250,6 +250,59 @@ command = ["sh", "-c", "echo $LEVERET_BATCH >> FOLDER/batches; cat >> FOLDER/lin
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_parameters_of_orb_are_flags() {
+    let place = Place::new().await;
+    let file = r#"
+[[topology.queue]]
+name = "operations"
+type = "quorum"
+dead-letter-exchange = "orb.redelivery"
+dead-letter-routing-key = "orb.redelivery"
+
+[[consumer]]
+queue = "operations"
+pool = "op"
+retry = { profile = "orb" }
+command = ["sh", "-c", "cat >> FOLDER/seen; echo >> FOLDER/seen; exit 75"]
+"#;
+    let flags = [
+        "--mq-op-pool",
+        "3",
+        "--mq-redelivery-max-attempts",
+        "2",
+        "--mq-redelivery-initial-interval",
+        "50ms",
+        "--mq-redelivery-multiplier",
+        "1",
+        "--mq-redelivery-max-interval",
+        "1s",
+    ];
+    let client = place.client().await;
+    let running = Running::start(&place, file, &flags);
+    eventually(PATIENCE, "as many consumers as the pool has", || async {
+        client.inspect_queue("operations").await.is_ok_and(|info| info.consumers == 3)
+    })
+    .await;
+    place.run(&["publish", "operations", "x"]).ok();
+    // The program sends back what was rejected, twice, and then it is parked.
+    place.until_has(&client, "orb.parked", 1).await;
+    assert_eq!(until_lines(&running.path("seen"), 3).await, ["x", "x", "x"]);
+    running.stop();
+    for (flag, value, allowed) in [
+        ("--mq-redelivery-multiplier", "0.5", "at least 1"),
+        ("--mq-op-pool", "0", "1 to 10000"),
+        ("--mq-redelivery-max-interval", "long", "30s or 4h"),
+    ] {
+        let said = leveret(&["run", "service.toml", flag, value]);
+        assert_eq!(said.status, 2, "{said:?}");
+        for part in [flag.trim_start_matches("--mq-"), value, allowed] {
+            assert!(said.err.contains(part), "{part} is not in {said:?}");
+        }
+    }
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_takes_too_long_is_ended_with_all_it_has_started() {
     let place = Place::new().await;
     let file = format!(
@@ -389,6 +442,14 @@ fn mistakes_in_a_file_are_named() {
         (
             format!("{consumer}retry = {{ profile = \"acapi\", jitter = 0.5 }}"),
             &["jitter", "no meaning"],
+        ),
+        (format!("{consumer}pool = \"op\"\nsubscribers = 3"), &["pool", "subscribers"]),
+        (format!("{consumer}pool = \"big\""), &["line 4", "big", "observer"]),
+        (
+            format!(
+                "{consumer}retry = {{ profile = \"orb\" }}\n{consumer}retry = {{ profile = \"orb\", times = 3 }}"
+            ),
+            &["orb", "twice"],
         ),
         ("[[consumer]]\nqueue = \"q\"\nhttp = \"ftp://x\"".to_owned(), &["ftp://x", "http://"]),
         (

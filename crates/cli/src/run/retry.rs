@@ -1,0 +1,160 @@
+//! What a file says of messages that fail.
+
+use std::time::Duration;
+
+use leveret::{
+    Acapi, Chandra, CoverArt, Exchange, ExchangeKind, Orb, QueueType, Retry, RetryPolicy,
+};
+use serde::Deserialize;
+use serde::de::Deserializer;
+
+use super::file::Time;
+use super::pools::Pools;
+use crate::message::with;
+
+/// What becomes of messages that fail.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct RetryOptions {
+    profile: Profile,
+    /// The name with which those of its objects begin, of Orb and Cover Art.
+    name: Option<String>,
+    /// The exchange by which messages come back, of Chandra: a topic exchange.
+    exchange: Option<String>,
+    wait: Option<Time>,
+    waits: Option<Vec<Time>>,
+    multiplier: Option<f64>,
+    longest: Option<Time>,
+    times: Option<u32>,
+    jitter: Option<f64>,
+    #[serde(deserialize_with = "yes")]
+    immediate_first: bool,
+    max_age: Option<Time>,
+    queue_type: Option<FileQueueType>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Profile {
+    #[default]
+    Leveret,
+    Acapi,
+    CoverArt,
+    Orb,
+    Chandra,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum FileQueueType {
+    Classic,
+    Quorum,
+}
+
+impl RetryOptions {
+    pub(super) fn retry(&self, pools: &Pools) -> Retry {
+        let times = self.times;
+        match self.profile {
+            Profile::Leveret => self.policy().into(),
+            Profile::Acapi => {
+                let profile =
+                    with(Acapi::new(), &self.wait, |profile, wait| profile.interval(wait.0));
+                let profile = with(profile, &times, Acapi::max_retries);
+                with(profile, &self.queue_type(), Acapi::queue_type).into()
+            }
+            Profile::CoverArt => {
+                let profile =
+                    with(CoverArt::new(), &self.wait, |profile, wait| profile.interval(wait.0));
+                let profile = with(profile, &self.name, CoverArt::name);
+                let profile = with(profile, &times, CoverArt::max_retries);
+                with(profile, &self.queue_type(), CoverArt::queue_type).into()
+            }
+            Profile::Orb => self.orb(pools).into(),
+            Profile::Chandra => {
+                let name = self.exchange.clone().unwrap_or_default();
+                let profile = Chandra::new(Exchange::new(name, ExchangeKind::Topic));
+                let profile = with(profile, &self.wait, |profile, wait| profile.interval(wait.0));
+                let profile = with(profile, &times, Chandra::max_retries);
+                with(profile, &self.queue_type(), Chandra::queue_type).into()
+            }
+        }
+    }
+
+    /// The name that all share who use the design of Orb together; none if this is another.
+    pub(super) fn orb_name(&self) -> Option<&str> {
+        (self.profile == Profile::Orb).then(|| self.name.as_deref().unwrap_or("orb"))
+    }
+
+    /// The design of Orb: what the file does not say, flags do.
+    pub(super) fn orb(&self, pools: &Pools) -> Orb {
+        let time = |given: Option<Time>, flag| given.map_or(flag, |time| time.0);
+        let orb = with(Orb::new(), &self.name, Orb::name)
+            .initial_interval(time(self.wait, pools.redelivery_initial_interval))
+            .multiplier(self.multiplier.unwrap_or(pools.redelivery_multiplier))
+            .max_interval(time(self.longest, pools.redelivery_max_interval))
+            .max_attempts(self.times.unwrap_or(pools.redelivery_max_attempts));
+        with(orb, &self.queue_type(), Orb::queue_type)
+    }
+
+    fn queue_type(&self) -> Option<QueueType> {
+        self.queue_type.map(|kind| match kind {
+            FileQueueType::Classic => QueueType::Classic,
+            FileQueueType::Quorum => QueueType::Quorum,
+        })
+    }
+
+    fn policy(&self) -> RetryPolicy {
+        let wait = self.wait.map_or(Duration::from_secs(2), |wait| wait.0);
+        let mut policy = match (&self.waits, self.multiplier) {
+            (Some(waits), _) => RetryPolicy::steps(waits.iter().map(|wait| wait.0)),
+            (None, Some(multiplier)) => RetryPolicy::exponential(wait, multiplier),
+            (None, None) => RetryPolicy::fixed(wait),
+        };
+        policy = with(policy, &self.longest, |policy, longest| policy.capped(longest.0));
+        policy = with(policy, &self.times, RetryPolicy::max_retries);
+        policy = with(policy, &self.jitter, RetryPolicy::jitter);
+        policy = with(policy, &self.max_age, |policy, age| policy.max_age(age.0));
+        match self.immediate_first {
+            true => policy.immediate_first(),
+            false => policy,
+        }
+    }
+
+    /// A field that the profile has no use for is a mistake.
+    pub(super) fn check(&self) -> Result<(), String> {
+        use Profile::{Acapi, Chandra, CoverArt, Leveret, Orb};
+        let fields: [(&str, bool, &[Profile]); 10] = [
+            ("name", self.name.is_some(), &[CoverArt, Orb]),
+            ("exchange", self.exchange.is_some(), &[Chandra]),
+            ("waits", self.waits.is_some(), &[Leveret]),
+            ("multiplier", self.multiplier.is_some(), &[Leveret, Orb]),
+            ("longest", self.longest.is_some(), &[Leveret, Orb]),
+            ("jitter", self.jitter.is_some(), &[Leveret]),
+            ("immediate-first", self.immediate_first, &[Leveret]),
+            ("max-age", self.max_age.is_some(), &[Leveret]),
+            ("queue-type", self.queue_type.is_some(), &[Acapi, CoverArt, Orb, Chandra]),
+            ("wait", self.wait.is_some() && self.waits.is_some(), &[]),
+        ];
+        for (name, is_given, profiles) in fields {
+            if is_given && !profiles.contains(&self.profile) {
+                return Err(match name {
+                    "wait" => "retry: both wait and waits are given".to_owned(),
+                    name => {
+                        format!("retry: {name} has no meaning for the profile {:?}", self.profile)
+                    }
+                });
+            }
+        }
+        match self.profile == Chandra && self.exchange.is_none() {
+            true => {
+                Err("retry: the profile chandra needs the exchange by which messages come back"
+                    .to_owned())
+            }
+            false => Ok(()),
+        }
+    }
+}
+
+fn yes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    bool::deserialize(deserializer)
+}
