@@ -31,8 +31,13 @@ pub(crate) enum Status {
 
 /// What `--help` says of them.
 pub(crate) const STATUSES: &str = "\
-Exit status: 0 done; 1 not done, or not all of it; 2 wrong arguments or a wrong file; 69 no broker answers;
-77 the broker does not allow it; 130 stopped by Ctrl-C.";
+Exit status:
+  0    done
+  1    not done, or not all of it
+  2    wrong arguments, or a wrong file
+  69   no broker answers
+  77   the broker does not allow it
+  130  stopped by Ctrl-C";
 
 impl Failure {
     pub(crate) fn new(text: impl fmt::Display) -> Self {

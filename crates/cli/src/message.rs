@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use leveret::amqp::{Properties, Value};
+use leveret::amqp::{Properties, ShortStr, Value};
 use leveret::{Delivery, Message, ParkedMessage};
 
 use crate::failure::Failure;
@@ -191,36 +191,43 @@ impl Shown<'_> {
         format!("{text}\n{}", readable(self.body))
     }
 
-    fn facts(&self) -> Vec<(&'static str, String)> {
-        let properties = &self.properties;
-        let text = |name, value: &Option<leveret::amqp::ShortStr<'_>>| {
-            value.as_ref().map(|value| (name, value.to_str_lossy().into_owned()))
+    fn facts(&self) -> Vec<(String, String)> {
+        let time = |seconds: &str| {
+            let time = Duration::from_secs(seconds.parse().ok()?);
+            let time = std::time::UNIX_EPOCH.checked_add(time)?;
+            Some(humantime::format_rfc3339_seconds(time).to_string())
         };
-        let time = |seconds: u64| {
-            let time = std::time::UNIX_EPOCH.checked_add(Duration::from_secs(seconds));
-            time.map_or(seconds.to_string(), |time| {
-                humantime::format_rfc3339_seconds(time).to_string()
-            })
-        };
-        let headers = properties.headers.as_ref().is_some_and(|headers| !headers.is_empty());
-        [
-            text("message id", &properties.message_id),
-            text("content type", &properties.content_type),
-            text("encoding", &properties.content_encoding),
-            text("type", &properties.kind),
-            text("correlation id", &properties.correlation_id),
-            text("reply to", &properties.reply_to),
-            text("app id", &properties.app_id),
-            text("user id", &properties.user_id),
-            text("expiration", &properties.expiration),
-            properties.timestamp.map(|seconds| ("timestamp", time(seconds))),
-            properties.priority.map(|priority| ("priority", priority.to_string())),
-            headers.then(|| ("headers", String::new())),
-        ]
-        .into_iter()
-        .flatten()
-        .collect()
+        let headers = self.properties.headers.as_ref().is_some_and(|headers| !headers.is_empty());
+        let told = property_facts(&self.properties).into_iter().map(|(name, value)| match name {
+            "timestamp" => (name.to_owned(), time(&value).unwrap_or(value)),
+            "content-encoding" => ("encoding".to_owned(), value),
+            name => (name.replace('-', " "), value),
+        });
+        told.chain(headers.then(|| ("headers".to_owned(), String::new()))).collect()
     }
+}
+
+/// What a message says of itself, but for its headers: `message-id`, `order-17`. What it does not have is left out.
+pub(crate) fn property_facts(properties: &Properties<'_>) -> Vec<(&'static str, String)> {
+    let text = |name, value: &Option<ShortStr<'_>>| {
+        value.as_ref().map(|value| (name, value.to_str_lossy().into_owned()))
+    };
+    [
+        text("message-id", &properties.message_id),
+        text("content-type", &properties.content_type),
+        text("content-encoding", &properties.content_encoding),
+        text("type", &properties.kind),
+        text("correlation-id", &properties.correlation_id),
+        text("reply-to", &properties.reply_to),
+        text("app-id", &properties.app_id),
+        text("user-id", &properties.user_id),
+        text("expiration", &properties.expiration),
+        properties.timestamp.map(|seconds| ("timestamp", seconds.to_string())),
+        properties.priority.map(|priority| ("priority", priority.to_string())),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// A value of a header: texts as they are, all others as they are written.

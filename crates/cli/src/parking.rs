@@ -57,6 +57,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
 
 /// The lot, and what all commands share.
 #[derive(Debug, Args)]
+#[command(next_help_heading = None::<&'static str>)]
 struct Lot {
     /// The queue of the parking lot.
     #[arg(value_name = "LOT")]
@@ -122,6 +123,7 @@ impl Which {
 
 /// How much of it is done, and how fast.
 #[derive(Debug, Args)]
+#[command(next_help_heading = None::<&'static str>)]
 struct Pace {
     /// At most so many messages.
     #[arg(long, value_name = "COUNT")]
@@ -138,6 +140,7 @@ struct Pace {
 
 /// Where messages go.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Where to")]
 struct To {
     /// To this queue.
     #[arg(long, value_name = "QUEUE", conflicts_with = "to_exchange")]

@@ -93,7 +93,9 @@ const TOLD: u64 = 10;
 struct Report {
     published: u64,
     failed: u64,
-    confirmed: bool,
+    /// False if nobody has asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    confirmed: Option<bool>,
     /// Why not all lines were read.
     #[serde(skip)]
     ended: Option<Failure>,
@@ -113,8 +115,10 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
         for _ in 0..channels {
             senders.push(Sender::new(client, &arguments).await?);
         }
-        let mut report =
-            Report { confirmed: arguments.publisher_confirm_delivery, ..Report::default() };
+        let mut report = Report::default();
+        if !arguments.publisher_confirm_delivery {
+            report.confirmed = Some(false);
+        }
         match body {
             Some(body) => {
                 senders[0].send(&arguments, body).await?.done().await?;
@@ -125,7 +129,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
         Ok(report)
     };
     let report = arguments.reach.with_client(command).await?;
-    let done = if report.confirmed { "published" } else { "sent, none confirmed" };
+    let done = if report.confirmed.is_none() { "published" } else { "sent, none confirmed" };
     match arguments.form.json {
         true => print_json(&report)?,
         false => print(&format!("{} {done}", counted(report.published, "message")))?,

@@ -8,7 +8,7 @@ use leveret::{Client, ErrorKind};
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::output::{Form, Table, print, print_json};
+use crate::output::{Form, Table, one_line, print, print_json};
 use crate::reach::Reach;
 
 /// Tells which brokers answer, and how many messages and consumers queues have.
@@ -117,6 +117,9 @@ async fn queues(client: &Client, names: &[String]) -> Result<Vec<QueueStatus>, F
             Err(error) if matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Closed) => {
                 return Err(error.into());
             }
+            Err(error) if error.kind() == ErrorKind::Missing => {
+                (None, None, Some("there is no such queue".to_owned()))
+            }
             Err(error) => (None, None, Some(error.to_string())),
         };
         found.push(QueueStatus { name: name.clone(), messages, consumers, error });
@@ -127,7 +130,7 @@ async fn queues(client: &Client, names: &[String]) -> Result<Vec<QueueStatus>, F
 impl Report {
     fn print(&self) -> Result<(), Failure> {
         let dash = || "–".to_owned();
-        let mut table = Table::new(&["broker", "product", "cluster", "connected in", "error"]);
+        let mut table = Table::new(&["broker", "product", "cluster", "connected in"]);
         for broker in &self.brokers {
             let took = broker.connected_in_ms.map(|ms| format!("{ms:.1} ms"));
             table.row(vec![
@@ -135,25 +138,33 @@ impl Report {
                 broker.product.clone().unwrap_or_else(dash),
                 broker.node.clone().unwrap_or_else(dash),
                 took.unwrap_or_else(dash),
-                broker.error.clone().unwrap_or_default(),
             ]);
         }
         table.print()?;
+        print_errors(self.brokers.iter().map(|broker| (&broker.address, &broker.error)))?;
         if self.queues.is_empty() {
             return Ok(());
         }
         print("")?;
-        let mut table = Table::new(&["queue", "messages", "consumers", "error"]);
+        let mut table = Table::new(&["queue", "messages", "consumers"]);
         for queue in &self.queues {
             let number =
                 |number: Option<u32>| number.map_or_else(dash, |number| number.to_string());
-            table.row(vec![
-                queue.name.clone(),
-                number(queue.messages),
-                number(queue.consumers),
-                queue.error.clone().unwrap_or_default(),
-            ]);
+            table.row(vec![queue.name.clone(), number(queue.messages), number(queue.consumers)]);
         }
-        table.print()
+        table.print()?;
+        print_errors(self.queues.iter().map(|queue| (&queue.name, &queue.error)))
     }
+}
+
+/// Below a table, in full: a column would be cut where the reason is.
+fn print_errors<'a>(
+    errors: impl Iterator<Item = (&'a String, &'a Option<String>)>,
+) -> Result<(), Failure> {
+    for (name, error) in errors {
+        if let Some(error) = error {
+            print(&format!("  {}: {}", one_line(name), one_line(error)))?;
+        }
+    }
+    Ok(())
 }

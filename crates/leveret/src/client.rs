@@ -266,9 +266,12 @@ impl Client {
             let up = timeout_at(deadline, home.up()).await.map_err(late)??;
             let apply = core.remembered.apply(&up.connection, topology);
             let (applied, failed) = timeout_at(deadline, apply).await.map_err(late)?;
-            if !up.connection.is_closed() {
+            let is_lost = failed.iter().any(|(_, error)| error.kind() == ErrorKind::Lost);
+            if !is_lost && !up.connection.is_closed() {
                 return Ok((applied, failed));
             }
+            // Its calls end before it does; until then it would be taken for the next one.
+            timeout_at(deadline, up.connection.ended()).await.map_err(late)?;
         }
     }
 
@@ -293,8 +296,16 @@ impl Client {
         let patience = core.options.timeout;
         let late = |_| Error::timed_out("planning the topology", patience);
         let planning = async {
-            let up = core.home().up().await?;
-            Plan::make(&up.connection, topology).await
+            loop {
+                core.check_open()?;
+                let up = core.home().up().await?;
+                match Plan::make(&up.connection, topology).await {
+                    Err(error) if error.kind() == ErrorKind::Lost => {
+                        drop(up.connection.ended().await);
+                    }
+                    planned => return planned,
+                }
+            }
         };
         timeout_at(deadline_in(patience), planning).await.map_err(late)?
     }

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use clap::Args;
 use leveret::amqp::ShortStr;
-use leveret::{Client, Draft};
+use leveret::{Client, Draft, ParkingLot, Task};
 
 use super::{Lot, Pace, To, Which, carry_out, confirm};
 use crate::failure::Failure;
@@ -13,48 +13,59 @@ use crate::message::Header;
 use crate::output::counted;
 use crate::reach::Reach;
 
-/// Sends messages back to where they came from, with their counters reset; or elsewhere.
+/// What all of them share: the lot, how much of it is meant, and the broker.
 #[derive(Debug, Args)]
-pub(super) struct Replay {
+struct Work {
     #[command(flatten)]
     lot: Lot,
     #[command(flatten)]
     pace: Pace,
     #[command(flatten)]
-    to: To,
-    #[command(flatten)]
     which: Which,
-
     #[command(flatten)]
     reach: Reach,
 }
 
-impl Replay {
-    pub(super) async fn run(self) -> Result<(), Failure> {
+impl Work {
+    /// Does a task of the lot with the messages that are meant. `done` is a word for it.
+    async fn run<'t>(
+        &self,
+        done: &str,
+        task: impl AsyncFnOnce(&ParkingLot) -> Result<Task<'t>, Failure>,
+    ) -> Result<(), Failure> {
         let command = async |client: &Client| {
-            let task = client.parking_lot(&self.lot.lot).replay_to(self.to.target());
-            carry_out(task, self.which.filter(), &self.pace, self.lot.form, "replayed").await
+            let task = task(&client.parking_lot(&self.lot.lot)).await?;
+            carry_out(task, self.which.filter(), &self.pace, self.lot.form, done).await
         };
         self.reach.with_client(command).await
     }
 }
 
-/// Changes messages, and replays them.
+/// Sends messages back to where they came from, with their counters reset; or elsewhere.
 #[derive(Debug, Args)]
-pub(super) struct Edit {
-    #[command(flatten)]
-    lot: Lot,
-    #[command(flatten)]
-    pace: Pace,
+pub(super) struct Replay {
     #[command(flatten)]
     to: To,
     #[command(flatten)]
+    work: Work,
+}
+
+impl Replay {
+    pub(super) async fn run(self) -> Result<(), Failure> {
+        self.work.run("replayed", async |lot| Ok(lot.replay_to(self.to.target()))).await
+    }
+}
+
+/// Changes messages, and replays them.
+#[derive(Debug, Args)]
+#[command(override_usage = "leveret parking edit [OPTIONS] <CHANGES> <LOT>")]
+pub(super) struct Edit {
+    #[command(flatten)]
     changes: Changes,
     #[command(flatten)]
-    which: Which,
-
+    to: To,
     #[command(flatten)]
-    reach: Reach,
+    work: Work,
 }
 
 /// What is changed.
@@ -96,24 +107,20 @@ impl Edit {
         let target = self.to.target();
         // A header that cannot be set is the same mistake for every message.
         let mistake = Mutex::new(None);
-        let command = async |client: &Client| {
-            let edit = |_: &_, draft: &mut Draft| {
-                if let Some(body) = &body {
-                    draft.body = body.clone();
-                }
-                if let Some(content_type) = &content_type {
-                    draft.properties.content_type = Some(content_type.clone());
-                }
-                if let Err(error) = self.changes.change_headers(draft) {
-                    mistake.lock().unwrap_or_else(|lock| lock.into_inner()).get_or_insert(error);
-                }
-                draft.target = target.clone();
-            };
-            let task = client.parking_lot(&self.lot.lot).edit(edit);
-            carry_out(task, self.which.filter(), &self.pace, self.lot.form, "replayed").await
+        let edit = |_: &_, draft: &mut Draft| {
+            if let Some(body) = &body {
+                draft.body = body.clone();
+            }
+            if let Some(content_type) = &content_type {
+                draft.properties.content_type = Some(content_type.clone());
+            }
+            if let Err(error) = self.changes.change_headers(draft) {
+                mistake.lock().unwrap_or_else(|lock| lock.into_inner()).get_or_insert(error);
+            }
+            draft.target = target.clone();
         };
         self.check_headers()?;
-        self.reach.with_client(command).await?;
+        self.work.run("replayed", async |lot| Ok(lot.edit(edit))).await?;
         match mistake.into_inner().unwrap_or_else(|lock| lock.into_inner()) {
             Some(error) => Err(error.into()),
             None => Ok(()),
@@ -146,16 +153,9 @@ impl Changes {
 #[derive(Debug, Args)]
 pub(super) struct Move {
     #[command(flatten)]
-    lot: Lot,
-    #[command(flatten)]
-    pace: Pace,
-    #[command(flatten)]
     to: To,
     #[command(flatten)]
-    which: Which,
-
-    #[command(flatten)]
-    reach: Reach,
+    work: Work,
 }
 
 impl Move {
@@ -165,45 +165,34 @@ impl Move {
                 "where to? Give --to-queue or --to-exchange; `leveret parking replay` sends messages back to where they came from",
             ));
         }
-        let command = async |client: &Client| {
-            let task = client.parking_lot(&self.lot.lot).move_to(self.to.target());
-            carry_out(task, self.which.filter(), &self.pace, self.lot.form, "moved").await
-        };
-        self.reach.with_client(command).await
+        self.work.run("moved", async |lot| Ok(lot.move_to(self.to.target()))).await
     }
 }
 
 /// Drops messages for good. Asks first.
 #[derive(Debug, Args)]
 pub(super) struct Purge {
-    #[command(flatten)]
-    lot: Lot,
-    #[command(flatten)]
-    pace: Pace,
-
     /// Do not ask.
     #[arg(long, short = 'y')]
     yes: bool,
 
     #[command(flatten)]
-    which: Which,
-    #[command(flatten)]
-    reach: Reach,
+    work: Work,
 }
 
 impl Purge {
     pub(super) async fn run(self) -> Result<(), Failure> {
-        let command = async |client: &Client| {
-            let lot = client.parking_lot(&self.lot.lot);
-            if !self.yes && !self.pace.dry_run {
-                let which = match self.which.filter().is_all() && self.pace.limit.is_none() {
+        let Work { which, pace, .. } = &self.work;
+        let purge = async |lot: &ParkingLot| {
+            if !self.yes && !pace.dry_run {
+                let which = match which.filter().is_all() && pace.limit.is_none() {
                     true => format!("all of {}", counted(lot.depth().await?, "message")),
                     false => "the messages that are meant".to_owned(),
                 };
-                confirm(&format!("Drop {which} in {:?}, for good?", self.lot.lot))?;
+                confirm(&format!("Drop {which} in {:?}, for good?", lot.queue()))?;
             }
-            carry_out(lot.purge(), self.which.filter(), &self.pace, self.lot.form, "dropped").await
+            Ok(lot.purge())
         };
-        self.reach.with_client(command).await
+        self.work.run("dropped", purge).await
     }
 }

@@ -41,7 +41,7 @@ pub(super) struct Pools {
     )]
     pub(super) redelivery_max_attempts: u32,
 
-    /// The first wait.
+    /// The first wait, with the profile orb.
     #[arg(
         long,
         visible_alias = "mq-redelivery-initial-interval",
@@ -52,7 +52,7 @@ pub(super) struct Pools {
     )]
     pub(super) redelivery_initial_interval: Duration,
 
-    /// How much longer each wait is than the one before.
+    /// How much longer each wait is than the one before, with the profile orb.
     #[arg(
         long,
         visible_alias = "mq-redelivery-multiplier",
@@ -63,7 +63,7 @@ pub(super) struct Pools {
     )]
     pub(super) redelivery_multiplier: f64,
 
-    /// The longest wait.
+    /// The longest wait, with the profile orb.
     #[arg(
         long,
         visible_alias = "mq-redelivery-max-interval",

@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use leveret::{Queue, Topology};
 use leveret_testkit::eventually;
 
 use crate::support::{Killed, Place, Said, leveret};
@@ -25,6 +26,10 @@ impl Block {
     fn file(&self) -> Option<&str> {
         self.before.rsplit(' ').find(|word| word.contains('`'))?.split('`').nth(1)
     }
+}
+
+fn without_comment(line: &str) -> &str {
+    line.split(" #").next().unwrap_or_default()
 }
 
 fn docs() -> PathBuf {
@@ -88,32 +93,35 @@ fn every_file_in_the_guide_is_right() {
     assert!(checked >= 4, "the guide has only {checked} files");
 }
 
-#[test]
-fn every_command_that_the_readme_names_is_there() {
-    let readme = fs::read_to_string(docs().join("../README.md")).unwrap();
-    let mut named = 0;
-    for block in blocks(&readme).iter().filter(|block| block.language == "sh") {
-        let arguments =
-            block.text.lines().filter_map(|line| line.strip_prefix("cargo run --release -- "));
-        for arguments in arguments {
-            let words = arguments.split_whitespace();
-            let command: Vec<&str> = words.take_while(|word| *word != "#").collect();
-            // Broker and files are not at hand: it is enough that it knows its arguments up to there.
-            let said = leveret(&[&command[..], &["--help"]].concat());
-            assert_eq!(said.status, 0, "{arguments}: {said:?}");
-            named += 1;
-        }
-    }
-    assert!(named >= 10, "the README names only {named} commands");
-}
-
 /// A terminal in a folder, in which `leveret` is the program and the broker is this test's.
 struct Terminal<'a> {
     place: &'a Place,
     folder: tempfile::TempDir,
 }
 
-impl Terminal<'_> {
+impl<'a> Terminal<'a> {
+    /// With the files of the page on operations.
+    fn new(place: &'a Place) -> Terminal<'a> {
+        let folder = tempfile::tempdir().unwrap();
+        let page = fs::read_to_string(docs().join("operations.md")).unwrap();
+        for (name, text) in files(&blocks(&page), &["toml", "bash"]) {
+            fs::write(folder.path().join(name), text).unwrap();
+        }
+        let bin = folder.path().join("bin");
+        fs::create_dir(&bin).unwrap();
+        symlink(env!("CARGO_BIN_EXE_leveret"), bin.join("leveret")).unwrap();
+        Terminal { place, folder }
+    }
+
+    /// Has `cargo run --release --` be the program, which is built already.
+    fn with_cargo(self) -> Terminal<'a> {
+        let cargo = self.folder.path().join("bin/cargo");
+        let script = "#!/bin/sh\n[ \"$1 $2 $3\" = 'run --release --' ] || exit 99\nshift 3\nexec leveret \"$@\"\n";
+        fs::write(&cargo, script).unwrap();
+        fs::set_permissions(&cargo, fs::Permissions::from_mode(0o755)).unwrap();
+        self
+    }
+
     fn shell(&self, line: &str) -> Command {
         let path = std::env::var("PATH").unwrap_or_default();
         let mut command = Command::new("sh");
@@ -128,12 +136,12 @@ impl Terminal<'_> {
         assert_eq!(said.status, 0, "{line}: {said:?}");
     }
 
-    /// Starts what goes on, and waits until it runs. It listens where nobody else does.
-    fn start(&self, line: &str) -> Killed {
-        let line = format!("exec {}", line.replace(":9000", ":0"));
+    /// Starts what goes on, and waits until it says so. It listens where nobody else does.
+    fn start(&self, line: &str, begin: &str) -> Killed {
+        let line = format!("exec {} 2>&1", without_comment(line).replace(":9000", ":0"));
         let mut child = Killed(self.shell(&line).stdout(Stdio::piped()).spawn().unwrap());
         let mut said = BufReader::new(child.0.stdout.take().unwrap()).lines();
-        assert!(said.any(|line| line.unwrap().starts_with("running: ")), "{line}: it does not run");
+        assert!(said.any(|line| line.unwrap().starts_with(begin)), "{line}: it does not run");
         child
     }
 
@@ -148,20 +156,13 @@ async fn the_commands_of_the_page_on_operations_do_what_it_says() {
     let blocks = blocks(&page);
     let place = Place::new().await;
     let client = place.client().await;
-    let terminal = Terminal { place: &place, folder: tempfile::tempdir().unwrap() };
-    for (name, text) in files(&blocks, &["toml", "bash"]) {
-        fs::write(terminal.folder.path().join(name), text).unwrap();
-    }
-    let bin = terminal.folder.path().join("bin");
-    fs::create_dir(&bin).unwrap();
-    symlink(env!("CARGO_BIN_EXE_leveret"), bin.join("leveret")).unwrap();
-
+    let terminal = Terminal::new(&place);
     let mut running = None;
     let lines =
         blocks.iter().filter(|block| block.language == "sh").flat_map(|block| block.text.lines());
     for line in lines {
         if line.starts_with("leveret run ") && line.contains("--listen") {
-            running = Some(terminal.start(line));
+            running = Some(terminal.start(line, "running: "));
             // It declares what it needs when it has said so.
             for queue in ["billing.parked", "shout"] {
                 place.until_has(&client, queue, 0).await;
@@ -191,5 +192,51 @@ async fn the_commands_of_the_page_on_operations_do_what_it_says() {
     assert!(terminal.read("topology.svg").contains("<svg"));
     assert_eq!(terminal.read("parked.jsonl").lines().count(), 1);
     assert_eq!(client.inspect_queue("billing.parked").await.unwrap().messages, 0);
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_commands_of_the_readme_are_as_they_are_written() {
+    let readme = fs::read_to_string(docs().join("../README.md")).unwrap();
+    let place = Place::new().await;
+    let client = place.client().await;
+    let terminal = Terminal::new(&place).with_cargo();
+    terminal.run("chmod +x bill");
+    // What it takes for granted.
+    client.apply(&Topology::new().queue(Queue::quorum("jobs.parked"))).await.unwrap();
+    let prices = "[[service]]\nname = \"prices\"\ncommand = [\"echo\", \"142.5\"]\n";
+    fs::write(terminal.folder.path().join("prices.toml"), prices).unwrap();
+    let mut running = vec![terminal.start("leveret run prices.toml", "running: ")];
+
+    let all = blocks(&readme);
+    let lines =
+        all.iter().filter(|block| block.language == "sh").flat_map(|block| block.text.lines());
+    let mut run = 0;
+    for line in lines {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match &words[..] {
+            ["cargo", "run", "--release", "--", command, ..] => {
+                match *command {
+                    // These go on until they are stopped. Another one may have the broker's usual port.
+                    "broker" => {
+                        let line = format!("{} --listen 127.0.0.1:0", without_comment(line));
+                        running.push(terminal.start(&line, "listening on "));
+                    }
+                    // As it is written, but for its size: this is no release build, and not alone on the machine.
+                    "demo" => terminal.run(&format!("{} --messages 2000", without_comment(line))),
+                    "run" => running.push(terminal.start(line, "running: ")),
+                    "tail" => {
+                        running.push(terminal.start(line, "leveret: listening"));
+                    }
+                    _ => terminal.run(line),
+                }
+                run += 1;
+            }
+            // These need a build, or servers; they are run elsewhere.
+            ["cargo", "run", "--release", "-p", "leveret-bench", ..] | ["./test", ..] => {}
+            _ => panic!("what is {line:?}?"),
+        }
+    }
+    assert!(run >= 10, "the README has only {run} commands");
     client.close().await;
 }

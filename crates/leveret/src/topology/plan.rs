@@ -9,7 +9,7 @@ use super::conflict::Conflict;
 use super::declare::{Declaring, Naming, Object};
 use super::{Destination, Topology};
 use crate::amqp::{Channel, Connection, ReplyCode};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 
 /// What applying a topology would do. From [`Client::plan`](crate::Client::plan).
 #[derive(Clone, Debug)]
@@ -111,9 +111,10 @@ impl Planning<'_> {
             }
             Err(error) => refused(error),
         };
-        if self.connection.is_closed() {
+        let is_lost = matches!(&change, Change::Refused(error) if error.kind() == ErrorKind::Lost);
+        if is_lost || self.connection.is_closed() {
             let text = "the connection was lost while the topology was planned";
-            return Err(Error::new(crate::ErrorKind::Lost, text));
+            return Err(Error::new(ErrorKind::Lost, text));
         }
         self.add(object, change);
         Ok(())

@@ -1,8 +1,8 @@
 use std::time::Duration;
 
-use leveret::{ErrorKind, Exchange, Queue, Topology};
+use leveret::{Backoff, ErrorKind, Exchange, Queue, Topology};
 
-use crate::{broker, client_of, client_with, soon};
+use crate::{broker, builder_of, client_of, client_with, soon};
 
 #[tokio::test(start_paused = true)]
 async fn applying_twice_changes_nothing_and_counts_what_is_there() {
@@ -70,4 +70,25 @@ async fn what_is_deleted_is_not_restored() {
     broker.faults().cut_all_connections();
     let error = soon("an answer", client.inspect_queue("q")).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Missing, "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_is_lost_while_a_topology_is_applied_is_no_reason_to_fail() {
+    let broker = broker();
+    let pause = Duration::from_millis(1);
+    let backoff = Backoff { initial: pause, multiplier: 1.0, max: pause };
+    let client = builder_of(&broker).backoff(backoff).connect().await.unwrap();
+    let queues = (0..20).map(|number| Queue::classic(format!("q{number}")));
+    let topology = queues.fold(Topology::new(), Topology::queue);
+    for number in 0..40 {
+        let cut = async {
+            // At one place or another of what goes on meanwhile.
+            tokio::time::sleep(Duration::from_micros(50 * number)).await;
+            broker.faults().cut_all_connections();
+        };
+        let ((), applied, plan) =
+            tokio::join!(cut, client.apply(&topology), client.plan(&topology));
+        applied.unwrap();
+        assert!(plan.unwrap().is_possible());
+    }
 }
