@@ -337,7 +337,7 @@ async fn all_at_once<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Outp
 async fn of_very_many_messages_each_is_confirmed_and_delivered_once() {
     let count = match std::env::var("LEVERET_MANY_MESSAGES") {
         Ok(text) => text.parse().expect("LEVERET_MANY_MESSAGES is a number"),
-        Err(_) => 250_000_u64,
+        Err(_) => 100_000_u64,
     };
     let vhost = rabbitmq::vhost().await;
     let (connection, channel) = confirming(&vhost).await;

@@ -390,7 +390,7 @@ async fn a_queue_that_is_deleted_under_held_deliveries_costs_its_consumer_only()
 
 #[tokio::test]
 async fn a_delivery_that_is_held_for_long_hinders_nobody_on_its_channel() {
-    const OTHERS: u32 = 200_000;
+    const OTHERS: u32 = 70_000;
     let vhost = rabbitmq::vhost().await;
     let (connection, channel) = with_queue(&vhost).await;
     channel.declare_queue("slow", Default::default()).await.unwrap();

@@ -151,6 +151,14 @@ fn threads_have_halted(pid: u32) -> bool {
     })
 }
 
+/// Whether a process has ended; nobody need have asked for its status yet.
+pub(crate) fn has_ended(pid: u32) -> bool {
+    match fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" Z")),
+        Err(_) => true,
+    }
+}
+
 /// Sends a signal to one process; one that is gone already is fine.
 pub(crate) fn signal(pid: u32, signal: Signal) -> io::Result<()> {
     let pid = i32::try_from(pid)

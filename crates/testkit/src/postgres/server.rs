@@ -8,9 +8,10 @@ use rustix::process::Signal;
 
 use super::programs::{self, command, run};
 use super::{Database, database};
+use crate::eventually;
 use crate::log::tail;
 use crate::port::free_ports;
-use crate::process::{Ending, GuardedProcess, children, signal, suspend};
+use crate::process::{Ending, GuardedProcess, children, has_ended, signal, suspend};
 use crate::scratch::ScratchFolder;
 
 const BOOT_DEADLINE: Duration = Duration::from_secs(60);
@@ -129,8 +130,18 @@ impl Postgres {
 
     /// Kills the server and all its backends with SIGKILL. Its data stays.
     pub async fn kill(&mut self) {
-        with_children(self.pid()).for_each(|process| self.signal(process, Signal::KILL));
+        let postmaster = self.pid();
+        // It is halted first: then there are no new backends to be missed.
+        let halted = suspend(postmaster).await;
+        halted.unwrap_or_else(|error| panic!("could not halt PostgreSQL ({postmaster}): {error}"));
+        let all: Vec<u32> = with_children(postmaster).collect();
+        all.iter().for_each(|process| self.signal(*process, Signal::KILL));
         self.await_end().await;
+        // A backend that has just begun holds the port, too.
+        eventually(END_DEADLINE, "the backends of PostgreSQL to end", async || {
+            all.iter().all(|process| has_ended(*process))
+        })
+        .await;
     }
 
     async fn await_end(&mut self) {
