@@ -442,7 +442,7 @@ impl Shared {
                     return Ok(self.enter(head, publish.body, confirmation, epoch));
                 }
                 // Nothing was sent: the next channel may take it.
-                Err(error) if channel.check_open().is_err() => {
+                Err(error) if channel.is_gone(&error) => {
                     if *on_loss == OnLoss::Fail {
                         return Err(Error::from_amqp(self.settings.what(), error));
                     }

@@ -13,7 +13,7 @@ use super::calls::{Reply, Subject};
 use super::confirm::{Returned, Tally};
 use super::consumer::{Bound, Consumer, ConsumerQueue};
 use super::delivery::{Delivery, Parts, Refused, Settles, Source};
-use super::error::Error;
+use super::error::{Error, ErrorKind};
 use super::link::Link;
 use super::lock;
 
@@ -239,6 +239,14 @@ impl<M> Channel<M> {
     /// Whether it is open, or why not.
     pub fn check_open(&self) -> Result<(), Error> {
         self.link.channel.check_open()
+    }
+
+    /// Whether this error, of something that was to be sent, is that the channel is gone or about to be: with a connection that is
+    /// lost, sending fails a moment before its channels tell so.
+    pub(crate) fn is_gone(&self, error: &Error) -> bool {
+        use ErrorKind::{ConnectionClosed, ConnectionLost, HeartbeatLost};
+        matches!(error.kind(), ConnectionLost | HeartbeatLost | ConnectionClosed(_))
+            || self.check_open().is_err()
     }
 
     /// Waits until the channel is closed, by whomever, and says why.

@@ -92,7 +92,7 @@ impl UnconfirmedPublisher {
                     self.shared.counts.published();
                     return Ok(());
                 }
-                Err(_) if channel.check_open().is_err() => {}
+                Err(error) if channel.is_gone(&error) => {}
                 Err(error) => return Err(self.shared.line.failed(settings.what(), error)),
             }
         }

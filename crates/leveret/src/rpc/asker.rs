@@ -324,7 +324,7 @@ impl Shared {
         let prepared = letter.prepared();
         match open.channel.publish_prepared(prepared, open.channel.look(prepared)) {
             None => Ok(false),
-            Some(Err(_)) if open.channel.check_open().is_err() => Ok(false),
+            Some(Err(error)) if open.channel.is_gone(&error) => Ok(false),
             Some(Err(error)) => Err(Error::from_amqp(self.settings.what.clone(), error)),
             Some(Ok(confirmation)) => {
                 drop(phase);
@@ -381,7 +381,7 @@ impl Shared {
                     Ok(())
                 }
                 // It is one of those that the channel took along.
-                Err(_) if open.channel.check_open().is_err() => Ok(()),
+                Err(error) if open.channel.is_gone(&error) => Ok(()),
                 Err(error) => Err(self.line.failed(&self.settings.what, error)),
             };
         }
