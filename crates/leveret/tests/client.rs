@@ -5,6 +5,7 @@ mod client {
     mod asyncapi;
     mod batches;
     mod consuming;
+    mod cuts;
     mod delay;
     mod events;
     mod handling;
