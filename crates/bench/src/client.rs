@@ -9,7 +9,7 @@
 //! Candidates run in turns, each run in a process of its own; the median by CPU time counts. A run in which a message
 //! is not accounted for has failed, however fast it was.
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use leveret_testkit::rabbitmq::Version;
 
 mod amqprs;
@@ -35,6 +35,7 @@ pub(crate) use meter::{Failure, Latency, Measured, Meter, all, all_in_one_task, 
 pub(crate) use null_peer::run as run_null_peer;
 pub(crate) use table::{json, print};
 
+use crate::turns::{chosen, in_turns};
 use broker::Broker;
 use jobs::{Client, Job, Peer};
 use table::Row;
@@ -112,11 +113,6 @@ pub(crate) fn run(arguments: &Arguments, rounds: u32) -> Result<Vec<Row>, Failur
     })
 }
 
-/// What is asked for or, if nothing is, all there is.
-fn chosen<T: ValueEnum + Clone>(asked_for: &[T]) -> Vec<T> {
-    if asked_for.is_empty() { T::value_variants().to_vec() } else { asked_for.to_vec() }
-}
-
 /// All settings, each with a run for each client that can do it.
 fn settings(arguments: &Arguments, peers: &Peers) -> Vec<Vec<Run>> {
     let null = peers.null.as_ref().map(|peer| (Peer::Null, peer.port));
@@ -151,17 +147,7 @@ fn settings(arguments: &Arguments, peers: &Peers) -> Vec<Vec<Run>> {
 
 /// Runs the candidates of one setting in turns.
 async fn compare(setting: Vec<Run>, peers: &Peers, rounds: u32) -> Result<Vec<Row>, Failure> {
-    let mut results: Vec<Result<Vec<Measured>, String>> = vec![Ok(Vec::new()); setting.len()];
-    for _ in 0..rounds {
-        for (run, result) in setting.iter().zip(&mut results) {
-            // One failure is enough to say so.
-            let Ok(runs) = result else { continue };
-            match once(*run, peers).await? {
-                Ok(measured) => runs.push(measured),
-                Err(reason) => *result = Err(reason),
-            }
-        }
-    }
+    let results = in_turns(setting, rounds, async |run| once(run, peers).await).await?;
     let row = |(run, result): (Run, Result<Vec<Measured>, String>)| Row {
         peer: run.peer,
         job: run.job,
@@ -170,7 +156,7 @@ async fn compare(setting: Vec<Run>, peers: &Peers, rounds: u32) -> Result<Vec<Ro
         client: run.client,
         result: result.map(median),
     };
-    Ok(setting.into_iter().zip(results).map(row).collect())
+    Ok(results.into_iter().map(row).collect())
 }
 
 async fn once(run: Run, peers: &Peers) -> Result<Result<Measured, String>, Failure> {

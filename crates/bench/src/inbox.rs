@@ -7,7 +7,7 @@
 
 use std::fmt::Write;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use leveret_testkit::rabbitmq::Version;
 use serde_json::{Value, json};
 
@@ -23,6 +23,7 @@ pub(crate) use child::run_one;
 pub(crate) use jobs::Run;
 
 use crate::client::{Failure, Measured};
+use crate::turns::{chosen, in_turns};
 use jobs::{Candidate, Job};
 use stage::{Kept, Stage};
 
@@ -67,11 +68,6 @@ pub(crate) fn run(arguments: &Arguments, rounds: u32) -> Result<Vec<Row>, Failur
     })
 }
 
-/// What is asked for or, if nothing is, all there is.
-fn chosen<T: ValueEnum + Clone>(asked_for: &[T]) -> Vec<T> {
-    if asked_for.is_empty() { T::value_variants().to_vec() } else { asked_for.to_vec() }
-}
-
 /// Has the candidates do one job in turns.
 async fn compare(
     job: Job,
@@ -81,29 +77,21 @@ async fn compare(
 ) -> Result<Vec<Row>, Failure> {
     let messages = arguments.messages.unwrap_or(job.messages());
     let can = |candidate: &Candidate| candidate.can(job);
-    let candidates: Vec<Candidate> = chosen(&arguments.candidate).into_iter().filter(can).collect();
-    let mut results: Vec<Result<Vec<(Measured, Kept)>, String>> =
-        vec![Ok(Vec::new()); candidates.len()];
-    for _ in 0..rounds {
-        for (candidate, result) in candidates.iter().zip(&mut results) {
-            // One failure is enough to say so.
-            let Ok(runs) = result else { continue };
-            let run = stage.run(*candidate, job, messages, arguments.workers);
-            stage.fill(run).await?;
-            let measured = child::start(run).await?;
-            let kept = stage.clear(run).await.map_err(|wrong| wrong.to_string());
-            match measured.and_then(|measured| Ok((measured, kept?))) {
-                Ok(done) => runs.push(done),
-                Err(reason) => *result = Err(reason),
-            }
-        }
-    }
+    let candidates = chosen(&arguments.candidate).into_iter().filter(can).collect();
+    let run = async |candidate| {
+        let run = stage.run(candidate, job, messages, arguments.workers);
+        stage.fill(run).await?;
+        let measured = child::start(run).await?;
+        let kept = stage.clear(run).await.map_err(|wrong| wrong.to_string());
+        Ok(measured.and_then(|measured| Ok((measured, kept?))))
+    };
+    let results = in_turns(candidates, rounds, run).await?;
     let row = |(candidate, result): (Candidate, Result<Vec<(Measured, Kept)>, String>)| Row {
         job,
         candidate,
         result: result.map(median),
     };
-    Ok(candidates.into_iter().zip(results).map(row).collect())
+    Ok(results.into_iter().map(row).collect())
 }
 
 /// The median by time: what is waited for here is mostly the disk, which takes no CPU time.

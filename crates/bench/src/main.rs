@@ -24,6 +24,7 @@ mod outbox;
 mod report;
 mod retry;
 mod rpc;
+mod turns;
 
 #[cfg(feature = "count-allocations")]
 #[global_allocator]

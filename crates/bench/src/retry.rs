@@ -8,7 +8,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use leveret_testkit::rabbitmq::Version;
 use serde_json::{Value, json};
 
@@ -23,6 +23,7 @@ pub(crate) use child::run_one;
 pub(crate) use jobs::Run;
 
 use crate::client::{Failure, Measured, median};
+use crate::turns::{chosen, in_turns};
 use jobs::{Candidate, Job, WAIT};
 use stage::Stage;
 
@@ -82,11 +83,6 @@ pub(crate) fn run(arguments: &Arguments, rounds: u32) -> Result<Vec<Row>, Failur
     })
 }
 
-/// What is asked for or, if nothing is, all there is.
-fn chosen<T: ValueEnum + Clone>(asked_for: &[T]) -> Vec<T> {
-    if asked_for.is_empty() { T::value_variants().to_vec() } else { asked_for.to_vec() }
-}
-
 /// Has the candidates do one job in turns.
 async fn compare(
     job: Job,
@@ -95,26 +91,17 @@ async fn compare(
     rounds: u32,
 ) -> Result<Vec<Row>, Failure> {
     let Arguments { messages, size, workers, .. } = *arguments;
-    let candidates = chosen(&arguments.candidate);
-    let mut results: Vec<Result<Vec<Measured>, String>> = vec![Ok(Vec::new()); candidates.len()];
-    for _ in 0..rounds {
-        for (candidate, result) in candidates.iter().zip(&mut results) {
-            // One failure is enough to say so.
-            let Ok(runs) = result else { continue };
-            let port = stage.port();
-            let run = Run { candidate: *candidate, job, port, size, messages, workers };
-            match once(run, stage).await? {
-                Ok(measured) => runs.push(measured),
-                Err(reason) => *result = Err(reason),
-            }
-        }
-    }
+    let run = async |candidate| {
+        let port = stage.port();
+        once(Run { candidate, job, port, size, messages, workers }, stage).await
+    };
+    let results = in_turns(chosen(&arguments.candidate), rounds, run).await?;
     let row = |(candidate, result): (Candidate, Result<Vec<Measured>, String>)| Row {
         job,
         candidate,
         result: result.map(median),
     };
-    Ok(candidates.into_iter().zip(results).map(row).collect())
+    Ok(results.into_iter().map(row).collect())
 }
 
 async fn once(run: Run, stage: &Stage) -> Result<Result<Measured, String>, Failure> {

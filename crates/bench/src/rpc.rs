@@ -6,7 +6,7 @@
 
 use std::fmt::Write;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use leveret_testkit::rabbitmq::{RabbitNode, Version};
 use serde_json::{Value, json};
 
@@ -20,6 +20,7 @@ pub(crate) use jobs::Run;
 
 use crate::broker::EmbeddedBroker;
 use crate::client::{Failure, Measured};
+use crate::turns::{chosen, in_turns};
 use child::Both;
 use jobs::{Broker, Callers, Candidate, Side};
 
@@ -107,11 +108,6 @@ pub(crate) fn run(arguments: &Arguments, rounds: u32) -> Result<Vec<Row>, Failur
     })
 }
 
-/// What is asked for or, if nothing is, all there is.
-fn chosen<T: ValueEnum + Clone>(asked_for: &[T]) -> Vec<T> {
-    if asked_for.is_empty() { T::value_variants().to_vec() } else { asked_for.to_vec() }
-}
-
 /// Everything over one broker.
 async fn over(
     broker: Broker,
@@ -138,19 +134,9 @@ async fn over(
             callers,
             size: arguments.size,
         };
-        let candidates = chosen(&arguments.candidate);
-        let mut results: Vec<Result<Vec<Both>, String>> = vec![Ok(Vec::new()); candidates.len()];
-        for _ in 0..rounds {
-            for (candidate, result) in candidates.iter().zip(&mut results) {
-                // One failure is enough to say so.
-                let Ok(runs) = result else { continue };
-                match child::start(Run { candidate: *candidate, ..run }).await? {
-                    Ok(both) => runs.push(both),
-                    Err(reason) => *result = Err(reason),
-                }
-            }
-        }
-        rows.extend(candidates.into_iter().zip(results).map(|(candidate, result)| Row {
+        let start = async |candidate| child::start(Run { candidate, ..run }).await;
+        let results = in_turns(chosen(&arguments.candidate), rounds, start).await?;
+        rows.extend(results.into_iter().map(|(candidate, result)| Row {
             broker,
             in_flight,
             callers,

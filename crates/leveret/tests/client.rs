@@ -86,6 +86,11 @@ fn depth(broker: &Broker, queue: &str) -> Option<usize> {
     snapshot.virtual_host("/")?.queue(queue).map(|queue| queue.ready)
 }
 
+fn unsettled(broker: &Broker, queue: &str) -> Option<usize> {
+    let snapshot = broker.snapshot();
+    snapshot.virtual_host("/")?.queue(queue).map(|queue| queue.unsettled)
+}
+
 /// Fails the test if something takes longer than anything should.
 async fn soon<T>(what: &str, future: impl IntoFuture<Output = T>) -> T {
     match tokio::time::timeout(PATIENCE, future).await {

@@ -244,6 +244,9 @@ impl Loop {
         let mut stopped = std::pin::pin!(async move {
             let _ = self.stopped.wait_for(|stopped| *stopped).await;
         });
+        // The message at hand stays in its place, and what is awaited is small: moving it around would cost more than
+        // handling it.
+        let mut at_hand = None;
         let end = loop {
             // Asked for here, and not by waiting for it first: that would cost each message a lock.
             if is_stopped.has_changed().unwrap_or(true) {
@@ -251,18 +254,13 @@ impl Loop {
             }
             let next = tokio::select! {
                 biased;
-                () = done.settled() => continue,
-                next = deliveries.next() => next,
+                () = done.settled(), if done.is_settling() => continue,
+                next = deliveries.next_into(&mut at_hand) => next,
                 () = &mut stopped => break Ok(()),
             };
-            let mut delivery = match next {
-                Some(Ok(delivery)) => delivery,
-                Some(Err(error)) => break Err(error),
-                None => break Ok(()),
-            };
-            // As `Shared::handle` does it. What is awaited is small, and the delivery stays in its place: moving it around
-            // would cost more than handling it.
-            let key = match self.shared.admit(&mut delivery) {
+            let Some(delivery) = &mut at_hand else { break next };
+            // As `Shared::handle` does it.
+            let key = match self.shared.admit(delivery) {
                 Admitted::As(key) => key,
                 Admitted::Not(summary) => {
                     done.summary.add(summary);
@@ -273,14 +271,16 @@ impl Loop {
             tokio::select! {
                 biased;
                 outcome = &mut handling => {
-                    done.add(self.shared.finish(delivery, key, outcome), &self.shared);
+                    let finished = self.shared.finish(delivery, key, outcome);
+                    done.take(&mut at_hand, finished, &self.shared);
                 }
                 () = &mut stopped => {
                     drop(deliveries);
                     let deadline = deadline_in(self.drain);
                     match timeout_at(deadline, handling).await {
                         Ok(outcome) => {
-                            done.add(self.shared.finish(delivery, key, outcome), &self.shared);
+                            let finished = self.shared.finish(delivery, key, outcome);
+                            done.take(&mut at_hand, finished, &self.shared);
                         }
                         Err(_) => done.summary.abandoned += 1,
                     }
@@ -394,22 +394,41 @@ struct Done {
 }
 
 impl Done {
-    fn add(&mut self, handled: Handled, shared: &Arc<Shared>) {
-        match handled {
-            Ok(summary) => self.summary.add(summary),
-            Err(failed) => {
-                let (delivery, seen) = *failed;
-                let failing = Arc::clone(&shared.failing);
-                self.settling.spawn(async move { failing.settle(delivery, seen).await });
+    /// The message at hand is finished, and leaves its place.
+    fn take(
+        &mut self,
+        at_hand: &mut Option<Delivery>,
+        finished: Result<Summary, Diagnosis>,
+        shared: &Shared,
+    ) {
+        match finished {
+            Ok(summary) => {
+                *at_hand = None;
+                self.summary.add(summary);
+            }
+            Err(diagnosis) => {
+                if let Some(delivery) = at_hand.take() {
+                    self.settle(delivery, diagnosis, shared);
+                }
             }
         }
     }
 
-    fn join(&mut self, handled: Result<Handled, Panicked>, shared: &Arc<Shared>) {
+    fn join(&mut self, handled: Result<Handled, Panicked>, shared: &Shared) {
         match handled {
-            Ok(handled) => self.add(handled, shared),
+            Ok(Ok(summary)) => self.summary.add(summary),
+            Ok(Err(failed)) => self.settle(failed.0, failed.1, shared),
             Err(_) => self.summary.failed += 1,
         }
+    }
+
+    fn settle(&mut self, delivery: Delivery, diagnosis: Diagnosis, shared: &Shared) {
+        let failing = Arc::clone(&shared.failing);
+        self.settling.spawn(async move { failing.settle(delivery, diagnosis).await });
+    }
+
+    fn is_settling(&self) -> bool {
+        !self.settling.is_empty()
     }
 
     /// Waits until one more is settled; for ever if there is none.
@@ -475,7 +494,8 @@ impl Shared {
         match self.admit(&mut delivery) {
             Admitted::As(key) => {
                 let outcome = self.observed.call(delivery.content()).await;
-                self.finish(delivery, key, outcome)
+                let finished = self.finish(&mut delivery, key, outcome);
+                finished.map_err(|diagnosis| Box::new((delivery, diagnosis)))
             }
             Admitted::Not(summary) => Ok(summary),
         }
@@ -501,19 +521,19 @@ impl Shared {
         Admitted::As(key)
     }
 
-    /// Its handler has ended.
+    /// Its handler has ended: settles it unless it failed.
     fn finish(
         &self,
-        delivery: Delivery,
+        delivery: &mut Delivery,
         key: Option<Vec<u8>>,
         outcome: Result<(), BoxError>,
-    ) -> Handled {
+    ) -> Result<Summary, Diagnosis> {
         match outcome {
             Ok(()) => {
                 if let (Some(seen), Some(key)) = (&self.seen, key) {
                     seen.add(key);
                 }
-                report(delivery.ack());
+                report(delivery.ack_early());
                 Ok(Summary { handled: 1, ..Summary::default() })
             }
             Err(error) if self.mode == Mode::AtMostOnce => {
@@ -522,10 +542,10 @@ impl Shared {
             }
             Err(error) => match Passed::of(&error) {
                 Some(passed) => {
-                    report(delivery.ack());
+                    report(delivery.ack_early());
                     Ok(passed_over(passed))
                 }
-                None => Err(Box::new((delivery, Diagnosis::of(&error)))),
+                None => Err(Diagnosis::of(&error)),
             },
         }
     }

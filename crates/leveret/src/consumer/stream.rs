@@ -64,6 +64,20 @@ impl Deliveries {
         std::future::poll_fn(|context| self.poll_delivery(context)).await
     }
 
+    /// The same, for who has a place for it and does not want it moved: there is none in it after the end.
+    pub(super) async fn next_into(&mut self, place: &mut Option<Delivery>) -> Result<(), Error> {
+        *place = None;
+        std::future::poll_fn(|context| match ready!(self.poll_delivery(context)) {
+            Some(Ok(delivery)) => {
+                *place = Some(delivery);
+                Poll::Ready(Ok(()))
+            }
+            Some(Err(error)) => Poll::Ready(Err(error)),
+            None => Poll::Ready(Ok(())),
+        })
+        .await
+    }
+
     /// The next delivery, if one comes in time.
     pub async fn next_within(&mut self, time: Duration) -> Next {
         match timeout(time, self.next()).await {

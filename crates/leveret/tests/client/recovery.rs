@@ -4,7 +4,7 @@ use leveret::{Client, ClientEvent, ConnectLimits, ErrorKind, Queue, Topology};
 use leveret_testkit::{FaultProxy, eventually};
 use tokio::time::Instant;
 
-use crate::{PATIENCE, broker, builder_of, client_with, soon};
+use crate::{PATIENCE, broker, builder_of, client_with, soon, unsettled};
 
 #[tokio::test(start_paused = true)]
 async fn the_first_connect_gives_up_after_its_tries() {
@@ -132,7 +132,7 @@ async fn a_broker_that_blocks_publishers_is_seen_and_does_not_delay_acks() {
     assert_eq!(second.body(), "the last");
     second.ack().unwrap();
     soon("the acks", async {
-        while broker.snapshot().virtual_host("/").unwrap().queue("q").unwrap().unsettled > 0 {
+        while unsettled(&broker, "q") > Some(0) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     })

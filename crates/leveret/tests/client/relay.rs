@@ -9,12 +9,15 @@ use leveret::{
 use leveret_broker::{Broker, Permissions, Profile};
 use tokio::time::{Instant, sleep};
 
-use crate::{PATIENCE, broker, broker_with_users, client_of, client_of_user, depth, soon};
+use crate::{
+    PATIENCE, broker, broker_with_users, client_of, client_of_user, depth, soon, unsettled,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
 
 const PARKED: &str = "leveret.delay.unroutable";
+const RELAY: &str = "leveret.delay.relay";
 
 fn orders() -> Topology {
     Topology::new()
@@ -304,11 +307,13 @@ async fn what_a_relay_may_not_publish_waits_for_one_that_may() {
     let publisher = all.publisher("orders").build().await.unwrap();
     let signed = Properties { user_id: Some("all".try_into().unwrap()), ..Properties::default() };
     let signed = Message::with_properties("one", signed);
-    publisher.publish_in("order.paid", signed, SECOND / 8).await.unwrap();
-    // Now the only relay is the one that may not publish it.
+    publisher.publish_in("order.paid", signed, 2 * SECOND).await.unwrap();
+    // When it is due, the only relay is the one that may not publish it.
     all.close().await;
     let put_off = async {
-        while depth(&broker, "leveret.delay.03") != Some(1) {
+        // What it has not acked would come a second time.
+        while depth(&broker, "leveret.delay.03") != Some(1) || unsettled(&broker, RELAY) != Some(0)
+        {
             sleep(Duration::from_millis(20)).await;
         }
     };
