@@ -117,8 +117,9 @@ fn log() {
 }
 
 fn described(file: &File) -> String {
+    let relay = if file.relay_delays { ", a relay of delays" } else { "" };
     format!(
-        "{}, {}",
+        "{}, {}{relay}",
         counted(file.consumer.len() as u64, "consumer"),
         counted(file.service.len() as u64, "service")
     )
@@ -200,6 +201,9 @@ impl Running {
     ) -> Result<Running, Failure> {
         let mut running =
             Running { tasks: JoinSet::new(), stop: watch::Sender::new(false), handled: 0 };
+        if file.relay_delays {
+            client.delays().relay().await?;
+        }
         for consumer in &file.consumer {
             running.consume(client, consumer, arguments);
         }
@@ -290,7 +294,9 @@ impl Running {
         match self.tasks.join_next().await {
             Some(Ok(Err(error))) => Err(error.into()),
             Some(Err(error)) => Err(Failure::new(error)),
-            Some(Ok(Ok(_))) | None => Err(Failure::new("a handler has ended by itself")),
+            Some(Ok(Ok(_))) => Err(Failure::new("a handler has ended by itself")),
+            // Delays are relayed by the client itself.
+            None => std::future::pending().await,
         }
     }
 

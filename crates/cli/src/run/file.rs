@@ -29,6 +29,8 @@
 //! name = "prices"
 //! command = ["./quote"]                 # what it writes is the reply
 //! ```
+//!
+//! With `relay-delays = true` it also takes the last step of delayed messages to exchanges.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -54,6 +56,9 @@ pub(super) struct File {
     topology: Topology,
     /// Beside the file, if it is relative.
     topology_file: Option<PathBuf>,
+    /// Whether it takes the last step of delayed messages to exchanges, for those who publish and go.
+    #[serde(default)]
+    pub(super) relay_delays: bool,
     #[serde(default)]
     pub(super) consumer: Vec<Consumer>,
     #[serde(default)]
@@ -193,10 +198,8 @@ impl File {
 
     /// What only makes sense together.
     fn check(&self) -> Result<(), String> {
-        if self.consumer.is_empty() && self.service.is_empty() {
-            return Err(
-                "there is nothing to run: neither a [[consumer]] nor a [[service]]".to_owned()
-            );
+        if self.consumer.is_empty() && self.service.is_empty() && !self.relay_delays {
+            return Err("there is nothing to run: neither a [[consumer]] nor a [[service]], nor relay-delays = true".to_owned());
         }
         for consumer in &self.consumer {
             let whose = format!("the consumer of {:?}", consumer.queue);

@@ -89,6 +89,18 @@ type = "quorum"
 bind = [{ exchange = "orders", key = "order.*" }]
 "#;
 
+/// Nobody else is there when its time comes: whoever has published it has ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delayed_message_gets_to_its_exchange() {
+    let place = Place::new().await;
+    let client = place.client().await;
+    let running = Running::start(&place, &format!("relay-delays = true\n{TOPOLOGY}"), &[]);
+    place.run(&["publish", "order.new", "x", "--exchange", "orders", "--in", "1s"]).ok();
+    place.until_has(&client, "billing", 1).await;
+    assert_eq!(running.stop().trim(), "stopped: 0 messages handled");
+    client.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_exit_status_of_a_command_decides() {
     let place = Place::new().await;
