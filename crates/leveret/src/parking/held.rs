@@ -369,7 +369,7 @@ impl Held {
         if self.staying.has_begun() {
             self.pass_by(unseen).await?;
         }
-        self.walk.send_acks()?;
+        self.walk.catch_up().await?;
         while self.walk.is_among_returned() {
             self.wanted.check()?;
             for taken in self.take(u64::MAX).await? {

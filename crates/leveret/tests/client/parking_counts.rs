@@ -88,6 +88,23 @@ async fn what_is_said_to_have_left_a_lot_has_left_it() {
     }
 }
 
+/// They are acked one by one; what follows was given back before, and is handed out in the order in which it is given back.
+#[tokio::test(start_paused = true)]
+async fn what_follows_many_acks_keeps_its_order() {
+    for (profile, lot) in lots() {
+        let told = format!("{profile:?}, {lot:?}");
+        let (_broker, client) = filled(profile, lot).await;
+        let lot = client.parking_lot("lot");
+        let all = Filter::new();
+        assert_eq!(soon("a list", lot.list(&all, 1000)).await.unwrap().len(), 800, "{told}");
+        let purge = lot.purge().limit(50).rate(10.0);
+        assert_eq!(soon("a purge", purge.run()).await.unwrap().done, 50, "{told}");
+        let left = soon("a list", lot.list(&all, 1000)).await.unwrap();
+        let numbers = left.iter().map(|message| message.body().clone());
+        assert!(numbers.eq((50..800).map(|n| n.to_string())), "{told}");
+    }
+}
+
 /// Messages that are all alike: what comes again cannot be told from what comes for the first time, but counted.
 #[tokio::test(start_paused = true)]
 async fn a_limit_holds_for_messages_that_are_all_alike() {
