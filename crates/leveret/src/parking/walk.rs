@@ -85,7 +85,7 @@ pub(super) struct Taken {
 }
 
 /// Which delivery a message was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Place {
     pub(super) page: usize,
     pub(super) tag: u64,
