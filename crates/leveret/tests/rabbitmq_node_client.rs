@@ -10,6 +10,7 @@ mod rabbitmq_node_client {
     mod health;
     mod nodes;
     mod parking;
+    mod parking_slow;
     mod plans;
     mod rpc;
 }

@@ -90,6 +90,11 @@ impl Acks {
         doubtful
     }
 
+    /// Whether the broker has taken for sure all that were sent.
+    pub(super) fn are_for_sure(&self) -> bool {
+        self.for_sure == self.sent
+    }
+
     /// How many there are, and how many of them the broker has taken for sure.
     pub(super) fn count(&self) -> (u64, u64) {
         (self.sent + self.waiting.len() as u64, self.for_sure)

@@ -116,6 +116,10 @@ impl Hand {
         self.grip.held.lock().await.stay(taken);
     }
 
+    pub(super) async fn refuse(&self, taken: Taken, error: Error) {
+        self.grip.held.lock().await.refuse(taken, error);
+    }
+
     pub(super) async fn let_go(&self, taken: Taken) {
         self.grip.held.lock().await.let_go(taken);
     }

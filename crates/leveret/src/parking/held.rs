@@ -10,7 +10,7 @@
 //!                              its page, confirmed, and then acked
 //! ```
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,6 +67,9 @@ pub(crate) struct Held {
     /// Taken, and not decided about. Not kept where the walk itself can give it back.
     open: Vec<Taken>,
     staying: Staying,
+    /// Those of them that could not be sent on, and why. That is told once they were put in anew: before, a lost connection lets them come
+    /// again, to be refused again.
+    refused: HashMap<Place, Error>,
     /// How many were put in anew since it was marked who does.
     renewed: u64,
     /// How many were put in anew by this walk.
@@ -97,6 +100,7 @@ impl Held {
             convoy: Convoy::new(client, "sending on a parked message"),
             open: Vec::new(),
             staying: Staying::default(),
+            refused: HashMap::new(),
             renewed,
             put_in_anew: 0,
             outcomes: VecDeque::new(),
@@ -164,6 +168,21 @@ impl Held {
         }
     }
 
+    /// It stays in the lot, because it could not be sent on.
+    pub(super) fn refuse(&mut self, taken: Taken, error: Error) {
+        self.refused.insert(taken.place, error);
+        if !self.walk.renews() {
+            self.tell_if_refused(&taken);
+        }
+        self.stay(taken);
+    }
+
+    fn tell_if_refused(&mut self, taken: &Taken) {
+        if let Some(error) = self.refused.remove(&taken.place) {
+            self.outcomes.push_back(Outcome::NotSent(Arc::clone(&taken.message), error));
+        }
+    }
+
     /// They leave the lot once that is confirmed.
     pub(super) async fn send(&mut self, messages: Vec<(Taken, Parcel)>) -> Result<(), Error> {
         for (taken, parcel) in messages {
@@ -203,21 +222,20 @@ impl Held {
                 (Ok(()), Purpose::Renew) => {
                     self.renewed += 1;
                     self.put_in_anew += 1;
+                    self.tell_if_refused(&taken);
                     self.walk.ack(taken.place);
                 }
                 (Ok(()), Purpose::Leave) => {
                     self.walk.let_go(taken);
                     self.outcomes.push_back(Outcome::Left);
                 }
-                (Err(error), Purpose::Leave) => {
-                    self.outcomes.push_back(Outcome::NotSent(Arc::clone(&taken.message), error));
-                    self.stay(taken);
-                }
+                (Err(error), Purpose::Leave) => self.refuse(taken, error),
                 // There may be room when more are out.
                 (Err(error), Purpose::Renew) if error.kind() == ErrorKind::Nacked => {
                     self.staying.hold(taken);
                 }
                 (Err(error), Purpose::Renew) => {
+                    self.tell_if_refused(&taken);
                     let queue = self.queue.as_str();
                     tracing::warn!(queue, "a message is given back, which may be counted: {error}");
                 }
@@ -369,7 +387,7 @@ impl Held {
         if self.staying.has_begun() {
             self.pass_by(unseen).await?;
         }
-        self.walk.send_acks()?;
+        self.walk.catch_up().await?;
         while self.walk.is_among_returned() {
             self.wanted.check()?;
             for taken in self.take(u64::MAX).await? {

@@ -194,7 +194,9 @@ impl<'a> Run<'a> {
             turned?;
         }
         self.settle_all(hand).await?;
-        hand.end(left).await
+        let ended = hand.end(left).await;
+        self.note(hand).await;
+        ended
     }
 
     /// Whether nothing is to leave the lot.
@@ -265,8 +267,8 @@ impl<'a> Run<'a> {
         let parcel = match self.checked_parcel(&taken.message).await {
             Ok(parcel) => parcel,
             Err(error) if is_about_message(&error) => {
-                self.not_done(&taken.message, error);
-                hand.stay(taken).await;
+                hand.refuse(taken, error).await;
+                self.note(hand).await;
                 return Ok(());
             }
             Err(error) => return Err(error),

@@ -85,7 +85,7 @@ pub(super) struct Taken {
 }
 
 /// Which delivery a message was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Place {
     pub(super) page: usize,
     pub(super) tag: u64,
@@ -123,6 +123,8 @@ pub(super) struct Walk {
     give_back: GiveBack,
     /// Whether what stays has to be put in anew, because the broker may count what is given back.
     renews: bool,
+    /// Whether its channel may hold back acks, to tell the queue later.
+    may_hold_back: bool,
     /// Whether there may be no consumer, since the queue may be gone with it.
     gets: bool,
     has_priorities: bool,
@@ -171,6 +173,8 @@ impl Walk {
                     }
                     let mut walk = Walk::new(client.clone(), name, &up.connection, channel, mark);
                     walk.renews = version < (4, 3) && kind == Kind::MayBeQuorum;
+                    // What is put in anew is confirmed after the acks before it, by the same queue.
+                    walk.may_hold_back = kind == Kind::MayBeQuorum && !walk.renews;
                     walk.gets = kind == Kind::MayDeleteItself;
                     return Ok((walk, u64::from(depth)));
                 }
@@ -199,6 +203,7 @@ impl Walk {
             consumer: None,
             give_back: if version >= (4, 0) { GiveBack::ByNack } else { GiveBack::ByClosing },
             renews: false,
+            may_hold_back: false,
             gets: false,
             has_priorities: version >= (4, 0),
             has_seen_early: false,
@@ -267,12 +272,17 @@ impl Walk {
         page: &mut Vec<Taken>,
         size: u64,
     ) -> Result<(), Error> {
+        self.begin_consuming(channel, size).await?;
+        self.fill(page, size).await?;
+        self.stop_consuming(page).await
+    }
+
+    async fn begin_consuming(&mut self, channel: &Channel, size: u64) -> Result<(), Error> {
         let options = ConsumeOptions { prefetch: size as u16, ..ConsumeOptions::default() };
         let consuming = channel.consume(&self.queue, options).await;
         self.consumer = Some(consuming.map_err(|error| self.failed(error))?);
         self.acks.are_answered();
-        self.fill(page, size).await?;
-        self.stop_consuming(page).await
+        Ok(())
     }
 
     /// Ends the consumer, if there is one, and takes what was on its way to it.

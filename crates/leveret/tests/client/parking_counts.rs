@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use leveret::amqp::GetOptions;
-use leveret::{Client, Filter, Message, Progress, Queue, Target, Task, Topology};
+use leveret::{
+    Client, Draft, Filter, Message, ParkedMessage, Progress, Queue, Target, Task, Topology,
+};
 use leveret_broker::{Broker, Profile};
 
 use crate::{client_with, depth, soon};
@@ -85,6 +87,45 @@ async fn what_is_said_to_have_left_a_lot_has_left_it() {
             let moved: BTreeSet<_> = moved.iter().map(|message| message.body().clone()).collect();
             assert_eq!(moved.len(), 120, "{told}");
         }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_could_not_be_sent_on_is_counted_once() {
+    for (profile, lot) in lots() {
+        for at in [1, 20, 250, 400] {
+            let told = format!("{profile:?}, {lot:?}, cut at {at}");
+            let (broker, client) = filled(profile, lot.clone()).await;
+            // The broker refuses some, and for some no way is known.
+            let edit = |message: &ParkedMessage, draft: &mut Draft| {
+                let number: u32 = std::str::from_utf8(message.body()).unwrap().parse().unwrap();
+                draft.target = match number % 10 {
+                    3 => Target::queue("nowhere"),
+                    7 => Target::Origin,
+                    _ => Target::queue("other"),
+                };
+            };
+            let done = cut_at(&broker, client.parking_lot("lot").edit(edit), at).await;
+            assert_eq!((done.selected, done.done, done.failed), (800, 640, 160), "{told}");
+            assert_eq!(depth(&broker, "lot"), Some(160), "{told}");
+        }
+    }
+}
+
+/// They are acked one by one; what follows was given back before, and is handed out in the order in which it is given back.
+#[tokio::test(start_paused = true)]
+async fn what_follows_many_acks_keeps_its_order() {
+    for (profile, lot) in lots() {
+        let told = format!("{profile:?}, {lot:?}");
+        let (_broker, client) = filled(profile, lot).await;
+        let lot = client.parking_lot("lot");
+        let all = Filter::new();
+        assert_eq!(soon("a list", lot.list(&all, 1000)).await.unwrap().len(), 800, "{told}");
+        let purge = lot.purge().limit(50).rate(10.0);
+        assert_eq!(soon("a purge", purge.run()).await.unwrap().done, 50, "{told}");
+        let left = soon("a list", lot.list(&all, 1000)).await.unwrap();
+        let numbers = left.iter().map(|message| message.body().clone());
+        assert!(numbers.eq((50..800).map(|n| n.to_string())), "{told}");
     }
 }
 

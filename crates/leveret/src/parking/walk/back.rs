@@ -5,14 +5,17 @@ use tokio::time::sleep;
 use super::{GiveBack, IDLE, Walk};
 use crate::error::Error;
 
+/// So many pages are given back together: fewer than a quorum queue is told of at once.
+const TOGETHER: usize = 16;
+
 impl Walk {
     /// Gives back what was not acked, and returns when it is there.
     pub(in crate::parking) async fn end(&mut self) -> Result<(), Error> {
         self.is_over = true;
-        self.send_acks()?;
+        self.catch_up().await?;
         // Closing would not tell whether the acks were taken.
         let mut back = self.check_held().await?;
-        for page in &self.pages {
+        for (number, page) in (1..).zip(&self.pages) {
             let given_back = match (self.give_back, page.open.last()) {
                 (GiveBack::ByClosing, _) => page.channel.close().await,
                 (GiveBack::ByNack, Some(tag)) => page.channel.requeue_through(*tag),
@@ -20,16 +23,34 @@ impl Walk {
             };
             given_back.map_err(|error| self.failed(error))?;
             back += page.open.len() as u64;
-            // Two channels that are closed one after the other may arrive in any order at the queue.
-            if self.give_back == GiveBack::ByClosing {
+            // Two channels that are closed one after the other may arrive in any order at the queue, and so does what its channel holds
+            // back from one that has not caught up.
+            let is_many = self.may_hold_back && number % TOGETHER == 0;
+            if self.give_back == GiveBack::ByClosing || is_many {
                 self.until_back(back).await;
             }
         }
-        // Before the channel is closed: with it, a quorum queue that is slow forgets acks that it was not told of yet. What is given back
-        // comes to it after them.
+        // Before the channel is closed, which forgets what a quorum queue that is slow was not told of yet.
         self.until_back(back).await;
         self.channel().close().await.map_err(|error| self.failed(error))?;
         Ok(())
+    }
+
+    /// Acks all that wait for it, and waits until a quorum queue has caught up with that: before, the channel would hold back what is given
+    /// back, to tell it in another order; and if it is closed, forget both. To begin and to end a consumer takes as long as that. What it
+    /// gets is one page more.
+    pub(in crate::parking) async fn catch_up(&mut self) -> Result<(), Error> {
+        self.send_acks()?;
+        if !self.may_hold_back || self.acks.are_for_sure() {
+            return Ok(());
+        }
+        self.check_held().await?;
+        if self.acks.are_for_sure() {
+            return Ok(());
+        }
+        let channel = self.turn_page().await?;
+        self.begin_consuming(&channel, 1).await?;
+        self.stop_consuming(&mut Vec::new()).await
     }
 
     fn has_open(&self) -> bool {
