@@ -278,11 +278,9 @@ impl Held {
 
     /// Puts messages in anew, and leaves those that it did not come to.
     async fn renew_all(&mut self, messages: &mut Vec<Taken>, at: At) -> Result<(), Error> {
-        if !messages.is_empty() {
+        while !messages.is_empty() {
             // What is no longer in our hands would be there twice.
             self.walk.check_held().await?;
-        }
-        while !messages.is_empty() {
             let together = if at == At::Page { messages.len() } else { messages.len().min(FEW) };
             let renewed = self.renew(messages, together).await;
             // What is in the queue as a new message is out as an old one.

@@ -330,17 +330,19 @@ impl Walk {
                 }
                 Err(_) => {
                     let info = self.channel().inspect_queue(&self.queue).await;
-                    let ready = info.map_err(|error| self.failed(error))?.messages;
+                    let info = info.map_err(|error| self.failed(error))?;
+                    // RabbitMQ tells of a quorum queue whose leader does not answer that it has neither messages nor consumers.
+                    let is_empty = info.messages == 0 && info.consumers > 0;
                     // Asked twice: what was on its way when it was asked first has arrived by then.
-                    if ready == 0 && was_empty {
+                    if is_empty && was_empty {
                         self.is_at_end = true;
                         return Ok(());
                     }
-                    was_empty = ready == 0;
+                    was_empty = is_empty;
                     if since.elapsed() > patience {
                         let text = format!(
-                            "queue {:?} has messages and gives none: another consumer has it for itself, or it is no \
-                             queue to take messages from",
+                            "queue {:?} gives no messages, though it is not empty: another consumer has it for itself, its leader \
+                             does not answer, or it is no queue to take messages from",
                             self.queue
                         );
                         return Err(Error::new(ErrorKind::TimedOut, text));
