@@ -478,7 +478,14 @@ impl Place<'_> {
                 Ok(Deleted::No)
             }
             Err(error) => Err(cannot(error)),
-            Ok(gone) => declared.map(|_| Deleted::With(gone)).map_err(cannot),
+            // A node of a cluster may not know yet that the old one is deleted, or somebody was faster to declare it as it was. What
+            // there is then is looked at before the next step.
+            Ok(gone) => match declared {
+                Err(error) if error.reply_code() != Some(ReplyCode::PRECONDITION_FAILED) => {
+                    Err(cannot(error))
+                }
+                _ => Ok(Deleted::With(gone)),
+            },
         }
     }
 
