@@ -1,9 +1,11 @@
 //! RabbitMQ's management API, for what AMQP does not tell: bindings, and how many messages are out at consumers.
 
+use std::fmt;
 use std::time::Duration;
 
 use clap::Args;
 use leveret::amqp::{Auth, Options};
+use reqwest::redirect::Policy;
 use reqwest::{Method, StatusCode, Url};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -13,6 +15,9 @@ use crate::failure::{Failure, last_cause};
 
 /// Where its plugin listens unless told otherwise.
 const USUAL_PORT: u16 = 15672;
+
+/// What to do where everything is encrypted.
+const TUNNEL: &str = "open a tunnel, as by ssh -L 15672:localhost:15672 HOST, and say --management http://localhost:15672";
 
 /// Where the management API is.
 #[derive(Clone, Debug, Args)]
@@ -84,6 +89,15 @@ struct MessageStats {
     publish: u64,
 }
 
+/// What the API says of itself.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Overview {
+    cluster_name: Option<String>,
+    rates_mode: Option<String>,
+    disable_stats: bool,
+}
+
 /// A binding.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(crate) struct Bound {
@@ -92,7 +106,7 @@ pub(crate) struct Bound {
     pub(crate) destination_type: String,
     pub(crate) routing_key: String,
     #[serde(default)]
-    pub(crate) arguments: Value,
+    arguments: Value,
     /// What the API calls it.
     #[serde(default)]
     properties_key: String,
@@ -109,6 +123,11 @@ impl QueueFacts {
     /// A setting, by an argument or by a policy: `dead-letter-exchange`.
     pub(crate) fn setting(&self, name: &str) -> Option<&Value> {
         self.arguments.get(&format!("x-{name}")).or_else(|| self.policy(name))
+    }
+
+    /// Whether it is known what policies say, if there are any.
+    pub(crate) fn has_policies(&self) -> bool {
+        !self.effective_policy_definition.is_null()
     }
 
     /// What a policy says.
@@ -140,15 +159,17 @@ impl QueueFacts {
 }
 
 impl Bound {
-    /// Whether it lets the same messages through.
+    /// Whether it lets the same messages through. What the API calls it is made of the key and a sum of the arguments, in which
+    /// their types are.
     pub(crate) fn is_like(&self, other: &Bound) -> bool {
-        let arguments = |bound: &Bound| match &bound.arguments {
-            Value::Object(arguments) => arguments.clone(),
-            _ => Map::new(),
-        };
         self.source == other.source
             && self.routing_key == other.routing_key
-            && arguments(self) == arguments(other)
+            && self.properties_key == other.properties_key
+    }
+
+    /// Its arguments, if it has any. Some versions write none as an empty list.
+    pub(crate) fn arguments(&self) -> Option<&Map<String, Value>> {
+        self.arguments.as_object().filter(|arguments| !arguments.is_empty())
     }
 
     fn path(&self) -> [&str; 2] {
@@ -179,9 +200,16 @@ impl ManagementOptions {
         let mut base = Url::parse(&given.unwrap_or_else(usual))
             .map_err(|error| Failure::wrong(format_args!("--management: {error}")))?;
         if base.scheme() != "http" || !base.has_host() {
-            return Err(Failure::wrong(
-                "--management: it has to begin with http://; for an API behind TLS, open a tunnel to it",
-            ));
+            return Err(Failure::wrong(format_args!(
+                "--management has to begin with http://. For an API behind TLS, {TUNNEL}"
+            )));
+        }
+        // Who encrypts what goes to the broker does not expect the same password to go there for all to read.
+        if self.url.is_none() && options.tls.is_some() {
+            return Err(Failure::wrong(format_args!(
+                "the broker's URL is amqps://, and the management API is talked to without encryption: {TUNNEL}; or where the \
+                 network is to be trusted, --management {base}"
+            )));
         }
         let user = match (base.username(), &options.auth) {
             ("", Auth::Plain { user, password } | Auth::AmqPlain { user, password }) => {
@@ -189,8 +217,10 @@ impl ManagementOptions {
             }
             _ => None,
         };
-        // Proxies of the environment are for the world, and the broker is at home.
-        let client = reqwest::Client::builder().no_proxy().timeout(timeout).build();
+        // Proxies of the environment are for the world, and the broker is at home. What is to be changed somewhere else is not
+        // asked for there as if it were to be read.
+        let client =
+            reqwest::Client::builder().no_proxy().redirect(Policy::none()).timeout(timeout).build();
         let client = client.map_err(Failure::new)?;
         if let Ok(mut path) = base.path_segments_mut() {
             path.pop_if_empty().push("api");
@@ -199,7 +229,40 @@ impl ManagementOptions {
     }
 }
 
+impl Overview {
+    /// Whether it is the API of the broker with this cluster, and tells how many messages queues have, and if need be, how many
+    /// were published to them.
+    pub(crate) fn check(&self, cluster: Option<&str>, needs_rates: bool) -> Result<(), Failure> {
+        if let (Some(here), Some(there)) = (cluster, &self.cluster_name)
+            && here != there
+        {
+            return Err(Failure::wrong(format_args!(
+                "--management leads to another broker: it is that of {there:?}, and the URL leads to {here:?}"
+            )));
+        }
+        if self.disable_stats {
+            return Err(Failure::new(
+                "the management API tells no counts, so it cannot be known when a queue is empty: the broker has \
+                 management_agent.disable_metrics_collector",
+            ));
+        }
+        if needs_rates && self.rates_mode.as_deref() == Some("none") {
+            return Err(Failure::new(
+                "the management API does not tell how many messages are published, since the broker has management.rates_mode = none: \
+                 whether somebody sends to the queue by its name cannot be known. If nobody does, say --direct",
+            ));
+        }
+        Ok(())
+    }
+}
+
 impl Management {
+    /// What the API is of.
+    pub(crate) async fn overview(&self) -> Result<Overview, Failure> {
+        let found = self.get(&["overview"]).await?;
+        found.ok_or_else(|| self.silent(format_args!("{} is not found there", self.base.path())))
+    }
+
     /// A queue, if it is there.
     pub(crate) async fn queue(&self, name: &str) -> Result<Option<QueueFacts>, Failure> {
         self.get(&["queues", &self.vhost, name]).await
@@ -233,21 +296,17 @@ impl Management {
         Ok(bindings.into_iter().filter(|bound| !bound.source.is_empty()).collect())
     }
 
-    /// Makes a binding that lets the same messages through as one that leads elsewhere.
-    pub(crate) async fn bind_like(&self, bound: &Bound, to: To<'_>) -> Result<(), Failure> {
+    /// Makes a binding without arguments.
+    pub(crate) async fn bind(&self, source: &str, key: &str, to: To<'_>) -> Result<(), Failure> {
         let [kind, destination] = to.path();
-        let path = ["bindings", &self.vhost, "e", &bound.source, kind, destination];
-        let arguments = if bound.arguments.is_object() { &bound.arguments } else { &json!({}) };
-        let body = json!({ "routing_key": bound.routing_key, "arguments": arguments });
+        let path = ["bindings", &self.vhost, "e", source, kind, destination];
+        let body = json!({ "routing_key": key, "arguments": {} });
         self.send(Method::POST, &path, Some(body)).await.map(drop)
     }
 
     /// Has all of a fanout exchange go somewhere.
     pub(crate) async fn lead(&self, source: &str, to: To<'_>) -> Result<(), Failure> {
-        let [kind, destination] = to.path();
-        let path = ["bindings", &self.vhost, "e", source, kind, destination];
-        let body = json!({ "routing_key": "", "arguments": {} });
-        self.send(Method::POST, &path, Some(body)).await.map(drop)
+        self.bind(source, "", to).await
     }
 
     pub(crate) async fn unbind(&self, bound: &Bound) -> Result<(), Failure> {
@@ -293,7 +352,10 @@ impl Management {
     ) -> Result<Option<String>, Failure> {
         let mut url = self.base.clone();
         if let Ok(mut segments) = url.path_segments_mut() {
-            segments.extend(path);
+            for name in path {
+                check_name(name)?;
+                segments.push(name);
+            }
         }
         let mut request = self.client.request(method.clone(), url);
         if let Some((user, password)) = &self.user {
@@ -302,13 +364,7 @@ impl Management {
         if let Some(body) = &body {
             request = request.json(body);
         }
-        let silent = |error: reqwest::Error| {
-            Failure::no_broker(format_args!(
-                "no management API answers at {}: {}. It is RabbitMQ's plugin rabbitmq_management; --management says where it is",
-                self.at(),
-                last_cause(&error)
-            ))
-        };
+        let silent = |error: reqwest::Error| self.silent(last_cause(&error));
         let answer = request.send().await.map_err(silent)?;
         let status = answer.status();
         let text = answer.text().await.map_err(silent)?;
@@ -332,10 +388,27 @@ impl Management {
         }
     }
 
+    fn silent(&self, why: impl fmt::Display) -> Failure {
+        Failure::no_broker(format_args!(
+            "no management API answers at {}: {why}. It is RabbitMQ's plugin rabbitmq_management; --management says where it is",
+            self.at()
+        ))
+    }
+
     /// Where it is, without the password.
     fn at(&self) -> String {
         let port = self.base.port_or_known_default().unwrap_or_default();
         format!("http://{}:{port}", self.base.host_str().unwrap_or_default())
+    }
+}
+
+/// Names that a path cannot have, and that would be another name there.
+fn check_name(name: &str) -> Result<(), Failure> {
+    match matches!(name, "." | "..") || name.contains(['\t', '\n', '\r']) {
+        false => Ok(()),
+        true => {
+            Err(Failure::wrong(format_args!("the management API cannot be asked for {name:?}")))
+        }
     }
 }
 
@@ -350,24 +423,43 @@ fn reason(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn bound(routing_key: &str, arguments: Value) -> Bound {
-        Bound {
-            source: "orders".to_owned(),
-            destination: "billing".to_owned(),
-            destination_type: "queue".to_owned(),
-            routing_key: routing_key.to_owned(),
-            arguments,
-            properties_key: String::new(),
-        }
+    fn bound(key: &str, name: &str, arguments: Value) -> Bound {
+        serde_json::from_value(json!({
+            "source": "orders", "destination": "billing", "destination_type": "queue", "routing_key": key,
+            "arguments": arguments, "properties_key": name,
+        }))
+        .unwrap()
     }
 
     #[test]
     fn bindings_are_alike_that_let_the_same_through() {
-        let one = bound("a", json!({}));
-        // Some versions write an empty object so.
-        assert!(one.is_like(&bound("a", json!([]))));
-        assert!(!one.is_like(&bound("b", json!({}))));
-        assert!(!one.is_like(&bound("a", json!({ "x-match": "any" }))));
+        let one = bound("a", "a", json!({}));
+        assert!(one.is_like(&bound("a", "a", json!([]))) && one.arguments().is_none());
+        assert!(!one.is_like(&bound("b", "b", json!({}))));
+        // A number of another width is told as the same.
+        let narrow = bound("a", "a~1", json!({ "number": 5 }));
+        assert!(!narrow.is_like(&bound("a", "a~2", json!({ "number": 5 }))));
+        assert_eq!(narrow.arguments().map(Map::len), Some(1));
+    }
+
+    #[test]
+    fn an_api_of_another_broker_or_without_counts_is_refused() {
+        let check = |told: Value, needs_rates| {
+            let overview: Overview = serde_json::from_value(told).unwrap();
+            overview.check(Some("rabbit@here"), needs_rates).is_ok()
+        };
+        assert!(check(json!({ "cluster_name": "rabbit@here", "rates_mode": "basic" }), true));
+        assert!(check(json!({}), true));
+        assert!(!check(json!({ "cluster_name": "rabbit@there" }), true));
+        assert!(!check(json!({ "disable_stats": true }), false));
+        assert!(!check(json!({ "rates_mode": "none" }), true));
+        assert!(check(json!({ "rates_mode": "none" }), false));
+    }
+
+    #[test]
+    fn a_name_that_would_be_another_in_a_path_is_refused() {
+        assert!([".", "..", "a\nb", "a\tb"].iter().all(|name| check_name(name).is_err()));
+        assert!(["a.b", "...", "a/b", "a%2Fb", "ü"].iter().all(|name| check_name(name).is_ok()));
     }
 
     #[test]
@@ -376,6 +468,7 @@ mod tests {
         let counts = r#"{"messages_unacknowledged": 1, "messages_dlx": 2, "effective_policy_definition": []}"#;
         assert_eq!(read(counts).out(), Some(3));
         assert_eq!(read("{}").out(), None);
+        assert!(read(counts).has_policies() && !read("{}").has_policies());
     }
 
     #[test]
@@ -408,6 +501,20 @@ mod tests {
             ("http://other:1/behind/api".to_owned(), shop)
         );
         assert_eq!(at("amqp://rabbit", Some("http://a:b@other")).unwrap().1, None);
-        assert!(at("amqp://rabbit", Some("https://other")).is_err());
+    }
+
+    #[test]
+    fn a_password_that_goes_encrypted_to_the_broker_does_not_go_otherwise_to_its_api_unasked() {
+        let said = |broker: &str, url: Option<&str>| {
+            let options: Options = broker.parse().unwrap();
+            let of = ManagementOptions { url: url.map(str::to_owned) };
+            of.of(&options, Duration::from_secs(1)).err().map(|failure| failure.to_string())
+        };
+        for url in [None, Some("https://other")] {
+            let refused = said("amqps://rabbit", url).unwrap();
+            assert!(refused.contains("tunnel"), "{refused}");
+        }
+        assert_eq!(said("amqps://rabbit", Some("http://localhost:15672")), None);
+        assert_eq!(said("amqp://rabbit", None), None);
     }
 }

@@ -19,11 +19,24 @@ mod running;
 #[path = "program/topology.rs"]
 mod topology;
 
-use support::leveret;
+use support::{Said, leveret, on_a_terminal, program};
 
 #[test]
 fn the_demo_needs_no_broker() {
     demo::check(leveret(&["demo", "--messages", "400", "--cuts", "3"]), 3);
+}
+
+#[test]
+fn on_a_terminal_the_demo_shows_how_far_it_is_and_then_its_table() {
+    let demo = program(&["demo", "--messages", "400", "--cuts", "3"]);
+    let (shown, status) = on_a_terminal(demo, "");
+    let shown = console::strip_ansi_codes(&shown).replace("\r\n", "\n");
+    for bar in ["cover art", "ACAPI", "Orb", "Chandra", "bank"] {
+        let is_bar = |line: &str| line.contains(bar) && line.contains('█') && line.contains('/');
+        assert!(shown.split(['\r', '\n']).any(is_bar), "there is no bar of {bar} in:\n{shown}");
+    }
+    assert!(shown.contains("all connections cut 1 time"), "{shown}");
+    demo::check(Said { status, out: shown, err: String::new() }, 3);
 }
 
 #[test]

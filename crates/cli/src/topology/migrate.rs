@@ -4,8 +4,11 @@
 //! was done is to be seen on the broker and noted nowhere else, so it does not matter who did it, or how far one came who was
 //! killed.
 
+mod guess;
+mod hold;
 mod place;
 mod step;
+mod watch;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,6 +21,7 @@ use crate::failure::Failure;
 use crate::management::ManagementOptions;
 use crate::output::{Form, counted, print, print_json};
 use crate::reach::{Reach, duration};
+use hold::Hold;
 use place::{Moved, Place};
 use step::{Declared, Names, Seen, Step};
 
@@ -68,14 +72,33 @@ pub(super) struct Arguments {
 /// How often a step may be taken. Who declares or binds the queue again and again is told of.
 const MAX_TIMES: usize = 5;
 
+/// What to do if it fails in the middle.
+const LATER: &str = ". Nothing is lost: run it again and it goes on, with --undo it goes back";
+
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let wanted = arguments.wanted()?;
     let (reach, options) = arguments.reach.to_first().await?;
     let management = arguments.management.of(&options, reach.timeout())?;
     let command = async |client: &Client| {
         let names = Names::of(&arguments.queue);
-        let place = Place::new(client, &management, &options, &names, &wanted, &arguments);
-        arguments.migrate(&place).await
+        let hold = Hold::open(&options, &names).await?;
+        let place = Place {
+            client,
+            management: &management,
+            hold: &hold,
+            names: &names,
+            wanted: &wanted,
+            arguments: &arguments,
+        };
+        let result = match arguments.dry_run {
+            true => arguments.plan(&place).await,
+            false => match hold.take().await {
+                Ok(()) => arguments.migrate(&place).await,
+                Err(failure) => Err(failure),
+            },
+        };
+        hold.release().await;
+        result
     };
     reach.with_client(command).await
 }
@@ -105,50 +128,68 @@ impl Arguments {
         Err(Failure::wrong(format_args!("queue {:?} {why}: it cannot be migrated", self.queue)))
     }
 
-    async fn migrate(&self, place: &Place<'_>) -> Result<(), Failure> {
-        let mut seen = place.look().await?;
+    /// What there is to be done, if it can be.
+    async fn first_look(&self, place: &Place<'_>) -> Result<Seen, Failure> {
+        place.check_api().await?;
+        let seen = place.look().await?;
         if seen.queue == Declared::Absent && (self.undo || !seen.is_begun()) {
             return Err(self.absent(&seen));
         }
-        if seen.next().is_none() {
-            return self.tell("same", &format!("queue {:?}: there is nothing to do", self.queue));
-        }
         place.check(&seen).await?;
-        if self.dry_run {
-            let mut steps = seen.all_steps(place.names()).into_iter();
-            return steps.try_for_each(|step| self.tell_step(step, place));
+        Ok(seen)
+    }
+
+    async fn plan(&self, place: &Place<'_>) -> Result<(), Failure> {
+        let seen = self.first_look(place).await?;
+        let steps = seen.all_steps(place.names);
+        if steps.is_empty() {
+            return self.tell_same();
+        }
+        steps.into_iter().try_for_each(|step| self.tell_step(step, place))
+    }
+
+    async fn migrate(&self, place: &Place<'_>) -> Result<(), Failure> {
+        let mut seen = self.first_look(place).await?;
+        if seen.next().is_none() {
+            return self.tell_same();
+        }
+        if seen.queue == Declared::Otherwise {
+            place.try_out().await?;
         }
         let mut taken: Vec<Step> = Vec::new();
         let mut moved = Moved::default();
         while let Some(step) = seen.next() {
             taken.push(step);
-            let result = match taken.iter().filter(|other| **other == step).count() {
-                0..=MAX_TIMES => self.take(step, &seen, place, &mut moved).await,
-                _ => Err(Failure::new(format_args!(
-                    "somebody declares or binds queue {:?} again and again",
-                    self.queue
-                ))),
+            seen = match self.take(step, &taken, &seen, place, &mut moved).await {
+                Ok(seen) => seen,
+                Err(failure) => {
+                    let is_begun = place.look().await.map_or(true, |seen| seen.is_begun());
+                    return Err(if is_begun { failure.and(LATER) } else { failure });
+                }
             };
-            if let Err(failure) = result {
-                let is_begun = place.look().await.map_or(taken.len() > 1, |seen| seen.is_begun());
-                let more =
-                    ". Nothing is lost: run it again and it goes on, with --undo it goes back";
-                return Err(if is_begun { failure.and(more) } else { failure });
-            }
-            seen = place.look().await?;
         }
         self.finish(&moved)
     }
 
+    /// Takes a step, and looks what there is then.
     async fn take(
         &self,
         step: Step,
+        taken: &[Step],
         seen: &Seen,
         place: &Place<'_>,
         moved: &mut Moved,
-    ) -> Result<(), Failure> {
-        self.tell_step(step, place)?;
-        place.take(step, seen, moved).await
+    ) -> Result<Seen, Failure> {
+        if taken.iter().filter(|other| **other == step).count() > MAX_TIMES {
+            return Err(Failure::new(format_args!(
+                "somebody declares or binds queue {:?} again and again",
+                self.queue
+            )));
+        }
+        // Whoever reads no further has not asked it to stop half-way.
+        let _ = self.tell_step(step, place);
+        place.take(step, seen, moved).await?;
+        place.look().await
     }
 
     fn absent(&self, seen: &Seen) -> Failure {
@@ -166,16 +207,16 @@ impl Arguments {
 
     fn finish(&self, moved: &Moved) -> Result<(), Failure> {
         let Moved { there, back, gone } = moved;
-        match self.form.json {
+        let _ = match self.form.json {
             true => print_json(
                 &json!({ "step": "done", "moved_out": there, "moved_back": back, "gone": gone }),
-            )?,
+            ),
             false => print(&format!(
                 "done        queue {:?}: {} moved out, {back} back",
                 self.queue,
                 counted(*there, "message")
-            ))?,
-        }
+            )),
+        };
         match gone {
             0 => Ok(()),
             gone => Err(Failure::new(format_args!(
@@ -185,8 +226,12 @@ impl Arguments {
         }
     }
 
+    fn tell_same(&self) -> Result<(), Failure> {
+        self.tell("same", &format!("queue {:?}: there is nothing to do", self.queue))
+    }
+
     fn tell_step(&self, step: Step, place: &Place<'_>) -> Result<(), Failure> {
-        self.tell(step.as_str(), &step.told(place.names()))
+        self.tell(step.as_str(), &step.told(place.names))
     }
 
     fn tell(&self, step: &str, text: &str) -> Result<(), Failure> {

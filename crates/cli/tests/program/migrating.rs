@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use leveret::amqp::Value as AmqpValue;
 use leveret::{Binding, Client, ErrorKind, Exchange, Message, Queue, QueueType, Topology};
 use leveret_testkit::eventually;
 use leveret_testkit::rabbitmq::{self, Management};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
@@ -23,6 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A broker with its management API, and a file that wants the queue otherwise.
 struct Site {
     place: Place,
+    queue: &'static str,
     management: Management,
     folder: TempDir,
 }
@@ -32,7 +34,7 @@ impl Site {
         let management = rabbitmq::shared().await.management().clone();
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("topology.toml"), file).unwrap();
-        Site { place: Place::new().await, management, folder }
+        Site { place: Place::new().await, queue: "billing", management, folder }
     }
 
     fn file(&self) -> PathBuf {
@@ -41,7 +43,7 @@ impl Site {
 
     fn program(&self, options: &[&str]) -> Command {
         let file = self.file();
-        let arguments = ["topology", "migrate", file.to_str().unwrap(), "billing"];
+        let arguments = ["topology", "migrate", file.to_str().unwrap(), self.queue];
         let mut command = self.place.program(&[&arguments, options].concat());
         command.env("LEVERET_MANAGEMENT_URL", self.management.url());
         command
@@ -64,7 +66,7 @@ impl Site {
         let told = |bound: &Value| {
             format!("{} {} {}", bound["source"], bound["routing_key"], bound["arguments"])
         };
-        let all = self.ask(&["queues", &self.vhost(), "billing", "bindings"]).await;
+        let all = self.ask(&["queues", &self.vhost(), self.queue, "bindings"]).await;
         let mut bindings: Vec<String> = all
             .as_array()
             .unwrap()
@@ -90,7 +92,7 @@ impl Site {
     }
 
     async fn queue_type(&self) -> String {
-        let queue = self.ask(&["queues", &self.vhost(), "billing"]).await;
+        let queue = self.ask(&["queues", &self.vhost(), self.queue]).await;
         queue["type"].as_str().unwrap().to_owned()
     }
 }
@@ -104,68 +106,98 @@ fn topology(queue_type: QueueType) -> Topology {
         .of_type(queue_type)
         .bind("orders", "order.#")
         .bind("orders", "a b/c~%2F");
-    let by_headers = Binding::to_queue("billing", "by-headers", "")
-        .argument("x-match", "any")
-        .argument("number", 5);
+    let by_headers =
+        |matching| Binding::to_queue("billing", "by-headers", "").argument("x-match", matching);
     Topology::new()
         .exchange(Exchange::topic("orders"))
         .exchange(Exchange::headers("by-headers"))
         .queue(queue)
-        .binding(by_headers)
+        .binding(by_headers("any").argument("number", 5))
+        .binding(by_headers("all").argument("wide", 5i64).argument("whatever", AmqpValue::Void))
 }
 
-/// Who goes on publishing, numbered; gives how many were confirmed.
-struct Publishing {
+/// Publishes a message for each binding by headers, and has it come back: it is an error if there is no queue for it.
+async fn check_headers(client: &Client) {
+    let publisher = client.publisher("by-headers").build().await.unwrap();
+    let of_width = Message::new("number").header("number", 5);
+    let present = Message::new("wide").header("wide", 5i64).header("whatever", "x");
+    for message in [of_width, present] {
+        publisher.publish("", message).await.unwrap();
+    }
+}
+
+/// A queue into which somebody publishes, numbered, and from which somebody consumes.
+struct Busy {
+    site: Site,
+    client: Client,
     stop: Arc<AtomicBool>,
-    task: JoinHandle<u32>,
+    /// How many were confirmed.
+    publishing: JoinHandle<u32>,
+    /// How often each came.
+    seen: Arc<Mutex<BTreeMap<u32, u32>>>,
+    consuming: JoinHandle<()>,
 }
 
-impl Publishing {
-    async fn start(client: &Client) -> Publishing {
+impl Busy {
+    /// A site with this file, and a queue that is otherwise.
+    async fn start(from: QueueType, file: &str) -> Busy {
+        let site = Site::new(file).await;
+        let client = site.place.client().await;
+        client.apply(&topology(from)).await.unwrap();
         let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let publisher = client.publisher("orders").build().await.unwrap();
-        let task = tokio::spawn(async move {
-            let mut number = 0;
-            while !stopped.load(Ordering::Relaxed) {
-                let message = Message::new(number.to_string()).message_id(number.to_string());
-                publisher.publish("order.new", message).await.unwrap();
-                number += 1;
-                // Steadily: it is to be in everybody's way, and not to keep the machine busy.
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            number
-        });
-        Publishing { stop, task }
+        let publishing = publish(&client, Arc::clone(&stop)).await;
+        let seen = Arc::default();
+        let consuming = consume(&client, Arc::clone(&seen));
+        let busy = Busy { site, client, stop, publishing, seen, consuming };
+        busy.until_more_came().await;
+        busy
     }
 
-    async fn stop(self) -> u32 {
+    async fn until_more_came(&self) {
+        let came = || self.seen.lock().unwrap().len();
+        let before = came();
+        eventually(PATIENCE, "messages that come", || async { came() > before + 100 }).await;
+    }
+
+    /// All that was published has come, the queue is of this type, and nothing else is left. How many messages came again.
+    async fn end(self, to: &str) -> u32 {
         self.stop.store(true, Ordering::Relaxed);
-        self.task.await.unwrap()
+        let published = self.publishing.await.unwrap();
+        eventually(PATIENCE, format!("all of {published} messages"), || async {
+            self.seen.lock().unwrap().len() as u32 == published
+        })
+        .await;
+        assert_eq!(self.site.queue_type().await, to);
+        assert_eq!(self.site.bindings().await.len(), 4);
+        self.site.assert_clean().await;
+        self.consuming.abort();
+        self.client.close().await;
+        self.seen.lock().unwrap().values().map(|times| times - 1).sum()
     }
 }
 
-/// Who consumes meanwhile, and how often each message came.
-type Seen = Arc<Mutex<BTreeMap<u32, u32>>>;
+async fn publish(client: &Client, stop: Arc<AtomicBool>) -> JoinHandle<u32> {
+    let publisher = client.publisher("orders").build().await.unwrap();
+    tokio::spawn(async move {
+        let mut number = 0;
+        while !stop.load(Ordering::Relaxed) {
+            let message = Message::new(number.to_string()).message_id(number.to_string());
+            publisher.publish("order.new", message).await.unwrap();
+            number += 1;
+            // Steadily: it is to be in everybody's way, and not to keep the machine busy.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        number
+    })
+}
 
-fn consume(client: &Client) -> (Seen, JoinHandle<()>) {
-    let seen = Seen::default();
-    let noted = Arc::clone(&seen);
+fn consume(client: &Client, seen: Arc<Mutex<BTreeMap<u32, u32>>>) -> JoinHandle<()> {
     let handler = move |body: String| {
-        *noted.lock().unwrap().entry(body.parse().unwrap()).or_default() += 1;
+        *seen.lock().unwrap().entry(body.parse().unwrap()).or_default() += 1;
         async { Ok::<(), std::convert::Infallible>(()) }
     };
     let runner = client.consumer("billing").prefetch(20).workers(4).handle(handler);
-    let task = tokio::spawn(async move { drop(runner.run().await) });
-    (seen, task)
-}
-
-async fn until_seen(seen: &Seen, published: u32) -> u32 {
-    eventually(PATIENCE, format!("all of {published} messages"), || async {
-        seen.lock().unwrap().len() as u32 == published
-    })
-    .await;
-    seen.lock().unwrap().values().map(|times| times - 1).sum()
+    tokio::spawn(async move { drop(runner.run().await) })
 }
 
 async fn change_type(from: QueueType, file: &str, to: &str) {
@@ -173,7 +205,9 @@ async fn change_type(from: QueueType, file: &str, to: &str) {
     let client = site.place.client().await;
     client.apply(&topology(from)).await.unwrap();
     let bindings = site.bindings().await;
-    assert_eq!(bindings.len(), 3);
+    assert_eq!(bindings.len(), 4);
+    check_headers(&client).await;
+    client.purge_queue("billing").await.unwrap();
     let publisher = client.publisher("orders").build().await.unwrap();
     for number in 0..300 {
         let message =
@@ -206,6 +240,9 @@ async fn change_type(from: QueueType, file: &str, to: &str) {
         assert_eq!(headers.get("x-leveret-exchange").unwrap().as_str(), Some("orders"));
         delivery.ack().unwrap();
     }
+    came.cancel().await.unwrap();
+    check_headers(&client).await;
+    site.place.until_has(&client, "billing", 2).await;
     let again = site.migrate(&[]).ok();
     assert!(again.contains("nothing to do"), "{again}");
     client.close().await;
@@ -222,23 +259,31 @@ async fn a_quorum_queue_becomes_a_classic_one_with_other_arguments() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn publishers_and_consumers_go_on_meanwhile() {
-    let site = Site::new(QUORUM).await;
+async fn a_name_may_have_any_characters() {
+    const NAME: &str = "a/b %2F?&#~+.ü";
+    let file = format!("[[queue]]\nname = {NAME:?}\ntype = \"quorum\"");
+    let site = Site { queue: NAME, ..Site::new(&file).await };
     let client = site.place.client().await;
-    client.apply(&topology(QueueType::Classic)).await.unwrap();
-    let publishing = Publishing::start(&client).await;
-    let (seen, consuming) = consume(&client);
-    eventually(PATIENCE, "messages that come", || async { seen.lock().unwrap().len() > 100 }).await;
-    site.migrate(&[]).ok();
-    let before = seen.lock().unwrap().len();
-    eventually(PATIENCE, "more messages", || async { seen.lock().unwrap().len() > before + 100 })
-        .await;
-    let published = publishing.stop().await;
-    until_seen(&seen, published).await;
-    assert_eq!(site.queue_type().await, "quorum");
+    let queue = Queue::classic(NAME).bind("to/ %2F ü", NAME);
+    client
+        .apply(&Topology::new().exchange(Exchange::direct("to/ %2F ü")).queue(queue))
+        .await
+        .unwrap();
+    client.publisher("to/ %2F ü").build().await.unwrap().publish(NAME, "x").await.unwrap();
+    let done = site.migrate(&[]).ok();
+    assert!(done.ends_with(": 1 message moved out, 1 back\n"), "{done}");
+    assert_eq!((site.queue_type().await.as_str(), site.bindings().await.len()), ("quorum", 1));
     site.assert_clean().await;
-    consuming.abort();
+    site.place.until_has(&client, NAME, 1).await;
     client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn publishers_and_consumers_go_on_meanwhile() {
+    let busy = Busy::start(QueueType::Classic, QUORUM).await;
+    busy.site.migrate(&[]).ok();
+    busy.until_more_came().await;
+    busy.end("quorum").await;
 }
 
 /// The steps that the program says it takes.
@@ -274,29 +319,18 @@ fn killed_at(site: &Site, step: &str, later: Duration) -> Option<&'static str> {
 
 /// Kills it at one step after the other, while somebody publishes and somebody consumes, and has the last one finish it.
 async fn kill_at_any_step(from: QueueType, file: &str, to: &str) {
-    let site = Site::new(file).await;
-    let client = site.place.client().await;
-    client.apply(&topology(from)).await.unwrap();
-    let publishing = Publishing::start(&client).await;
-    let (seen, consuming) = consume(&client);
-    eventually(PATIENCE, "messages that come", || async { seen.lock().unwrap().len() > 100 }).await;
+    let busy = Busy::start(from, file).await;
     let mut killed = Vec::new();
     for (number, step) in STEPS.into_iter().enumerate() {
         let later = Duration::from_millis([0, 3, 17, 40][number % 4]);
-        killed.extend(killed_at(&site, step, later));
+        killed.extend(killed_at(&busy.site, step, later));
     }
     eprintln!("killed at {killed:?}");
     // What was half done may have been done by then, so that one or the other was passed over.
     assert!(killed.len() >= 7, "{killed:?}");
-    site.migrate(&[]).ok();
-    let published = publishing.stop().await;
-    let twice = until_seen(&seen, published).await;
-    eprintln!("{published} messages, {twice} of them came again");
-    assert_eq!(site.queue_type().await, to);
-    assert_eq!(site.bindings().await.len(), 3);
-    site.assert_clean().await;
-    consuming.abort();
-    client.close().await;
+    busy.site.migrate(&[]).ok();
+    let twice = busy.end(to).await;
+    eprintln!("{twice} messages came again");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -326,7 +360,7 @@ async fn a_queue_that_was_deleted_and_not_yet_declared_is_declared_and_gets_its_
     publisher.publish("order.late", "late").await.unwrap();
     let done = site.migrate(&[]).ok();
     assert!(done.starts_with("declare "), "{done}");
-    assert_eq!(site.bindings().await.len(), 3);
+    assert_eq!(site.bindings().await.len(), 4);
     site.assert_clean().await;
     let messages = client.inspect_queue("billing").await.unwrap().messages;
     // Those that were back already when the queue was deleted went with it.
@@ -403,7 +437,28 @@ async fn what_cannot_be_migrated_is_refused_before_anything_is_touched() {
         "{sent:?}"
     );
     site.assert_clean().await;
-    client.purge_queue("waiting").await.unwrap();
+    client.delete_queue("waiting", Default::default()).await.unwrap();
+    // So it may, under the keys that messages have.
+    let waiting = Queue::classic("waiting").dead_letter_to("").bind("orders", "billing");
+    client.apply(&Topology::new().queue(waiting)).await.unwrap();
+    client.publisher("orders").build().await.unwrap().publish("billing", "x").await.unwrap();
+    eventually(PATIENCE, "a count of what waits", || async {
+        site.ask(&["queues", &site.vhost(), "waiting"]).await["messages"] == 1
+    })
+    .await;
+    let sent = site.migrate(&[]);
+    assert!(sent.status == 1 && sent.err.contains("\"waiting\""), "{sent:?}");
+    client.delete_queue("waiting", Default::default()).await.unwrap();
+
+    // Messages would be lost where they wait, whatever becomes of those in the queue.
+    let policy =
+        json!({ "pattern": "^billing", "apply-to": "queues", "definition": { "expires": 60_000 } });
+    let policies = ["policies", &site.vhost(), "expiring"];
+    site.management.put(&policies, policy).await.unwrap();
+    let expiring = site.migrate(&[]);
+    assert!(expiring.status == 1 && expiring.err.contains("sets expires"), "{expiring:?}");
+    site.assert_clean().await;
+    site.management.delete(&policies).await.unwrap();
 
     for (file, named) in [
         ("[[queue]]\nname = \"other\"", "no queue \"billing\""),
@@ -414,12 +469,59 @@ async fn what_cannot_be_migrated_is_refused_before_anything_is_touched() {
         let said = site.migrate(&[]);
         assert!(said.status == 2 && said.err.contains(named), "{said:?}");
     }
+    // The broker alone knows what it takes; it is asked before the queue is deleted.
+    fs::write(site.file(), format!("{QUORUM}arguments = {{ x-max-length = -5 }}\n")).unwrap();
+    let refused = site.migrate(&[]);
+    assert!(refused.status == 2 && refused.err.contains("x-max-length"), "{refused:?}");
+    assert_eq!(site.queue_type().await, "classic");
+    site.assert_clean().await;
+    fs::write(site.file(), "[[queue]]\nname = \"other\"").unwrap();
     let wrong = site.management.url().replace("guest:guest", "guest:wrong");
     let said = site.migrate(&["--management", &wrong]);
     assert_eq!(said.status, 2, "the file is wrong still: {said:?}");
     fs::write(site.file(), QUORUM).unwrap();
     let said = site.migrate(&["--management", &wrong]);
     assert!(said.status == 77 && !said.err.contains("guest:wrong"), "{said:?}");
+    let elsewhere = format!("{}/elsewhere", site.management.url().trim_end_matches('/'));
+    let said = site.migrate(&["--management", &elsewhere]);
+    assert!(said.status == 69 && said.err.contains("no management API"), "{said:?}");
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_one_migrates_a_queue_at_a_time() {
+    let site = Site::new(QUORUM).await;
+    let client = site.place.client().await;
+    client.apply(&topology(QueueType::Classic)).await.unwrap();
+    client.publisher("orders").build().await.unwrap().publish("order.new", "x").await.unwrap();
+    let mut stream = client.consumer("billing").stream().await.unwrap();
+    let held = stream.next().await.unwrap().unwrap();
+    let mut first = Killed(site.program(&[]).stdout(Stdio::piped()).spawn().unwrap());
+    let mut said = BufReader::new(first.0.stdout.take().unwrap()).lines();
+    assert!(said.any(|line| line.unwrap().starts_with("replace ")));
+    for options in [&[][..], &["--undo"]] {
+        let second = site.migrate(options);
+        assert!(second.status == 1 && second.err.contains("somebody else"), "{second:?}");
+    }
+    held.ack().unwrap();
+    assert!(said.any(|line| line.unwrap().starts_with("done ")));
+    assert!(first.0.wait().unwrap().success());
+    assert_eq!(site.queue_type().await, "quorum");
+    site.assert_clean().await;
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_reads_only_the_first_line_does_not_stop_it() {
+    let site = Site::new(QUORUM).await;
+    let client = site.place.client().await;
+    client.apply(&topology(QueueType::Classic)).await.unwrap();
+    let mut child = Killed(site.program(&[]).stdout(Stdio::piped()).spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(child.0.wait().unwrap().success());
+    assert_eq!(site.queue_type().await, "quorum");
+    site.assert_clean().await;
     client.close().await;
 }
 

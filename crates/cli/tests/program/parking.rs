@@ -1,16 +1,13 @@
 //! `parking`: looking, repairing, and being killed in the middle.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::{Read, Write};
 use std::process::Stdio;
 use std::time::Duration;
 
 use leveret::{Client, Failure, Message, Queue, Topology};
 use leveret_testkit::eventually;
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-use crate::support::{Killed, Place, Said};
+use crate::support::{Killed, Place, Said, on_a_terminal};
 
 const LOT: &str = "jobs.parked";
 
@@ -167,40 +164,18 @@ async fn a_lot_is_carried_away_and_back() {
     client.close().await;
 }
 
-/// Runs a command on a pseudo-terminal, answers it, and gives what was shown.
-fn on_a_terminal(place: &Place, arguments: &[&str], answer: &str) -> (String, i32) {
-    let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-    grantpt(&terminal).unwrap();
-    unlockpt(&terminal).unwrap();
-    let name = ptsname(&terminal, Vec::new()).unwrap().into_string().unwrap();
-    let other_end = || File::options().read(true).write(true).open(&name).unwrap();
-    let (stdin, stdout, stderr) = (other_end(), other_end(), other_end());
-    let mut command = place.program(arguments);
-    let child = command.stdin(stdin).stdout(stdout).stderr(stderr).spawn().unwrap();
-    // Its ends of the terminal are the child's alone, so that reading ends with it.
-    drop(command);
-    let mut child = Killed(child);
-    let mut terminal = File::from(terminal);
-    terminal.write_all(answer.as_bytes()).unwrap();
-    let mut shown = Vec::new();
-    // A terminal whose other end is gone reports an error, which is its end.
-    let _ = terminal.read_to_end(&mut shown);
-    let status = child.0.wait().unwrap().code().unwrap();
-    (String::from_utf8_lossy(&shown).into_owned(), status)
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn on_a_terminal_one_is_asked_before_messages_are_dropped() {
     let place = Place::new().await;
     let client = with_parked(&place, 3).await;
-    let (shown, status) = on_a_terminal(&place, &["parking", "purge", LOT], "n\n");
+    let (shown, status) = on_a_terminal(place.program(&["parking", "purge", LOT]), "n\n");
     assert!(
         shown.contains("Drop all of 3 messages in \"jobs.parked\", for good? [y/N]"),
         "{shown}"
     );
     assert!(status == 1 && shown.contains("nothing was done"), "{status} {shown}");
     place.until_has(&client, LOT, 3).await;
-    let (shown, status) = on_a_terminal(&place, &["parking", "purge", LOT], "y\n");
+    let (shown, status) = on_a_terminal(place.program(&["parking", "purge", LOT]), "y\n");
     assert!(status == 0 && shown.contains("3 of 3 messages dropped"), "{status} {shown}");
     place.until_has(&client, LOT, 0).await;
     client.close().await;
@@ -211,7 +186,7 @@ async fn long_work_shows_a_bar_on_a_terminal_and_none_in_a_pipe() {
     let place = Place::new().await;
     let client = with_parked(&place, 60).await;
     let slowly = ["parking", "replay", LOT, "--rate", "100", "--limit", "40"];
-    let (shown, status) = on_a_terminal(&place, &slowly, "");
+    let (shown, status) = on_a_terminal(place.program(&slowly), "");
     assert_eq!(status, 0, "{shown}");
     assert!(shown.contains("/60 looked at"), "{shown}");
     let piped = place.run(&["parking", "replay", LOT]);

@@ -11,9 +11,7 @@ use crate::support::{Killed, Place};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_published_is_shown_and_stays_until_it_is_taken() {
-    let place = Place::new().await;
-    let client = place.client().await;
-    client.apply(&Topology::new().queue(Queue::quorum("jobs"))).await.unwrap();
+    let (place, client) = Place::with(Topology::new().queue(Queue::quorum("jobs"))).await;
     let job = [
         "publish",
         "jobs",
@@ -51,9 +49,7 @@ async fn what_is_published_is_shown_and_stays_until_it_is_taken() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_line_can_be_a_message() {
-    let place = Place::new().await;
-    let client = place.client().await;
-    client.apply(&Topology::new().queue(Queue::classic("jobs"))).await.unwrap();
+    let (place, client) = Place::with(Topology::new().queue(Queue::classic("jobs"))).await;
     let lines: String = (0..3000).map(|line| format!("line {line}\n")).collect();
     let published = place.run_with_input(&["publish", "jobs", "--lines", "--json"], &lines).json();
     assert_eq!(published[0], serde_json::json!({ "published": 3000, "failed": 0 }));
@@ -79,26 +75,28 @@ async fn what_no_queue_gets_is_an_error_unless_that_is_allowed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_can_come_later() {
-    let place = Place::new().await;
-    let client = place.client().await;
-    client.apply(&Topology::new().queue(Queue::quorum("later"))).await.unwrap();
+    let (place, client) = Place::with(Topology::new().queue(Queue::quorum("later"))).await;
     place.run(&["publish", "later", "x", "--in", "1s"]).ok();
     place.run(&["publish", "later", "y", "--at", "2020-01-01T00:00:00Z"]).ok();
     place.until_has(&client, "later", 2).await;
     client.close().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn who_tails_an_exchange_sees_what_comes() {
-    let place = Place::new().await;
-    let client = place.client().await;
-    client.apply(&Topology::new().exchange(Exchange::topic("events"))).await.unwrap();
-    let mut command = place.program(&["tail", "events", "order.*", "-n", "2", "--json"]);
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut child = Killed(child);
+/// The program, as soon as it says that it listens.
+fn listening(place: &Place, arguments: &[&str]) -> Killed {
+    let mut command = place.program(arguments);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = Killed(child.expect("the program runs"));
     let mut said = String::new();
     BufReader::new(child.0.stderr.take().unwrap()).read_line(&mut said).unwrap();
     assert!(said.contains("listening"), "{said}");
+    child
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_tails_an_exchange_sees_what_comes() {
+    let (place, client) = Place::with(Topology::new().exchange(Exchange::topic("events"))).await;
+    let mut child = listening(&place, &["tail", "events", "order.*", "-n", "2", "--json"]);
     for key in ["order.new", "other", "order.paid"] {
         place.run(&["publish", key, key, "--exchange", "events", "--allow-unroutable"]).ok();
     }
@@ -117,14 +115,8 @@ async fn who_tails_an_exchange_sees_what_comes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_that_went_away_is_no_error() {
-    let place = Place::new().await;
-    let client = place.client().await;
-    client.apply(&Topology::new().exchange(Exchange::fanout("news"))).await.unwrap();
-    let mut command = place.program(&["tail", "news"]);
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut child = Killed(child);
-    let mut said = String::new();
-    BufReader::new(child.0.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    let (place, client) = Place::with(Topology::new().exchange(Exchange::fanout("news"))).await;
+    let mut child = listening(&place, &["tail", "news"]);
     drop(child.0.stdout.take());
     place.run(&["publish", "", "x", "--exchange", "news"]).ok();
     let ended = eventually(Duration::from_secs(60), "the end of the program", || {
@@ -137,9 +129,7 @@ async fn a_reader_that_went_away_is_no_error() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn status_tells_of_brokers_and_queues() {
-    let place = Place::new().await;
-    let client = place.client().await;
-    client.apply(&Topology::new().queue(Queue::classic("jobs"))).await.unwrap();
+    let (place, client) = Place::with(Topology::new().queue(Queue::classic("jobs"))).await;
     place.run(&["publish", "jobs", "x"]).ok();
     place.until_has(&client, "jobs", 1).await;
     let well = place.run(&["status", "jobs", "--json"]).json();
@@ -180,9 +170,7 @@ async fn a_benchmark_counts_what_came_and_leaves_nothing_behind() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_line_that_is_too_long_ends_it_and_those_before_are_published() {
-    let place = Place::new().await;
-    let client = place.client().await;
-    client.apply(&Topology::new().queue(Queue::classic("jobs"))).await.unwrap();
+    let (place, client) = Place::with(Topology::new().queue(Queue::classic("jobs"))).await;
     let lines = ["publish", "jobs", "--lines", "--max-line", "5"];
     let said = place.run_with_input(&lines, "one\r\n12345\r\n123456\nfour\n");
     assert_eq!((said.status, said.out.as_str()), (1, "2 messages published\n"), "{said:?}");
@@ -193,9 +181,7 @@ async fn a_line_that_is_too_long_ends_it_and_those_before_are_published() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lines_go_over_several_channels_confirmed_or_not() {
-    let place = Place::new().await;
-    let client = place.client().await;
-    client.apply(&Topology::new().queue(Queue::classic("jobs"))).await.unwrap();
+    let (place, client) = Place::with(Topology::new().queue(Queue::classic("jobs"))).await;
     let bodies: String = (0..500).map(|number| format!("{number}\n")).collect();
     let pooled = ["publish", "jobs", "--lines", "--mq-publisher-channel-pool-size", "25"];
     assert_eq!(place.run_with_input(&pooled, &bodies).ok(), "500 messages published\n");

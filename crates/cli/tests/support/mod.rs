@@ -1,12 +1,14 @@
 //! The program, and a broker for it: the program's own, or RabbitMQ.
 
-use std::io::{BufRead, BufReader, Write};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use leveret::Client;
+use leveret::{Client, Topology};
 use leveret_testkit::eventually;
 use leveret_testkit::rabbitmq::{self, Vhost};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use serde_json::Value;
 
 /// A broker of a test's own.
@@ -74,6 +76,27 @@ pub(crate) fn leveret(arguments: &[&str]) -> Said {
     program(arguments).output().expect("the program runs").into()
 }
 
+/// Runs a command on a pseudo-terminal, answers it, and gives what was shown.
+pub(crate) fn on_a_terminal(mut command: Command, answer: &str) -> (String, i32) {
+    let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&terminal).unwrap();
+    unlockpt(&terminal).unwrap();
+    let name = ptsname(&terminal, Vec::new()).unwrap().into_string().unwrap();
+    let other_end = || File::options().read(true).write(true).open(&name).unwrap();
+    let (stdin, stdout, stderr) = (other_end(), other_end(), other_end());
+    let child = command.stdin(stdin).stdout(stdout).stderr(stderr).spawn().unwrap();
+    // Its ends of the terminal are the child's alone, so that reading ends with it.
+    drop(command);
+    let mut child = Killed(child);
+    let mut terminal = File::from(terminal);
+    terminal.write_all(answer.as_bytes()).unwrap();
+    let mut shown = Vec::new();
+    // A terminal whose other end is gone reports an error, which is its end.
+    let _ = terminal.read_to_end(&mut shown);
+    let status = child.0.wait().unwrap().code().unwrap();
+    (String::from_utf8_lossy(&shown).into_owned(), status)
+}
+
 impl Place {
     pub(crate) async fn new() -> Place {
         if crate::ON_RABBITMQ {
@@ -89,6 +112,14 @@ impl Place {
         let address = line.strip_prefix("listening on ").and_then(|rest| rest.split(',').next());
         let url = format!("amqp://{}", address.expect("it says where it listens"));
         Place { url, _broker: Broker::Program { _child: child } }
+    }
+
+    /// A broker with these objects, and a client.
+    pub(crate) async fn with(topology: Topology) -> (Place, Client) {
+        let place = Place::new().await;
+        let client = place.client().await;
+        client.apply(&topology).await.expect("the broker takes them");
+        (place, client)
     }
 
     pub(crate) fn url(&self) -> &str {

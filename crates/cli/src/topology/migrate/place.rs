@@ -2,12 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use leveret::amqp::{Connection, DeleteQueue, Options, QueueOptions, ReplyCode, Table};
+use leveret::amqp::{DeleteQueue, QueueOptions, ReplyCode, Table};
 use leveret::{Change, Client, Queue, QueueType, Target, Topology};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::Arguments;
+use super::guess::guesses;
+use super::hold::Hold;
 use super::step::{Declared, Names, Seen, Step};
+use super::watch::{Others, Watch};
 use crate::failure::Failure;
 use crate::management::{Bound, Management, QueueFacts, To};
 use crate::output::counted;
@@ -19,6 +22,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(300);
 /// When it is said for what it waits.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long it may take until the policies of a queue are told. They come with the counts, which is every 5 s unless the broker was
+/// told otherwise.
+const TOLD: Duration = Duration::from_secs(60);
+
 /// Beyond the reach of any message, as for parking lots.
 const DELIVERY_LIMIT: i64 = 1_000_000_000;
 
@@ -28,12 +35,12 @@ const ENDINGS: [&str; 5] =
 
 /// The broker, and what is wanted there.
 pub(super) struct Place<'a> {
-    client: &'a Client,
-    management: &'a Management,
-    options: &'a Options,
-    names: &'a Names,
-    wanted: &'a Queue,
-    arguments: &'a Arguments,
+    pub(super) client: &'a Client,
+    pub(super) management: &'a Management,
+    pub(super) hold: &'a Hold<'a>,
+    pub(super) names: &'a Names,
+    pub(super) wanted: &'a Queue,
+    pub(super) arguments: &'a Arguments,
 }
 
 /// How many messages were moved.
@@ -55,24 +62,10 @@ enum Deleted {
     No,
 }
 
-impl<'a> Place<'a> {
-    pub(super) fn new(
-        client: &'a Client,
-        management: &'a Management,
-        options: &'a Options,
-        names: &'a Names,
-        wanted: &'a Queue,
-        arguments: &'a Arguments,
-    ) -> Self {
-        Place { client, management, options, names, wanted, arguments }
-    }
-
-    pub(super) fn names(&self) -> &Names {
-        self.names
-    }
-
+impl Place<'_> {
     pub(super) async fn look(&self) -> Result<Seen, Failure> {
-        let Names { queue, gate, old, new, back } = self.names;
+        self.hold.check()?;
+        let Names { queue, gate, old, new, back, .. } = self.names;
         let api = self.management;
         let mut bindings = api.bindings_to(To::Queue(queue)).await?;
         let is_open = bindings.iter().any(|bound| bound.source == *gate);
@@ -97,19 +90,39 @@ impl<'a> Place<'a> {
 
     /// How the queue is. The broker alone can tell whether two declarations are the same.
     async fn declared(&self) -> Result<Declared, Failure> {
-        if self.management.queue(&self.names.queue).await?.is_none() {
+        let Some(facts) = self.management.queue(&self.names.queue).await? else {
             return Ok(Declared::Absent);
-        }
+        };
         if self.arguments.undo {
             return Ok(Declared::AsWanted);
+        }
+        // No other connection can ask for it.
+        if facts.exclusive {
+            return Ok(Declared::Otherwise);
         }
         let plan = self.client.plan(&Topology::new().queue(self.wanted.clone())).await?;
         match plan.steps().iter().map(|step| &step.change).next() {
             Some(Change::Create) => Ok(Declared::Absent),
             Some(Change::Same) => Ok(Declared::AsWanted),
-            Some(Change::Refused(error)) => Err(error.clone().into()),
+            // What differs is not told to the end if the name is long.
+            Some(Change::Refused(error))
+                if error.reply_code() != Some(ReplyCode::PRECONDITION_FAILED) =>
+            {
+                Err(error.clone().into())
+            }
             _ => Ok(Declared::Otherwise),
         }
+    }
+
+    /// Whether the API is that of this broker, and tells what has to be known.
+    pub(super) async fn check_api(&self) -> Result<(), Failure> {
+        let overview = self.management.overview().await?;
+        overview.check(self.hold.cluster().as_deref(), !self.arguments.direct)
+    }
+
+    /// Whether the broker would take the queue as it is wanted.
+    pub(super) async fn try_out(&self) -> Result<(), Failure> {
+        self.hold.try_out(self.declaration()?).await
     }
 
     /// Whether it can be done, before anything is touched.
@@ -146,12 +159,13 @@ impl<'a> Place<'a> {
         let text = |value: Option<&Value>| value.and_then(Value::as_str).map(str::to_owned);
         for (name, facts) in self.management.queues().await? {
             let setting = |name: &str| text(facts.setting(name));
+            // Without a key, messages go to the queue that is called as their own key.
             let is_straight = setting("dead-letter-exchange").as_deref() == Some("")
-                && setting("dead-letter-routing-key").as_deref() == Some(&self.names.queue);
+                && setting("dead-letter-routing-key").is_none_or(|key| key == self.names.queue);
             let is_safe = setting("dead-letter-strategy").as_deref() == Some("at-least-once");
             if is_straight && !is_safe && facts.messages != Some(0) {
                 return Err(Failure::new(format_args!(
-                    "queue {name:?} has messages which it dead-letters to {:?} directly, by the default exchange{DIRECT}",
+                    "queue {name:?} has messages which it may dead-letter to {:?} directly, by the default exchange{DIRECT}",
                     self.names.queue
                 )));
             }
@@ -168,7 +182,7 @@ impl<'a> Place<'a> {
         let Names { queue, gate, old, new, .. } = self.names;
         let api = self.management;
         match step {
-            Step::Prepare => self.prepare().await,
+            Step::Prepare => self.prepare(seen).await,
             Step::Connect => api.lead(gate, To::Queue(queue)).await,
             Step::Redirect => self.redirect(&seen.bindings).await,
             Step::Divert => {
@@ -199,19 +213,23 @@ impl<'a> Place<'a> {
     }
 
     /// The gate comes last: it must not be there with nowhere to lead to.
-    async fn prepare(&self) -> Result<(), Failure> {
+    async fn prepare(&self, seen: &Seen) -> Result<(), Failure> {
         let Names { queue, gate, old, new, .. } = self.names;
         let api = self.management;
-        let facts = self.facts(queue).await?;
+        let facts = self.full_facts(queue).await?;
         let arguments = self.beside(&facts);
         for name in [old, new] {
             api.declare_queue(name, &arguments).await?;
-            if let Err(failure) = self.check_policy(name, &facts).await {
-                for name in [old, new] {
-                    self.client.delete_queue(name, DeleteQueue::default()).await?;
-                }
-                return Err(failure);
+        }
+        if let Err(failure) = self.check_policies(&facts).await {
+            // What was there before may hold messages.
+            for (name, _) in [(old, seen.has_old), (new, seen.has_new)].iter().filter(|one| !one.1)
+            {
+                self.client.delete_queue(name, DeleteQueue::default()).await?;
             }
+            return Err(failure);
+        }
+        for name in [old, new] {
             api.declare_fanout(name, json!({})).await?;
             api.lead(name, To::Queue(name)).await?;
         }
@@ -236,19 +254,22 @@ impl<'a> Place<'a> {
     }
 
     /// A policy that fits the name of a queue beside may end messages there that would have lived.
-    async fn check_policy(&self, name: &str, queue: &QueueFacts) -> Result<(), Failure> {
-        let facts = self.facts(name).await?;
-        let differs = |ending: &&&str| {
-            let there = facts.policy(ending);
-            there.is_some() && there != queue.policy(ending)
-        };
-        match ENDINGS.iter().find(differs) {
-            None => Ok(()),
-            Some(ending) => Err(Failure::new(format_args!(
-                "a policy sets {ending} for queue {name:?}, where messages are to wait, and does not for {:?}: change its pattern",
-                self.names.queue
-            ))),
+    async fn check_policies(&self, queue: &QueueFacts) -> Result<(), Failure> {
+        for name in [&self.names.old, &self.names.new] {
+            let facts = self.full_facts(name).await?;
+            let is_unsafe = |ending: &&&str| {
+                let there = facts.policy(ending);
+                // Nobody consumes there, which is what a queue expires for.
+                there.is_some() && (there != queue.policy(ending) || **ending == "expires")
+            };
+            if let Some(ending) = ENDINGS.iter().find(is_unsafe) {
+                return Err(Failure::new(format_args!(
+                    "a policy sets {ending} for queue {name:?}, where messages are to wait: change its pattern, so that it does \
+                     not fit that name"
+                )));
+            }
         }
+        Ok(())
     }
 
     /// Has messages of these bindings of the queue come by the gate.
@@ -260,19 +281,65 @@ impl<'a> Place<'a> {
     async fn lead_instead(&self, bindings: &[Bound], to: To<'_>) -> Result<(), Failure> {
         let api = self.management;
         for bound in bindings {
-            api.bind_like(bound, to).await?;
+            match bound.arguments() {
+                None => api.bind(&bound.source, &bound.routing_key, to).await?,
+                Some(arguments) => self.bind_with(arguments, bound, to).await?,
+            }
         }
         let made = api.bindings_to(to).await?;
         for bound in bindings {
             if !made.iter().any(|other| other.is_like(bound)) {
-                return Err(Failure::new(format_args!(
-                    "a binding to exchange {:?} with key {:?} cannot be made again as it is",
-                    bound.source, bound.routing_key
-                )));
+                return Err(cannot_bind(bound));
             }
             api.unbind(bound).await?;
         }
         Ok(())
+    }
+
+    /// Makes a binding that is like another, arguments included.
+    async fn bind_with(
+        &self,
+        told: &Map<String, Value>,
+        bound: &Bound,
+        to: To<'_>,
+    ) -> Result<(), Failure> {
+        let arguments = self.arguments_of(told, bound).await?;
+        self.bind(bound, to, &arguments).await
+    }
+
+    /// The arguments of a binding. Those that the API tells are not all that there is to know, so they are guessed until it calls
+    /// both bindings the same; at an exchange that leads nowhere.
+    async fn arguments_of(
+        &self,
+        told: &Map<String, Value>,
+        bound: &Bound,
+    ) -> Result<Table<'static>, Failure> {
+        let trial = &self.names.trial;
+        self.management.declare_fanout(trial, json!({})).await?;
+        let mut found = Err(cannot_bind(bound));
+        for guess in guesses(told) {
+            let guess = guess?;
+            self.bind(bound, To::Exchange(trial), &guess).await?;
+            let made = self.management.bindings_to(To::Exchange(trial)).await?;
+            if made.iter().any(|made| made.is_like(bound)) {
+                found = Ok(guess);
+                break;
+            }
+        }
+        self.management.delete_exchange(trial).await?;
+        found
+    }
+
+    async fn bind(&self, bound: &Bound, to: To<'_>, arguments: &Table<'_>) -> Result<(), Failure> {
+        let Bound { source, routing_key, .. } = bound;
+        let channel = self.hold.channel().await?;
+        let made = match to {
+            To::Queue(queue) => channel.bind_queue(queue, source, routing_key, arguments).await,
+            To::Exchange(exchange) => {
+                channel.bind_exchange(exchange, source, routing_key, arguments).await
+            }
+        };
+        made.map_err(|error| cannot_bind(bound).and(&format!(": {error}")))
     }
 
     /// Takes a binding away again that a client has made for the queue, which comes by the gate already.
@@ -299,6 +366,7 @@ impl<'a> Place<'a> {
         let began = Instant::now();
         let mut has_told = false;
         loop {
+            self.hold.check()?;
             self.keep_diverted().await?;
             let facts = self.facts(from).await?;
             let ready = self.client.inspect_queue(from).await?.messages;
@@ -397,8 +465,7 @@ impl<'a> Place<'a> {
     async fn exchange_for_wanted(&self, facts: &QueueFacts) -> Result<Deleted, Failure> {
         let queue = self.names.queue.as_str();
         let cannot = |error| Failure::new(format_args!("cannot replace queue {queue:?}: {error}"));
-        let connection = Connection::open(self.options).await.map_err(cannot)?;
-        let channel = connection.open_channel().await.map_err(cannot)?;
+        let channel = self.hold.channel().await?;
         // Quorum queues do not know the condition.
         let if_empty = facts.kind.as_deref() == Some("classic");
         let when = DeleteQueue { if_empty, if_unused: false };
@@ -406,24 +473,27 @@ impl<'a> Place<'a> {
             channel.delete_queue(queue, when),
             channel.declare_queue(queue, self.declaration()?)
         );
-        let _ = connection.close().await;
         match deleted {
             Err(error) if error.reply_code() == Some(ReplyCode::PRECONDITION_FAILED) => {
                 Ok(Deleted::No)
             }
             Err(error) => Err(cannot(error)),
-            Ok(gone) => declared.map(|_| Deleted::With(gone)).map_err(cannot),
+            // A node of a cluster may not know yet that the old one is deleted, or somebody was faster to declare it as it was. What
+            // there is then is looked at before the next step.
+            Ok(gone) => match declared {
+                Err(error) if error.reply_code() != Some(ReplyCode::PRECONDITION_FAILED) => {
+                    Err(cannot(error))
+                }
+                _ => Ok(Deleted::With(gone)),
+            },
         }
     }
 
     async fn declare(&self) -> Result<(), Failure> {
         let queue = self.names.queue.as_str();
         let cannot = |error| Failure::new(format_args!("cannot declare queue {queue:?}: {error}"));
-        let connection = Connection::open(self.options).await.map_err(cannot)?;
-        let channel = connection.open_channel().await.map_err(cannot)?;
-        let declared = channel.declare_queue(queue, self.declaration()?).await;
-        let _ = connection.close().await;
-        declared.map(drop).map_err(cannot)
+        let channel = self.hold.channel().await?;
+        channel.declare_queue(queue, self.declaration()?).await.map(drop).map_err(cannot)
     }
 
     /// Not by the client: it would declare the queue again whenever it was away.
@@ -454,10 +524,34 @@ impl<'a> Place<'a> {
         Ok(())
     }
 
+    /// What is known of a queue, its policies included. Those of one that was just made are told some time later.
+    async fn full_facts(&self, queue: &str) -> Result<QueueFacts, Failure> {
+        let began = Instant::now();
+        loop {
+            let facts = self.facts(queue).await?;
+            if facts.has_policies() {
+                return Ok(facts);
+            }
+            if began.elapsed() >= TOLD {
+                return Err(Failure::new(format_args!(
+                    "the management API does not tell the policies of queue {queue:?} after {TOLD:?}: statistics may be turned off"
+                )));
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
     async fn facts(&self, queue: &str) -> Result<QueueFacts, Failure> {
         let found = self.management.queue(queue).await?;
         found.ok_or_else(|| Failure::new(format_args!("queue {queue:?} is gone")))
     }
+}
+
+fn cannot_bind(bound: &Bound) -> Failure {
+    let Bound { source, routing_key, .. } = bound;
+    Failure::new(format_args!(
+        "a binding to exchange {source:?} with key {routing_key:?} cannot be made again as it is"
+    ))
 }
 
 /// What to do about who sends directly.
@@ -481,120 +575,4 @@ fn left(facts: &QueueFacts, ready: u32) -> String {
         text += &format!("\n  {consumer}");
     }
     text
-}
-
-/// Who may still send to a queue that is being emptied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Others {
-    /// Nobody can.
-    None,
-    /// Who knows its name; it has to be known that there is nobody.
-    LookedFor,
-    /// Who knows its name, and that is how it is.
-    Allowed,
-}
-
-/// What is known of a queue that is being emptied. Counts come every few seconds, with nothing that says when they were made but
-/// how much the queue's process had computed by then.
-#[derive(Debug)]
-struct Watch {
-    others: Others,
-    /// What it had computed at the last count.
-    last: Option<u64>,
-    /// How many new counts have come.
-    counts: u32,
-    /// In how many of the last of them nothing was out.
-    clear: u32,
-    /// How many messages had been published into it.
-    published: Option<u64>,
-}
-
-/// New counts in which nothing is out. The first may be of the time before.
-const CLEAR: u32 = 2;
-/// New counts after which it is known how many messages were published before the queue was cut off. Publishers' channels report
-/// on their own, as often.
-const SETTLED: u32 = 4;
-/// New counts after which somebody who sends all the time would have been noticed.
-const NOTICED: u32 = 6;
-
-impl Watch {
-    fn new(others: Others) -> Self {
-        Watch { others, last: None, counts: 0, clear: 0, published: None }
-    }
-
-    fn note(&mut self, facts: &QueueFacts, ready: u32) {
-        let is_new = self.last.is_some() && facts.reductions != self.last;
-        self.last = facts.reductions;
-        if is_new {
-            self.counts += 1;
-            self.clear += 1;
-        }
-        // What was ready may be at a consumer by now.
-        if facts.out() != Some(0) || (ready > 0 && self.others != Others::Allowed) {
-            self.clear = 0;
-        }
-        if self.counts >= SETTLED {
-            self.published.get_or_insert(facts.published());
-        }
-    }
-
-    /// Whether somebody sends to it by its name who should not.
-    fn has_seen_others(&self, facts: &QueueFacts) -> bool {
-        let more = self.published.is_some_and(|published| facts.published() > published);
-        self.others == Others::LookedFor && more
-    }
-
-    /// Whether nothing is out, and nobody was noticed.
-    fn is_over(&self) -> bool {
-        self.clear >= CLEAR && (self.others != Others::LookedFor || self.counts >= NOTICED)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn facts(unacked: Option<u64>, reductions: u64, published: u64) -> QueueFacts {
-        let facts = json!({
-            "messages_unacknowledged": unacked, "reductions": reductions, "message_stats": { "publish": published },
-        });
-        serde_json::from_value(facts).unwrap()
-    }
-
-    #[test]
-    fn a_queue_is_empty_when_it_was_counted_since_and_nothing_was_out() {
-        let mut watch = Watch::new(Others::None);
-        let mut after = |unacked, reductions, ready| {
-            watch.note(&facts(unacked, reductions, 0), ready);
-            watch.is_over()
-        };
-        // What is known at first, and the count after it, may be old.
-        assert_eq!(
-            [10, 10, 20, 20, 30].map(|at| after(Some(0), at, 0)),
-            [false, false, false, false, true]
-        );
-        // Somebody has a message, or may have taken one, or nobody knows: it begins anew.
-        for (unacked, ready) in [(Some(1), 0), (Some(0), 1), (None, 0)] {
-            assert!(!after(unacked, 40, ready));
-            assert_eq!([40, 50, 60].map(|at| after(Some(0), at, 0)), [false, false, true]);
-        }
-    }
-
-    #[test]
-    fn who_sends_to_a_queue_by_its_name_is_noticed() {
-        let mut watch = Watch::new(Others::LookedFor);
-        // What came before is counted late.
-        for (count, published) in [(0, 5), (1, 7), (2, 9), (3, 9), (4, 9), (5, 9)] {
-            watch.note(&facts(Some(0), count, published), 0);
-            assert!(!watch.is_over() && !watch.has_seen_others(&facts(Some(0), count, published)));
-        }
-        let one_more = facts(Some(0), 6, 10);
-        watch.note(&one_more, 0);
-        assert!(watch.has_seen_others(&one_more));
-        let mut allowed = Watch::new(Others::Allowed);
-        for count in 0..3 {
-            allowed.note(&facts(Some(0), count, count), 1);
-        }
-        assert!(allowed.is_over() && !allowed.has_seen_others(&one_more));
-    }
 }

@@ -14,6 +14,10 @@ pub(super) struct Names {
     pub(super) new: String,
     /// An exchange by which both come back.
     pub(super) back: String,
+    /// A queue that is there as long as somebody is at it.
+    pub(super) lock: String,
+    /// A queue that is declared to see whether it can be, and an exchange for bindings that are tried out.
+    pub(super) trial: String,
 }
 
 impl Names {
@@ -21,7 +25,8 @@ impl Names {
         let gate = format!("{queue}.leveret-migrate");
         let beside = |what: &str| format!("{gate}.{what}");
         let (old, new, back) = (beside("old"), beside("new"), beside("back"));
-        Names { queue: queue.to_owned(), gate, old, new, back }
+        let (lock, trial) = (beside("lock"), beside("try"));
+        Names { queue: queue.to_owned(), gate, old, new, back, lock, trial }
     }
 
     pub(super) fn is_ours(&self, exchange: &str) -> bool {
