@@ -218,9 +218,9 @@ impl ManagementOptions {
             _ => None,
         };
         // Proxies of the environment are for the world, and the broker is at home. What is to be changed somewhere else is not
-        // asked for there as if it were to be read.
-        let client =
-            reqwest::Client::builder().no_proxy().redirect(Policy::none()).timeout(timeout).build();
+        // asked for there as if it were to be read. A connection that is kept may be closed just when it is used again.
+        let client = reqwest::Client::builder().no_proxy().redirect(Policy::none());
+        let client = client.pool_max_idle_per_host(0).timeout(timeout).build();
         let client = client.map_err(Failure::new)?;
         if let Ok(mut path) = base.path_segments_mut() {
             path.pop_if_empty().push("api");

@@ -91,6 +91,14 @@ impl Site {
         }
     }
 
+    /// Until the API knows of the message in a queue.
+    async fn until_counted(&self, queue: &str) {
+        eventually(PATIENCE, format!("a count of what is in {queue}"), || async {
+            self.ask(&["queues", &self.vhost(), queue]).await["messages"] == 1
+        })
+        .await;
+    }
+
     async fn queue_type(&self) -> String {
         let queue = self.ask(&["queues", &self.vhost(), self.queue]).await;
         queue["type"].as_str().unwrap().to_owned()
@@ -431,6 +439,7 @@ async fn what_cannot_be_migrated_is_refused_before_anything_is_touched() {
     let waiting = Queue::classic("waiting").dead_letter_to("").dead_letter_key("billing");
     client.apply(&Topology::new().queue(waiting)).await.unwrap();
     client.publisher("").build().await.unwrap().publish("waiting", "x").await.unwrap();
+    site.until_counted("waiting").await;
     let sent = site.migrate(&[]);
     assert!(
         sent.status == 1 && sent.err.contains("\"waiting\"") && sent.err.contains("--direct"),
@@ -442,10 +451,7 @@ async fn what_cannot_be_migrated_is_refused_before_anything_is_touched() {
     let waiting = Queue::classic("waiting").dead_letter_to("").bind("orders", "billing");
     client.apply(&Topology::new().queue(waiting)).await.unwrap();
     client.publisher("orders").build().await.unwrap().publish("billing", "x").await.unwrap();
-    eventually(PATIENCE, "a count of what waits", || async {
-        site.ask(&["queues", &site.vhost(), "waiting"]).await["messages"] == 1
-    })
-    .await;
+    site.until_counted("waiting").await;
     let sent = site.migrate(&[]);
     assert!(sent.status == 1 && sent.err.contains("\"waiting\""), "{sent:?}");
     client.delete_queue("waiting", Default::default()).await.unwrap();

@@ -4,6 +4,7 @@ use leveret::{Client, Json, OnLoss};
 use leveret_testkit::rabbitmq::{RabbitNode, Version};
 use tokio::time::timeout;
 
+use crate::support::client::until_healthy;
 use crate::support::services::{CALLS, crashing, each_its_own, storm};
 
 /// A node takes a while to start.
@@ -35,6 +36,8 @@ async fn in_a_storm_every_call_gets_its_own_reply_or_is_told_why_not() {
             OnLoss::Fail => assert!(replies < CALLS, "nothing was disturbed"),
             OnLoss::Replay => assert_eq!(replies, CALLS),
         }
+        // A node that is killed may forget a queue that was declared just before, until its server declares it again.
+        until_healthy(&server).await;
         let again = timeout(PATIENCE, rpc.call::<Json<u64>>("double", Json(1))).await;
         assert_eq!(again.expect("a reply").unwrap().0, 2);
         assert_eq!(rpc.in_flight(), 0);
