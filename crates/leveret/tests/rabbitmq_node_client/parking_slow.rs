@@ -2,26 +2,19 @@
 //! order, and forgets it if it is closed before.
 
 use std::ops::ControlFlow;
-use std::time::Duration;
 
 use leveret::{Client, Filter, Message, ParkedMessage, Progress, Queue};
 use leveret_testkit::rabbitmq::{RabbitNode, Version};
 use tokio::runtime::Handle;
 use tokio::task::block_in_place;
-use tokio::time::timeout;
 
 use crate::support::client::{client, client_with, next, publisher, soon, until_depth};
 
-/// For so long a queue gets nothing done. Whoever looks waits for a second until what was given back is there.
-const HALT: Duration = Duration::from_secs(5);
-
-/// From now on no quorum queue of the node gets anything done, though it answers: what it should do cannot be written down.
+/// For five seconds from now no quorum queue of the node gets anything done, though it answers: what it should do cannot be written
+/// down. Whoever looks waits for a second until what was given back is there.
 async fn halt(node: &RabbitNode) {
-    node.ctl(&["eval", "sys:suspend(ra_log_wal)."]).await;
-}
-
-async fn go_on(node: &RabbitNode) {
-    node.ctl(&["eval", "sys:resume(ra_log_wal)."]).await;
+    let later = "spawn(fun() -> timer:sleep(5000), sys:resume(ra_log_wal) end)";
+    node.ctl(&["eval", &format!("sys:suspend(ra_log_wal), {later}.")]).await;
 }
 
 fn number(body: &[u8]) -> u32 {
@@ -55,17 +48,7 @@ async fn what_has_left_a_lot_does_not_come_again_though_the_queue_is_slow() {
         }
     };
     let purge = lot.purge().filter(Filter::new().header("odd", 1)).progress(progress);
-    let (over, is_over) = tokio::sync::oneshot::channel::<()>();
-    let purging = async {
-        let purged = soon("a purge", purge.run()).await.unwrap();
-        drop(over);
-        purged
-    };
-    let going_on = async {
-        let _ = timeout(HALT, is_over).await;
-        go_on(&node).await;
-    };
-    let (purged, ()) = tokio::join!(purging, going_on);
+    let purged = soon("a purge", purge.run()).await.unwrap();
     assert_eq!(purged.done, u64::from(COUNT / 2));
     soon("the end", looker.close()).await;
     until_depth(&owner, "q", COUNT / 2).await;
@@ -81,11 +64,12 @@ async fn what_has_left_a_lot_does_not_come_again_though_the_queue_is_slow() {
 /// More pages than the queue is told of at once.
 #[tokio::test]
 async fn a_look_at_many_pages_changes_no_order() {
-    const COUNT: u32 = 40_000;
+    // Before 4.3 messages are put in anew, page by page.
+    let count = if Version::under_test() < Version::V4_3 { 4_000 } else { 40_000 };
     let node = RabbitNode::start(Version::under_test()).await;
     let vhost = node.broker().vhost().await;
     let owner = client_with(&vhost, Queue::quorum("q")).await;
-    fill(&owner, COUNT).await;
+    fill(&owner, count).await;
     let lot = client(&vhost).await.parking_lot("q");
     for round in 0..2 {
         let mut shown: Vec<u32> = Vec::new();
@@ -94,7 +78,7 @@ async fn a_look_at_many_pages_changes_no_order() {
             ControlFlow::Continue(())
         };
         soon("a look", lot.look(look).run()).await.unwrap();
-        let in_order = shown.iter().copied().eq(0..COUNT);
+        let in_order = shown.iter().copied().eq(0..count);
         assert!(in_order, "round {round}: {} shown, not in order", shown.len());
     }
 }
