@@ -35,7 +35,8 @@ fn on_a_terminal_the_demo_shows_how_far_it_is_and_then_its_table() {
         let is_bar = |line: &str| line.contains(bar) && line.contains('█') && line.contains('/');
         assert!(shown.split(['\r', '\n']).any(is_bar), "there is no bar of {bar} in:\n{shown}");
     }
-    assert!(shown.contains("all connections cut 1 time"), "{shown}");
+    // Which of the cuts are drawn is a matter of time.
+    assert!(shown.contains("all connections cut"), "{shown}");
     demo::check(Said { status, out: shown, err: String::new() }, 3);
 }
 
