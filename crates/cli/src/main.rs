@@ -6,6 +6,7 @@ mod call;
 mod demo;
 mod failure;
 mod get;
+mod http;
 mod management;
 mod manual;
 mod message;

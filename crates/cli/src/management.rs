@@ -5,26 +5,23 @@ use std::time::Duration;
 
 use clap::Args;
 use leveret::amqp::{Auth, Options};
-use reqwest::redirect::Policy;
 use reqwest::{Method, StatusCode, Url};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use crate::failure::{Failure, last_cause};
+use crate::http::{client_for, is_web};
 
-/// Where its plugin listens unless told otherwise.
-const USUAL_PORT: u16 = 15672;
-
-/// What to do where everything is encrypted.
-const TUNNEL: &str = "open a tunnel, as by ssh -L 15672:localhost:15672 HOST, and say --management http://localhost:15672";
+/// Where its plugin listens unless told otherwise, and where with encryption.
+const USUAL_PORTS: [u16; 2] = [15672, 15671];
 
 /// Where the management API is.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Broker")]
 pub(crate) struct ManagementOptions {
-    /// The broker's management API, if it is not at port 15672 of the broker's host: http://user:password@host:port. Without
-    /// a user, that of the broker's URL.
+    /// The broker's management API, if it is not at port 15672 of the broker's host, or with amqps:// at 15671:
+    /// http://user:password@host:port, or https://. Without a user, that of the broker's URL.
     #[arg(
         long = "management",
         env = "LEVERET_MANAGEMENT_URL",
@@ -191,25 +188,28 @@ impl<'a> To<'a> {
 
 impl ManagementOptions {
     /// The API of the broker that these options lead to.
-    pub(crate) fn of(&self, options: &Options, timeout: Duration) -> Result<Management, Failure> {
+    pub(crate) async fn of(
+        &self,
+        options: &Options,
+        timeout: Duration,
+    ) -> Result<Management, Failure> {
         let given = self.url.clone();
-        let usual = || match options.host.contains(':') {
-            true => format!("http://[{}]:{USUAL_PORT}", options.host),
-            false => format!("http://{}:{USUAL_PORT}", options.host),
+        let usual = || {
+            // Who encrypts what goes to the broker does not expect the same password to go there for all to read.
+            let [open, encrypted] = USUAL_PORTS;
+            let (scheme, port) = match options.tls {
+                None => ("http", open),
+                Some(_) => ("https", encrypted),
+            };
+            match options.host.contains(':') {
+                true => format!("{scheme}://[{}]:{port}", options.host),
+                false => format!("{scheme}://{}:{port}", options.host),
+            }
         };
         let mut base = Url::parse(&given.unwrap_or_else(usual))
             .map_err(|error| Failure::wrong(format_args!("--management: {error}")))?;
-        if base.scheme() != "http" || !base.has_host() {
-            return Err(Failure::wrong(format_args!(
-                "--management has to begin with http://. For an API behind TLS, {TUNNEL}"
-            )));
-        }
-        // Who encrypts what goes to the broker does not expect the same password to go there for all to read.
-        if self.url.is_none() && options.tls.is_some() {
-            return Err(Failure::wrong(format_args!(
-                "the broker's URL is amqps://, and the management API is talked to without encryption: {TUNNEL}; or where the \
-                 network is to be trusted, --management {base}"
-            )));
+        if !is_web(&base) {
+            return Err(Failure::wrong("--management has to begin with http:// or https://"));
         }
         let user = match (base.username(), &options.auth) {
             ("", Auth::Plain { user, password } | Auth::AmqPlain { user, password }) => {
@@ -217,10 +217,10 @@ impl ManagementOptions {
             }
             _ => None,
         };
-        // Proxies of the environment are for the world, and the broker is at home. What is to be changed somewhere else is not
-        // asked for there as if it were to be read. A connection that is kept may be closed just when it is used again.
-        let client = reqwest::Client::builder().no_proxy().redirect(Policy::none());
-        let client = client.pool_max_idle_per_host(0).timeout(timeout).build();
+        // Proxies of the environment are for the world, and the broker is at home. A connection that is kept may be closed just
+        // when it is used again.
+        let client = client_for(&base, &options.tls.clone().unwrap_or_default()).await?;
+        let client = client.no_proxy().pool_max_idle_per_host(0).timeout(timeout).build();
         let client = client.map_err(Failure::new)?;
         if let Ok(mut path) = base.path_segments_mut() {
             path.pop_if_empty().push("api");
@@ -398,7 +398,8 @@ impl Management {
     /// Where it is, without the password.
     fn at(&self) -> String {
         let port = self.base.port_or_known_default().unwrap_or_default();
-        format!("http://{}:{port}", self.base.host_str().unwrap_or_default())
+        let host = self.base.host_str().unwrap_or_default();
+        format!("{}://{host}:{port}", self.base.scheme())
     }
 }
 
@@ -483,38 +484,32 @@ mod tests {
         assert_eq!(facts.setting("max-length"), None);
     }
 
-    #[test]
-    fn it_is_beside_the_broker_unless_told_otherwise() {
-        let at = |broker: &str, url: Option<&str>| {
+    #[tokio::test]
+    async fn it_is_beside_the_broker_unless_told_otherwise() {
+        let at = async |broker: &str, url: Option<&str>| {
             let options: Options = broker.parse().unwrap();
             let of = ManagementOptions { url: url.map(str::to_owned) };
-            of.of(&options, Duration::from_secs(1)).map(|api| (api.base.to_string(), api.user))
+            let api = of.of(&options, Duration::from_secs(1)).await;
+            api.map(|api| (api.base.to_string(), api.user))
         };
         let shop = Some(("shop".to_owned(), "secret".to_owned()));
         assert_eq!(
-            at("amqp://shop:secret@rabbit", None).unwrap(),
+            at("amqp://shop:secret@rabbit", None).await.unwrap(),
             ("http://rabbit:15672/api".to_owned(), shop.clone())
         );
-        assert_eq!(at("amqp://shop:secret@[::1]", None).unwrap().0, "http://[::1]:15672/api");
+        let here = at("amqp://shop:secret@[::1]", None).await.unwrap().0;
+        assert_eq!(here, "http://[::1]:15672/api");
         assert_eq!(
-            at("amqp://shop:secret@rabbit", Some("http://other:1/behind/")).unwrap(),
+            at("amqp://shop:secret@rabbit", Some("http://other:1/behind/")).await.unwrap(),
             ("http://other:1/behind/api".to_owned(), shop)
         );
-        assert_eq!(at("amqp://rabbit", Some("http://a:b@other")).unwrap().1, None);
-    }
-
-    #[test]
-    fn a_password_that_goes_encrypted_to_the_broker_does_not_go_otherwise_to_its_api_unasked() {
-        let said = |broker: &str, url: Option<&str>| {
-            let options: Options = broker.parse().unwrap();
-            let of = ManagementOptions { url: url.map(str::to_owned) };
-            of.of(&options, Duration::from_secs(1)).err().map(|failure| failure.to_string())
-        };
-        for url in [None, Some("https://other")] {
-            let refused = said("amqps://rabbit", url).unwrap();
-            assert!(refused.contains("tunnel"), "{refused}");
-        }
-        assert_eq!(said("amqps://rabbit", Some("http://localhost:15672")), None);
-        assert_eq!(said("amqp://rabbit", None), None);
+        assert_eq!(at("amqp://rabbit", Some("http://a:b@other")).await.unwrap().1, None);
+        // A password that goes to the broker encrypted does not go to its API otherwise, unless that is asked for.
+        let encrypted = "amqps://rabbit?verify=verify_none";
+        assert_eq!(at(encrypted, None).await.unwrap().0, "https://rabbit:15671/api");
+        let open = at(encrypted, Some("http://localhost:15672")).await.unwrap().0;
+        assert_eq!(open, "http://localhost:15672/api");
+        let refused = at("amqp://rabbit", Some("ftp://other")).await.unwrap_err().to_string();
+        assert!(refused.contains("http:// or https://"), "{refused}");
     }
 }

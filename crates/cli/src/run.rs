@@ -205,7 +205,7 @@ impl Running {
             client.delays().relay().await?;
         }
         for consumer in &file.consumer {
-            running.consume(client, consumer, arguments);
+            running.consume(client, consumer, arguments).await?;
         }
         for service in &file.service {
             running.serve(client, file, service, arguments).await?;
@@ -218,8 +218,13 @@ impl Running {
         Ok(running)
     }
 
-    fn consume(&mut self, client: &Client, consumer: &Consumer, arguments: &Arguments) {
-        let work = Work::new(&consumer.command, &consumer.http, consumer.timeout.0);
+    async fn consume(
+        &mut self,
+        client: &Client,
+        consumer: &Consumer,
+        arguments: &Arguments,
+    ) -> Result<(), Failure> {
+        let work = Work::new(&consumer.command, &consumer.http, consumer.timeout.0).await?;
         let retry = consumer.retry.as_ref().map(|retry| retry.retry(&arguments.pools));
         let builder = client
             .consumer(&consumer.queue)
@@ -246,6 +251,7 @@ impl Running {
                 self.spawn(builder.handle_batches(batch.into(), handler).run_until(stop));
             }
         }
+        Ok(())
     }
 
     async fn serve(
@@ -255,7 +261,7 @@ impl Running {
         service: &Service,
         arguments: &Arguments,
     ) -> Result<(), Failure> {
-        let work = Work::new(&service.command, &service.http, service.timeout.0);
+        let work = Work::new(&service.command, &service.http, service.timeout.0).await?;
         let retry = service.retry.as_ref().map(|retry| retry.retry(&arguments.pools));
         let method = move |message: Incoming| {
             let work = work.clone();

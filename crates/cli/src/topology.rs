@@ -6,10 +6,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
+use leveret::amqp::Tls;
 use leveret::{Change, Client, Conflict, Plan, Step, Topology};
+use reqwest::Url;
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, last_cause};
+use crate::http::{client_for, is_web};
 use crate::output::{Form, counted, print, print_json};
 use crate::reach::{Reach, duration};
 
@@ -207,7 +210,10 @@ async fn export(arguments: ExportArguments) -> Result<(), Failure> {
     let failed = |error: reqwest::Error| {
         Failure::new(format_args!("no service answers at {url}: {}", last_cause(&error)))
     };
-    let answer = reqwest::Client::new().get(&url).timeout(timeout).send().await.map_err(failed)?;
+    let at = Url::parse(&url).ok().filter(is_web);
+    let at = at.ok_or_else(|| Failure::wrong(format_args!("{url} is no URL of a service")))?;
+    let client = client_for(&at, &Tls::default()).await?.build().map_err(failed)?;
+    let answer = client.get(at).timeout(timeout).send().await.map_err(failed)?;
     let status = answer.status();
     let text = answer.text().await.map_err(failed)?;
     match status.is_success() {

@@ -8,6 +8,7 @@
 //! - [`postgres::database`], [`Postgres`](postgres::Postgres): the same for PostgreSQL.
 //! - [`peer::Peer`]: the other side of an AMQP connection, played by the test frame by frame.
 //! - [`certificates::Authority`]: certificates for TLS.
+//! - [`web`]: HTTP, and TLS before what has none.
 //! - [`FaultProxy`]: a TCP proxy that cuts, stalls, delays, splits and corrupts.
 //! - [`eventually`]: polling with a deadline that says what was awaited.
 //!
@@ -28,6 +29,7 @@ pub mod proxy;
 pub mod rabbitmq;
 mod random;
 mod scratch;
+pub mod web;
 
 pub use eventually::{Answer, eventually};
 pub use proxy::FaultProxy;

@@ -39,6 +39,7 @@ use leveret::{BatchOptions, Orb, Topology};
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
 
+use super::http;
 use super::pools::Pools;
 use super::retry::RetryOptions;
 use crate::failure::Failure;
@@ -300,10 +301,9 @@ fn check_work(
             "{whose}: the command is an empty list; write a program and its arguments, as in [\"./bill\", \"--fast\"]"
         )),
         (Some(_), None) => Ok(()),
-        (None, Some(url)) => match reqwest::Url::parse(url) {
-            Ok(url) if url.scheme() == "http" && url.has_host() => Ok(()),
-            Ok(url) => Err(format!("{whose}: {url} is no URL that begins with http://")),
-            Err(error) => Err(format!("{whose}: {url:?} is no URL: {error}")),
+        (None, Some(url)) => match http::check(url) {
+            Ok(_) => Ok(()),
+            Err(wrong) => Err(format!("{whose}: {wrong}")),
         },
     }
 }

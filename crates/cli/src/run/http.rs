@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use leveret::Failure;
+use leveret::amqp::Tls;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
-use reqwest::{Response, StatusCode};
+use reqwest::{Response, StatusCode, Url};
 
 use super::work::Answer;
-use crate::failure::last_cause;
+use crate::failure::{self, last_cause};
+use crate::http::{client_for, is_web};
 
 /// How large a reply may be.
 const MAX_REPLY: usize = 16 * 1024 * 1024;
@@ -21,9 +23,20 @@ pub(super) struct Http {
     url: String,
 }
 
+/// Whether a URL is one of an endpoint.
+pub(super) fn check(url: &str) -> Result<Url, String> {
+    match Url::parse(url) {
+        Ok(url) if is_web(&url) => Ok(url),
+        Ok(url) => Err(format!("{url} is no URL that begins with http:// or https://")),
+        Err(error) => Err(format!("{url:?} is no URL: {error}")),
+    }
+}
+
 impl Http {
-    pub(super) fn new(url: String) -> Self {
-        Http { client: reqwest::Client::new(), url }
+    pub(super) async fn new(url: String) -> Result<Self, failure::Failure> {
+        let at = check(&url).map_err(failure::Failure::wrong)?;
+        let client = client_for(&at, &Tls::default()).await?.build();
+        Ok(Http { client: client.map_err(failure::Failure::new)?, url })
     }
 
     pub(super) async fn post(
@@ -48,6 +61,10 @@ impl Http {
         }
         let text = String::from_utf8_lossy(&body.unwrap_or_default()).trim().to_owned();
         let said = match text.as_str() {
+            _ if status.is_redirection() => format!(
+                "{} answered {status}, which is followed by nobody: give the address it leads to",
+                self.url
+            ),
             "" => format!("{} answered {status}", self.url),
             text => format!("{status}: {text}"),
         };

@@ -44,16 +44,16 @@ impl From<Answer> for Message {
 
 impl Work {
     /// A command or, if there is none, the endpoint.
-    pub(super) fn new(
+    pub(super) async fn new(
         command: &Option<Vec<String>>,
         http: &Option<String>,
         timeout: Duration,
-    ) -> Self {
+    ) -> Result<Self, crate::failure::Failure> {
         let worker = match command {
             Some(command) => Worker::Command(command.clone()),
-            None => Worker::Http(Http::new(http.clone().unwrap_or_default())),
+            None => Worker::Http(Http::new(http.clone().unwrap_or_default()).await?),
         };
-        Work(Arc::new(Inner { worker, timeout }))
+        Ok(Work(Arc::new(Inner { worker, timeout })))
     }
 
     /// Does the work on one message.

@@ -78,7 +78,7 @@ const LATER: &str = ". Nothing is lost: run it again and it goes on, with --undo
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let wanted = arguments.wanted()?;
     let (reach, options) = arguments.reach.to_first().await?;
-    let management = arguments.management.of(&options, reach.timeout())?;
+    let management = arguments.management.of(&options, reach.timeout()).await?;
     let command = async |client: &Client| {
         let names = Names::of(&arguments.queue);
         let hold = Hold::open(&options, &names).await?;

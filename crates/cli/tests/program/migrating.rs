@@ -11,8 +11,10 @@ use std::time::Duration;
 
 use leveret::amqp::Value as AmqpValue;
 use leveret::{Binding, Client, ErrorKind, Exchange, Message, Queue, QueueType, Topology};
+use leveret_testkit::certificates::Authority;
 use leveret_testkit::eventually;
 use leveret_testkit::rabbitmq::{self, Management};
+use leveret_testkit::web::TlsFront;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
@@ -488,6 +490,17 @@ async fn what_cannot_be_migrated_is_refused_before_anything_is_touched() {
     fs::write(site.file(), QUORUM).unwrap();
     let said = site.migrate(&["--management", &wrong]);
     assert!(said.status == 77 && !said.err.contains("guest:wrong"), "{said:?}");
+    let authority = Authority::new("ours");
+    let trusted = site.folder.path().join("ours");
+    fs::write(&trusted, authority.certificate()).unwrap();
+    let port = site.management.url().rsplit(':').next().unwrap().trim_end_matches('/');
+    let server = authority.server(&["localhost"]);
+    let front = TlsFront::before(port.parse().unwrap(), &server).await;
+    let encrypted = format!("https://guest:guest@localhost:{}", front.port());
+    let said = site.migrate(&["--dry-run", "--management", &encrypted]);
+    assert!(said.status == 69 && said.err.contains("certificate"), "{said:?}");
+    let mut trusting = site.program(&["--dry-run", "--management", &encrypted]);
+    Said::from(trusting.env("SSL_CERT_FILE", &trusted).output().unwrap()).ok();
     let elsewhere = format!("{}/elsewhere", site.management.url().trim_end_matches('/'));
     let said = site.migrate(&["--management", &elsewhere]);
     assert!(said.status == 69 && said.err.contains("no management API"), "{said:?}");

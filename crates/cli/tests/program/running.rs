@@ -9,8 +9,11 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::http::{HeaderMap, StatusCode};
-use axum::routing::post;
+use axum::response::{IntoResponse, Redirect};
+use axum::routing::{get, post};
+use leveret_testkit::certificates::Authority;
 use leveret_testkit::eventually;
+use leveret_testkit::web::{self, TlsFront};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -27,11 +30,21 @@ struct Running {
 
 impl Running {
     fn start(place: &Place, file: &str, options: &[&str]) -> Running {
+        Running::start_with(place, file, options, &[])
+    }
+
+    fn start_with(
+        place: &Place,
+        file: &str,
+        options: &[&str],
+        variables: &[(&str, &Path)],
+    ) -> Running {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("service.toml");
         fs::write(&path, file.replace("FOLDER", folder.path().to_str().unwrap())).unwrap();
         let arguments = [&["run", path.to_str().unwrap()], options].concat();
         let mut command = place.program(&arguments);
+        command.envs(variables.iter().copied());
         let mut child = Killed(command.stdout(Stdio::piped()).spawn().unwrap());
         let out = BufReader::new(child.0.stdout.take().unwrap());
         let mut running = Running { child, out, folder };
@@ -189,16 +202,20 @@ async fn the_status_of_an_endpoint_decides() {
         noted.lock().unwrap().push(line);
         async move {
             match (body.as_str(), attempt.as_str()) {
-                ("busy", "1") => (StatusCode::TOO_MANY_REQUESTS, "too many"),
-                ("wrong", _) => (StatusCode::UNPROCESSABLE_ENTITY, "no such field"),
-                _ => (StatusCode::NO_CONTENT, ""),
+                ("busy", "1") => (StatusCode::TOO_MANY_REQUESTS, "too many").into_response(),
+                ("wrong", _) => (StatusCode::UNPROCESSABLE_ENTITY, "no such field").into_response(),
+                ("moved", _) => Redirect::to("/login").into_response(),
+                _ => StatusCode::NO_CONTENT.into_response(),
             }
         }
     };
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let serving = tokio::spawn(async move {
-        axum::serve(listener, Router::new().route("/bill", post(answer))).await
+        // Where one is welcome, and nothing is done.
+        let login = get(async || "please log in");
+        axum::serve(listener, Router::new().route("/bill", post(answer)).route("/login", login))
+            .await
     });
     let file = format!(
         r#"{TOPOLOGY}
@@ -209,26 +226,75 @@ retry = {{ waits = ["50ms"] }}
 "#
     );
     let running = Running::start(&place, &file, &[]);
-    for body in ["good", "busy", "wrong"] {
+    for body in ["good", "busy", "wrong", "moved"] {
         let publish =
             ["publish", "order.new", body, "-e", "orders", "--content-type", "text/plain"];
         place.run(&publish).ok();
     }
     let client = place.client().await;
-    place.until_has(&client, "billing.parked", 1).await;
-    eventually(PATIENCE, "four requests", || async { seen.lock().unwrap().len() == 4 }).await;
+    place.until_has(&client, "billing.parked", 2).await;
+    eventually(PATIENCE, "five requests", || async { seen.lock().unwrap().len() == 5 }).await;
     let mut lines = seen.lock().unwrap().clone();
     lines.sort();
     let expected = [
         "busy order.new text/plain 1",
         "busy order.new text/plain 2",
         "good order.new text/plain 1",
+        "moved order.new text/plain 1",
         "wrong order.new text/plain 1",
     ];
     assert_eq!(lines, expected);
     let parked = place.run(&["parking", "list", "billing.parked", "--json"]).json();
-    assert_eq!(parked[0]["story"]["error"], "422 Unprocessable Entity: no such field");
+    let mut errors: Vec<_> =
+        parked.iter().map(|one| one["story"]["error"].as_str().unwrap()).collect();
+    errors.sort_unstable();
+    assert_eq!(errors[0], "422 Unprocessable Entity: no such field");
+    assert!(errors[1].contains("answered 303 See Other"), "{}", errors[1]);
     running.stop();
+    serving.abort();
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_endpoint_with_encryption_has_to_be_one_that_is_trusted() {
+    let place = Place::new().await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let bill = post(async || StatusCode::NO_CONTENT);
+    let serving =
+        tokio::spawn(
+            async move { axum::serve(listener, Router::new().route("/bill", bill)).await },
+        );
+    let (authority, other) = (Authority::new("ours"), Authority::new("another"));
+    let front = TlsFront::before(port, &authority.server(&["localhost"])).await;
+    let folder = tempfile::tempdir().unwrap();
+    let (trusted, untrusted) = (folder.path().join("ours"), folder.path().join("another"));
+    fs::write(&trusted, authority.certificate()).unwrap();
+    fs::write(&untrusted, other.certificate()).unwrap();
+    let file = format!(
+        r#"{TOPOLOGY}
+[[consumer]]
+queue = "billing"
+http = "https://localhost:{}/bill"
+retry = {{ waits = ["50ms"] }}
+"#,
+        front.port()
+    );
+    let publish = ["publish", "order.new", "x", "-e", "orders"];
+
+    let running = Running::start_with(&place, &file, &[], &[("SSL_CERT_FILE", &untrusted)]);
+    place.run(&publish).ok();
+    let client = place.client().await;
+    place.until_has(&client, "billing.parked", 1).await;
+    let parked = place.run(&["parking", "list", "billing.parked", "--json"]).json();
+    let error = parked[0]["story"]["error"].as_str().unwrap();
+    assert!(error.contains("does not answer") && error.contains("certificate"), "{error}");
+    assert_eq!(running.stop().trim(), "stopped: 0 messages handled");
+
+    let running = Running::start_with(&place, &file, &[], &[("SSL_CERT_FILE", &trusted)]);
+    place.run(&publish).ok();
+    place.until_has(&client, "billing", 0).await;
+    assert_eq!(running.stop().trim(), "stopped: 1 message handled");
     serving.abort();
     client.close().await;
 }
@@ -412,7 +478,8 @@ async fn a_running_service_tells_how_it_is() {
     BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let base = line.split_once("http://").unwrap().1.split_once("/health").unwrap().0.to_owned();
     let ask = async |path: &str| {
-        let response = reqwest::get(format!("http://{base}{path}")).await.unwrap();
+        let client = web::client().build().unwrap();
+        let response = client.get(format!("http://{base}{path}")).send().await.unwrap();
         (response.status().as_u16(), response.text().await.unwrap())
     };
     eventually(PATIENCE, "a live consumer", || async {

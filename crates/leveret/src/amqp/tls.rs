@@ -43,7 +43,7 @@ impl<'o> Client<'o> {
     /// Reads the files. It is done for every connection, so that the next one after a renewal uses the renewed.
     pub(super) async fn new(options: &'o Options, tls: &Tls) -> Result<Self, Error> {
         let server_name = server_name(options)?;
-        let config = show(tls, trust(tls).await?).await?;
+        let config = tls.client_config().await?;
         Ok(Client { options, connector: TlsConnector::from(Arc::new(config)), server_name })
     }
 
@@ -53,6 +53,15 @@ impl<'o> Client<'o> {
     ) -> Result<TlsStream<TcpStream>, Error> {
         let done = self.connector.connect(self.server_name, stream).await;
         done.map_err(|error| failure::of_handshake(error, self.options))
+    }
+}
+
+impl Tls {
+    /// For another protocol with the same authorities and certificates. The program uses it; it is not a part of what is promised,
+    /// or rustls would be one, too.
+    #[doc(hidden)]
+    pub async fn client_config(&self) -> Result<ClientConfig, Error> {
+        show(self, trust(self).await?).await
     }
 }
 

@@ -28,8 +28,7 @@ impl Management {
         let base =
             Url::parse(url).unwrap_or_else(|error| panic!("{url:?} is no management URL: {error}"));
         assert!(base.has_host(), "{url:?} is no management URL: it names no host");
-        let client = Client::builder()
-            .no_proxy()
+        let client = crate::web::client()
             .timeout(TIMEOUT)
             // An idle connection would belong to the runtime of the test that opened it and die
             // with that test, while this client may serve the next.

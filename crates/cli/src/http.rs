@@ -1,0 +1,26 @@
+//! HTTP, with the encryption that AMQP has as well.
+
+use leveret::amqp::Tls;
+use reqwest::redirect::Policy;
+use reqwest::{ClientBuilder, Url};
+
+use crate::failure::Failure;
+
+/// A client for what is at this URL. Nobody sends it elsewhere: there, what is to be done would be asked for as if it were to be
+/// read.
+pub(crate) async fn client_for(url: &Url, tls: &Tls) -> Result<ClientBuilder, Failure> {
+    let mut unused = Tls::default();
+    // Where nothing is encrypted, a system that trusts nobody is as good as any.
+    unused.verify = false;
+    let tls = if url.scheme() == "https" { tls } else { &unused };
+    let config = tls.client_config().await.map_err(|error| {
+        Failure::new(format_args!("{}: {error}", url.host_str().unwrap_or_default()))
+    })?;
+    let builder = reqwest::Client::builder().tls_backend_preconfigured(config);
+    Ok(builder.redirect(Policy::none()))
+}
+
+/// Whether it is a URL to be asked over HTTP.
+pub(crate) fn is_web(url: &Url) -> bool {
+    matches!(url.scheme(), "http" | "https") && url.has_host()
+}
