@@ -9,6 +9,7 @@ use leveret::amqp::{
 use leveret_testkit::certificates::{Authority, Identity};
 use leveret_testkit::rabbitmq::{Builder, RabbitNode, Version};
 use leveret_testkit::{ScratchFolder, eventually};
+use serde_json::json;
 use tokio::time::timeout;
 
 const SOON: Duration = Duration::from_secs(60);
@@ -180,8 +181,10 @@ async fn asks_for_client_certificates(config: &[&str]) {
         .config("ssl_cert_login_from = common_name")
         .start()
         .await;
-    node.ctl(&["add_user", "courier", "unused"]).await;
-    node.ctl(&["set_permissions", "courier", ".*", ".*", ".*"]).await;
+    let user = json!({ "password": "unused", "tags": "" });
+    node.management().put(&["users", "courier"], user).await.unwrap();
+    let all = json!({ "configure": ".*", "write": ".*", "read": ".*" });
+    node.management().put(&["permissions", "/", "courier"], all).await.unwrap();
     let own = files.write("own.pem", &authority.certificate());
     let uri = format!("amqps://localhost:{}?cacertfile={own}", node.tls_port());
 
@@ -191,8 +194,9 @@ async fn asks_for_client_certificates(config: &[&str]) {
     let connection = open(&format!("{uri}&{courier}&auth_mechanism=external")).await.unwrap();
     // The connection before this one may still be listed for a moment.
     eventually(SOON, "the only connection to be courier's", async || {
-        let list = ["list_connections", "--quiet", "--no-table-headers", "user"];
-        node.ctl(&list).await.trim() == "courier"
+        let list = node.management().get(&["connections"]).await.unwrap();
+        let users: Vec<_> = list.as_array().unwrap().iter().map(|one| &one["user"]).collect();
+        users == ["courier"]
     })
     .await;
     works(connection).await;

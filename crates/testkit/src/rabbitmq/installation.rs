@@ -1,6 +1,8 @@
 //! Where a RabbitMQ lies on this machine and how its programs are run.
 
 use std::ffi::OsString;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::Version;
@@ -9,6 +11,8 @@ use super::Version;
 /// the user.)
 pub(super) const SERVER: &str = "/usr/lib/rabbitmq/bin/rabbitmq-server";
 pub(super) const CTL: &str = "/usr/lib/rabbitmq/bin/rabbitmqctl";
+/// What the scripts start is in a folder of its own in here.
+const HOMES: &str = "/usr/lib/rabbitmq/lib";
 pub(super) const EPMD: &str = "/usr/bin/epmd";
 
 /// `$1` is the folder to enter, the rest the command to run there.
@@ -54,6 +58,22 @@ impl Installation {
         match &self.root {
             None => std::env::temp_dir(),
             Some(root) => root.join("tmp"),
+        }
+    }
+
+    /// Where its plugins lie, as seen from here.
+    pub(super) fn plugins(&self) -> io::Result<PathBuf> {
+        // The name of the folder in between has the version in full.
+        let homes = fs::read_dir(self.outside(Path::new(HOMES)))?;
+        let plugins: Vec<_> = homes
+            .filter_map(|home| Some(home.ok()?.path().join("plugins")))
+            .filter(|plugins| plugins.is_dir())
+            .collect();
+        match plugins.as_slice() {
+            [only] => Ok(only.clone()),
+            _ => Err(io::Error::other(format!(
+                "one folder of plugins in {HOMES} was expected, not {plugins:?}"
+            ))),
         }
     }
 

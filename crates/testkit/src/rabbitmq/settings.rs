@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use super::epmd::Epmd;
@@ -66,6 +66,9 @@ const CTL_PORTS: (u16, u16) = (5_000, 9_999);
 const ERLANG_ARGUMENTS: &str = "+sbwt none +sbwtdcpu none +sbwtdio none -start_epmd false \
     -kernel inet_dist_use_interface {127,0,0,1} -rabbit quorum_tick_interval 500";
 
+/// The folder of the plugins that a node finds.
+const OFFERED: &str = "plugins";
+
 /// Writes the files a node reads at its start into its folder.
 pub(super) fn write_files(
     installation: &Installation,
@@ -84,14 +87,46 @@ pub(super) fn write_files(
             fs::write(folder.join(name), pem)?;
         }
     }
+    offer_plugins(installation, folder, &extras.plugins)?;
     fs::write(folder.join("enabled_plugins"), enabled_plugins(&extras.plugins))?;
     let configuration = configuration(&installation.inside(folder), ports, extras);
     fs::write(folder.join("rabbitmq.conf"), configuration)
 }
 
-/// The plugins as an Erlang term, which is the file's format.
+/// The plugin of every node, and those of RabbitMQ's that it stands on.
+const PLUGINS: [&str; 4] = [
+    "rabbitmq_management",
+    "rabbitmq_management_agent",
+    "rabbitmq_web_dispatch",
+    "rabbitmq_prelaunch",
+];
+
+/// Makes the folder in which the node looks for plugins, with none that it does not need.
+///
+/// A node reads all that are there, enabled or not, and is occupied with that for up to half of its start. What is not
+/// called `rabbitmq_` is a library, and plugins stand on those.
+fn offer_plugins(installation: &Installation, folder: &Path, extra: &[String]) -> io::Result<()> {
+    let offered = folder.join(OFFERED);
+    if offered.exists() {
+        return Ok(());
+    }
+    fs::create_dir(&offered)?;
+    for found in fs::read_dir(installation.plugins()?)? {
+        let found = found?;
+        let name = found.file_name();
+        let plugin = name.to_string_lossy();
+        let plugin = plugin.split_once('-').map_or(&*plugin, |(plugin, _version)| plugin);
+        let needed = PLUGINS.contains(&plugin) || extra.iter().any(|extra| extra == plugin);
+        if needed || !plugin.starts_with("rabbitmq_") {
+            symlink(installation.inside(&found.path()), offered.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// The plugins that run, as an Erlang term, which is the file's format.
 fn enabled_plugins(extra: &[String]) -> String {
-    let mut plugins = vec!["rabbitmq_management"];
+    let mut plugins = vec![PLUGINS[0]];
     plugins.extend(extra.iter().map(String::as_str));
     format!("[{}].\n", plugins.join(","))
 }
@@ -154,6 +189,7 @@ pub(super) fn environment(
         // To standard output, that is into console_log.
         ("RABBITMQ_LOGS", "-".into()),
         ("RABBITMQ_PID_FILE", path("pid")),
+        ("RABBITMQ_PLUGINS_DIR", path(OFFERED)),
         ("RABBITMQ_ENABLED_PLUGINS_FILE", path("enabled_plugins")),
         ("RABBITMQ_CONFIG_FILE", path("rabbitmq.conf")),
         // Neither exists: what is configured for the whole machine is not for the tests.
