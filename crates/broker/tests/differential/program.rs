@@ -112,7 +112,8 @@ pub(super) struct Pace {
 }
 
 impl Program {
-    pub(super) fn pace(&self) -> Pace {
+    /// `patience` is how many times as long as usual is waited between looks, and 1 in most runs.
+    pub(super) fn pace(&self, patience: u32) -> Pace {
         let (mut short_ttl, mut quorum) = (false, false);
         for step in &self.steps {
             match &step.op {
@@ -133,7 +134,10 @@ impl Program {
         Pace {
             expiry: if short_ttl { TTL_WAIT } else { Duration::ZERO },
             // A quorum queue does nothing before its log is on disk, and no call waits for that.
-            pause: if quorum { Duration::from_millis(25) } else { Duration::ZERO },
+            pause: match (quorum, patience) {
+                (false, 1) => Duration::ZERO,
+                _ => Duration::from_millis(25) * patience,
+            },
         }
     }
 

@@ -51,9 +51,9 @@ pub(crate) struct Target {
     pub(crate) vhost: String,
 }
 
-/// Runs the program, and cleans up behind it.
-pub(super) async fn run(target: &Target, program: &Program) -> Vec<Record> {
-    let mut run = Run::new(target, program).await;
+/// Runs the program at the [pace](Program::pace) of so much patience, and cleans up behind it.
+pub(super) async fn run(target: &Target, program: &Program, patience: u32) -> Vec<Record> {
+    let mut run = Run::new(target, program, patience).await;
     for (number, step) in program.steps.iter().enumerate() {
         run.step(number, step).await;
     }
@@ -113,11 +113,11 @@ struct Watched {
 }
 
 impl<'t> Run<'t> {
-    async fn new(target: &'t Target, program: &Program) -> Run<'t> {
+    async fn new(target: &'t Target, program: &Program, patience: u32) -> Run<'t> {
         Run {
             target,
             limited: program.limited,
-            pace: program.pace(),
+            pace: program.pace(patience),
             names: Names::new(&target.vhost),
             links: Default::default(),
             observer: Link::open(&target.address, &target.vhost, ALMIGHTY).await,

@@ -11,8 +11,9 @@ use super::record::Record;
 use super::run::{Target, run, scrub};
 use super::shrink::{shorter, simpler};
 
-/// How often a difference must show before it is believed.
-const BELIEVED_AFTER: usize = 3;
+/// A difference must show every time before it is believed, each time with more patience: where others use the cores and the
+/// disk as well, it may be no more than that one broker is late.
+const PATIENCE: [u32; 3] = [1, 4, 16];
 
 /// Runs that shrinking one program may take.
 const SHRINKING: usize = 400;
@@ -110,9 +111,10 @@ async fn work(campaign: Campaign, pair: Pair, tally: Shared) {
 }
 
 async fn examine(pair: &Pair, program: Program, tally: &Shared) {
-    let Some(first) = compare(pair, &program).await else { return };
-    for _ in 1..BELIEVED_AFTER {
-        if compare(pair, &program).await.is_none() {
+    let [usual, more @ ..] = PATIENCE;
+    let Some(first) = compare(pair, &program, usual).await else { return };
+    for patience in more {
+        if compare(pair, &program, patience).await.is_none() {
             lock(tally).unsteady.push((program.seed, first.signature));
             return;
         }
@@ -121,7 +123,7 @@ async fn examine(pair: &Pair, program: Program, tally: &Shared) {
         return;
     }
     let program = shrink(pair, program, &first.signature, tally).await;
-    let smallest = compare(pair, &program).await.unwrap_or(first);
+    let smallest = compare(pair, &program, usual).await.unwrap_or(first);
     let report = smallest.report(pair, &program);
     let mut tally = lock(tally);
     tally.known.insert(smallest.signature);
@@ -130,8 +132,11 @@ async fn examine(pair: &Pair, program: Program, tally: &Shared) {
 }
 
 /// Runs a program on both brokers and says where they part, if they do.
-async fn compare(pair: &Pair, program: &Program) -> Option<Difference> {
-    let (one, other) = tokio::join!(observe(&pair.one, program), observe(&pair.other, program));
+async fn compare(pair: &Pair, program: &Program, patience: u32) -> Option<Difference> {
+    let (one, other) = tokio::join!(
+        observe(&pair.one, program, patience),
+        observe(&pair.other, program, patience)
+    );
     let nothing = Record { step: "nothing".to_owned(), lines: Vec::new() };
     for index in 0..one.len().max(other.len()) {
         let a = one.get(index).unwrap_or(&nothing);
@@ -155,9 +160,9 @@ async fn compare(pair: &Pair, program: &Program) -> Option<Difference> {
 }
 
 /// Runs a program in a task of its own: what panics there, because a broker talked nonsense, is an observation too.
-async fn observe(target: &Target, program: &Program) -> Vec<Record> {
+async fn observe(target: &Target, program: &Program, patience: u32) -> Vec<Record> {
     let (on, what) = (target.clone(), program.clone());
-    match tokio::spawn(async move { run(&on, &what).await }).await {
+    match tokio::spawn(async move { run(&on, &what, patience).await }).await {
         Ok(records) => records,
         Err(error) => {
             scrub(target, program).await;
@@ -170,8 +175,8 @@ async fn observe(target: &Target, program: &Program) -> Vec<Record> {
 
 /// Whether the brokers differ every time, and not merely in what is known from other programs.
 async fn differs(pair: &Pair, program: &Program, signature: &str, tally: &Shared) -> bool {
-    for _ in 1..BELIEVED_AFTER {
-        let Some(difference) = compare(pair, program).await else { return false };
+    for patience in [PATIENCE[0], PATIENCE[1]] {
+        let Some(difference) = compare(pair, program, patience).await else { return false };
         if difference.signature != signature && lock(tally).known.contains(&difference.signature) {
             return false;
         }
