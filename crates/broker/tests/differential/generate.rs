@@ -350,6 +350,8 @@ impl Maker {
             true => 1,
             false => self.random.weighted(&[(70, 1), (15, 2), (10, 3), (5, 5)]),
         };
+        // With a MiB under way to a consumer, others may get what comes next: whether it keeps up is a matter of time.
+        let times = if body.len() > LONG_BODY { times.min(3) } else { times };
         self.push(Op::Publish(Box::new(Publish { method, properties, body, times })));
         if self.random.percent(3) {
             self.push(Op::Reply);
