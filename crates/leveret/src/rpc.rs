@@ -40,7 +40,7 @@ mod service;
 mod stream;
 mod transaction;
 
-pub(crate) use asker::{Asker, Question, Seat, Settings as AskerSettings, Shared as Calling};
+pub(crate) use asker::{Asker, Question, Room, Seat, Settings as AskerSettings, Shared as Calling};
 pub use call::Call;
 pub(crate) use correlation::new_correlation_id;
 pub(crate) use desk::{Failed, Wanted};
@@ -345,6 +345,7 @@ impl Rpc {
             kind,
             message,
             wanted,
+            room: Room::OfItsOwn,
         }
     }
 }

@@ -401,3 +401,37 @@ async fn calls_that_lose_their_connection_fail_or_are_sent_again() {
 async fn drain(requests: &mut Deliveries) {
     next(requests).await.ack().unwrap();
 }
+
+#[tokio::test]
+async fn copies_of_a_request_are_one_call_and_need_room_for_one() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client_with(&vhost, Queue::classic("q")).await;
+    let rpc = client.rpc("q").max_in_flight(1).build().await.unwrap();
+    let mut requests = soon("a consumer", client.consumer("q").stream()).await.unwrap();
+    let call = rpc.call::<String>("m", "one").resend_after(Duration::from_millis(10));
+    let answer = async {
+        let lost = next(&mut requests).await;
+        lost.ack().unwrap();
+        let copy = next(&mut requests).await;
+        reply(&client, &copy, Some(&id_of(&copy)), "done").await;
+        copy.ack().unwrap();
+    };
+    let (answered, ()) = soon("a reply", async { tokio::join!(call, answer) }).await;
+    assert_eq!(answered.unwrap(), "done");
+    assert_eq!(rpc.in_flight(), 0);
+    // There is room for the next one.
+    let call = rpc.call::<String>("m", "two");
+    let answer = async {
+        loop {
+            let request = next(&mut requests).await;
+            let is_it = request.body() == "two";
+            reply(&client, &request, Some(&id_of(&request)), "done").await;
+            request.ack().unwrap();
+            if is_it {
+                return;
+            }
+        }
+    };
+    let (answered, ()) = soon("a reply", async { tokio::join!(call, answer) }).await;
+    assert_eq!(answered.unwrap(), "done");
+}
