@@ -486,6 +486,10 @@ async fn what_does_not_go_together_is_refused() {
         service().transactional().retry_calls(),
         service().queue(Queue::quorum("other")),
         service().method("a.#", double),
+        service().method("m", double),
+        service().method(&"m".repeat(256), double),
+        client.service("").method("m", double),
+        client.service("s").exchange("x").queue(Queue::classic("")).method("m", double),
     ] {
         let error = soon("an outcome", service.run()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
