@@ -304,16 +304,14 @@ impl Line {
         Some(Oldest { line: self, ticket: Some(ticket) })
     }
 
-    /// A reply cannot be sent to anybody. Instead of a value, an error tells of it.
+    /// A reply cannot be sent to anybody. A short error tells of it, also if it was an error itself: whoever asked would
+    /// wait for ever.
     async fn unsendable(&self, why: Error, is_value: bool) -> Result<(), Error> {
-        let failed = if is_value {
+        if is_value {
             self.outlet.counts().error();
-            let (kind, text) = ("unsendable".to_owned(), why.to_string());
-            self.end(error_reply(&Diagnosis { verdict: Verdict::Permanent, kind, text })).await
-        } else {
-            Err(why)
-        };
-        match failed {
+        }
+        let (kind, text) = ("unsendable".to_owned(), why.to_string());
+        match self.end(error_reply(&Diagnosis { verdict: Verdict::Permanent, kind, text })).await {
             Err(error) if is_unsendable(&error) => {
                 tracing::error!("an error cannot be told to who asked: {error}");
                 Ok(())

@@ -497,3 +497,21 @@ async fn what_does_not_go_together_is_refused() {
     let rpc = client.rpc("s").replies(Replies::QueuePerCall).on_loss(OnLoss::Replay).build().await;
     assert_eq!(rpc.unwrap_err().kind(), ErrorKind::Invalid);
 }
+
+#[tokio::test]
+async fn an_error_that_cannot_be_sent_is_told_in_short() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    // It goes into a header, which has to fit into one frame.
+    let fail = || async { Err::<(), _>(Failure::permanent("no").kind("k".repeat(200_000))) };
+    for service in [client.service("tx").transactional(), client.service("confirmed")] {
+        let name = if format!("{service:?}").contains("tx") { "tx" } else { "confirmed" };
+        let service = Running::start(service.method("fail", fail)).await;
+        for replies in ALL_REPLIES {
+            let rpc = client.rpc(name).replies(replies).build().await.unwrap();
+            let error = soon("an outcome", rpc.call::<()>("fail", "")).await.unwrap_err();
+            assert_eq!(error.remote().expect("an error of the service").kind, "unsendable");
+        }
+        assert_eq!(soon("the end", service.stop()).await.handled, 3);
+    }
+}
