@@ -254,9 +254,17 @@ impl AsyncApi {
         Some(reply)
     }
 
-    /// How values of a type are made up, as JSON Schema (draft 7).
+    /// How values of a type are made up, as JSON Schema (draft 7). Its references to parts of its own (`#/definitions/…`)
+    /// lead there in the document as well; those to `#/components/…` are left as they are.
     pub fn schema<T: ?Sized>(mut self, schema: Value) -> Self {
         let name = self.name_of(std::any::type_name::<T>());
+        // What fits everything or nothing, in the form that AsyncAPI takes.
+        let mut schema = match schema {
+            Value::Bool(true) => json!({}),
+            Value::Bool(false) => json!({ "not": {} }),
+            schema => schema,
+        };
+        move_references(&mut schema, &format!("/components/schemas/{name}"));
         self.schemas.insert(name, schema);
         self
     }
@@ -477,6 +485,27 @@ fn message_of(channel: &str, message: &str) -> Value {
 
 fn reference(path: &str) -> Value {
     json!({ "$ref": path })
+}
+
+/// References are to the whole document; those of a schema that becomes a part of it have to say which.
+fn move_references(part: &mut Value, to: &str) {
+    let is_of_document = |path: &str| path.starts_with("#/components/");
+    match part {
+        Value::Object(parts) => {
+            for (name, part) in parts {
+                match part {
+                    Value::String(path)
+                        if name == "$ref" && path.starts_with('#') && !is_of_document(path) =>
+                    {
+                        path.insert_str(1, to);
+                    }
+                    part => move_references(part, to),
+                }
+            }
+        }
+        Value::Array(parts) => parts.iter_mut().for_each(|part| move_references(part, to)),
+        _ => {}
+    }
 }
 
 fn add_once(names: &mut Vec<String>, name: &str) {

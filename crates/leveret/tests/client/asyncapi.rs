@@ -345,3 +345,30 @@ async fn exchanges_of_plugins_and_transient_messages_are_described_as_they_are()
     let (sending, exchange) = sent("");
     assert_eq!((&exchange["type"], sending["deliveryMode"].as_i64()), (&json!("default"), Some(1)));
 }
+
+#[tokio::test]
+async fn the_references_of_a_schema_lead_to_its_own_parts() {
+    let client = embedded().await;
+    let events = client.events("e");
+    let tick = json!({
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "type": "object",
+        "properties": {
+            "place": { "$ref": "#/definitions/Place" },
+            "before": { "anyOf": [{ "$ref": "#" }, { "type": "null" }] },
+            "other": { "$ref": "#/components/schemas/u8" },
+        },
+        "definitions": { "Place": { "type": "string" } },
+    });
+    let document = AsyncApi::new("a", "1")
+        .sends::<Json<Tick>>(&events, "tick")
+        .schema::<Tick>(tick)
+        .schema::<u8>(json!(true))
+        .schema::<u16>(json!(false));
+    let document = valid(&document);
+    let schemas = &document["components"]["schemas"];
+    let properties = &schemas["Tick"]["properties"];
+    assert_eq!(properties["place"]["$ref"], "#/components/schemas/Tick/definitions/Place");
+    assert_eq!(properties["before"]["anyOf"][0]["$ref"], "#/components/schemas/Tick");
+    assert_eq!((&schemas["u8"], &schemas["u16"]), (&json!({}), &json!({ "not": {} })));
+}
