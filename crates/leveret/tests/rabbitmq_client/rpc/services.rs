@@ -515,3 +515,31 @@ async fn an_error_that_cannot_be_sent_is_told_in_short() {
         assert_eq!(soon("the end", service.stop()).await.handled, 3);
     }
 }
+
+#[tokio::test]
+async fn nothing_is_sent_after_the_last_reply() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    for service in [client.service("tx").transactional(), client.service("confirmed")] {
+        let name = if format!("{service:?}").contains("tx") { "tx" } else { "confirmed" };
+        let (sender, mut kept) = mpsc::channel::<Replier>(1);
+        let keep = move |mut replier: Replier| {
+            let sender = sender.clone();
+            async move {
+                replier.send("first").await?;
+                sender.send(replier).await?;
+                Ok::<_, BoxError>("last")
+            }
+        };
+        let _service = Running::start(service.method("keep", keep)).await;
+        let rpc = client.rpc(name).build().await.unwrap();
+        let mut replies = soon("replies", rpc.stream::<String>("keep", "")).await.unwrap();
+        for expected in ["first", "last"] {
+            let reply = soon("a reply", replies.next()).await.expect("a reply");
+            assert_eq!(reply.unwrap(), expected);
+        }
+        let mut replier = soon("what the method kept", kept.recv()).await.unwrap();
+        let error = soon("an outcome", replier.send("late")).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    }
+}
