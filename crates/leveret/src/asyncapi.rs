@@ -13,7 +13,7 @@ use crate::events::Events;
 use crate::payload;
 use crate::publisher::Publisher;
 use crate::rpc::{ServiceBuilder, Shapes};
-use crate::topology::{Destination, Exchange, Queue, Topology};
+use crate::topology::{Destination, Exchange, ExchangeKind, Queue, Topology};
 
 mod shape;
 
@@ -159,7 +159,8 @@ impl AsyncApi {
 
     /// The program publishes these events, whose bodies a handler would take as an `M`.
     pub fn sends<M: FromIncoming>(self, events: &Events, key: &str) -> Self {
-        self.sends_to(events.ingress(), key, Shape::of::<M>(), false)
+        let bindings = of_sending(false, true);
+        self.sends_to(events.ingress(), key, Shape::of::<M>(), bindings)
     }
 
     /// The program publishes these messages, whose bodies a handler would take as an `M`.
@@ -168,7 +169,8 @@ impl AsyncApi {
         let topology = publisher.client().topology();
         let known = topology.exchanges().iter().find(|exchange| exchange.name() == name);
         let exchange = known.cloned().unwrap_or_else(|| Exchange::direct(name));
-        self.sends_to(&exchange, key, Shape::of::<M>(), publisher.is_mandatory())
+        let bindings = of_sending(publisher.is_mandatory(), publisher.is_persistent());
+        self.sends_to(&exchange, key, Shape::of::<M>(), bindings)
     }
 
     fn sends_to(
@@ -176,7 +178,7 @@ impl AsyncApi {
         exchange: &Exchange,
         key: &str,
         shape: Option<Shape>,
-        mandatory: bool,
+        bindings: Value,
     ) -> Self {
         let channel = Channel {
             address: Some(key.to_owned()),
@@ -188,11 +190,6 @@ impl AsyncApi {
             sources: Vec::new(),
             messages: Vec::new(),
         };
-        let bindings = json!({
-            "deliveryMode": 2,
-            "mandatory": mandatory,
-            "bindingVersion": BINDING_VERSION,
-        });
         let identity = format!("{}{APART}{key}", exchange.name());
         let message = self.message(shape, &identity);
         let id = self.channel(&identity, channel, Some(&message));
@@ -257,9 +254,17 @@ impl AsyncApi {
         Some(reply)
     }
 
-    /// How values of a type are made up, as JSON Schema (draft 7).
+    /// How values of a type are made up, as JSON Schema (draft 7). Its references to parts of its own (`#/definitions/…`)
+    /// lead there in the document as well; those to `#/components/…` are left as they are.
     pub fn schema<T: ?Sized>(mut self, schema: Value) -> Self {
         let name = self.name_of(std::any::type_name::<T>());
+        // What fits everything or nothing, in the form that AsyncAPI takes.
+        let mut schema = match schema {
+            Value::Bool(true) => json!({}),
+            Value::Bool(false) => json!({ "not": {} }),
+            schema => schema,
+        };
+        move_references(&mut schema, &format!("/components/schemas/{name}"));
         self.schemas.insert(name, schema);
         self
     }
@@ -482,6 +487,27 @@ fn reference(path: &str) -> Value {
     json!({ "$ref": path })
 }
 
+/// References are to the whole document; those of a schema that becomes a part of it have to say which.
+fn move_references(part: &mut Value, to: &str) {
+    let is_of_document = |path: &str| path.starts_with("#/components/");
+    match part {
+        Value::Object(parts) => {
+            for (name, part) in parts {
+                match part {
+                    Value::String(path)
+                        if name == "$ref" && path.starts_with('#') && !is_of_document(path) =>
+                    {
+                        path.insert_str(1, to);
+                    }
+                    part => move_references(part, to),
+                }
+            }
+        }
+        Value::Array(parts) => parts.iter_mut().for_each(|part| move_references(part, to)),
+        _ => {}
+    }
+}
+
 fn add_once(names: &mut Vec<String>, name: &str) {
     if !names.iter().any(|known| known == name) {
         names.push(name.to_owned());
@@ -496,16 +522,27 @@ fn parameters(address: &str) -> Map<String, Value> {
     names.map(|name| (name.to_owned(), json!({}))).collect()
 }
 
-fn of_exchange(exchange: &Exchange) -> Value {
+fn of_sending(mandatory: bool, persistent: bool) -> Value {
     json!({
+        "deliveryMode": if persistent { 2 } else { 1 },
+        "mandatory": mandatory,
+        "bindingVersion": BINDING_VERSION,
+    })
+}
+
+fn of_exchange(exchange: &Exchange) -> Value {
+    let mut described = json!({
         "name": exchange.name(),
-        "type": match exchange.name() {
-            "" => "default",
-            _ => exchange.kind().as_str(),
-        },
         "durable": exchange.is_durable(),
         "autoDelete": exchange.is_auto_delete(),
-    })
+    });
+    match (exchange.name(), exchange.kind()) {
+        ("", _) => described["type"] = "default".into(),
+        // AsyncAPI knows those of AMQP only.
+        (_, ExchangeKind::Other(kind)) => described["x-leveret-type"] = kind.as_str().into(),
+        (_, kind) => described["type"] = kind.as_str().into(),
+    }
+    described
 }
 
 fn of_queue(queue: &Queue) -> Value {

@@ -267,6 +267,10 @@ impl Publisher {
         self.shared().settings.mandatory
     }
 
+    pub(crate) fn is_persistent(&self) -> bool {
+        self.shared().settings.persistent
+    }
+
     /// Publishes, and waits for the outcome.
     pub async fn publish(&self, routing_key: &str, message: impl IntoMessage) -> Result<(), Error> {
         let span = PublishSpan::begin(self.exchange(), routing_key);

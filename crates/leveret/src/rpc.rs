@@ -40,7 +40,7 @@ mod service;
 mod stream;
 mod transaction;
 
-pub(crate) use asker::{Asker, Question, Seat, Settings as AskerSettings, Shared as Calling};
+pub(crate) use asker::{Asker, Question, Room, Seat, Settings as AskerSettings, Shared as Calling};
 pub use call::Call;
 pub(crate) use correlation::new_correlation_id;
 pub(crate) use desk::{Failed, Wanted};
@@ -138,8 +138,9 @@ impl RpcBuilder {
 
     /// What becomes of calls that were under way when the connection was lost. By default they fail as
     /// [`ErrorKind::Lost`]; with [`OnLoss::Replay`] their requests are sent again, with the same ids, and the service may
-    /// get one twice. If the broker has closed the channel because of a request, all of them fail; if it has closed the
-    /// connection, which may have been for something else, those fail that are under way when it happens again.
+    /// get one twice. If the broker has closed the channel because of a request, all of them fail, those that it had
+    /// confirmed before as [`ErrorKind::Lost`]; if it has closed the connection, which may have been for something else,
+    /// those fail that are under way when it happens again.
     pub fn on_loss(mut self, on_loss: OnLoss) -> Self {
         self.on_loss = on_loss;
         self
@@ -345,6 +346,7 @@ impl Rpc {
             kind,
             message,
             wanted,
+            room: Room::OfItsOwn,
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind};
 use crate::message::{IntoMessage, Message};
 use crate::publisher::{OnLoss, PublishSpan};
 use crate::rpc::{
-    Asker, AskerSettings, Failed, FromReply, Method, Question, Replies, Seat, ServiceBuilder,
+    Asker, AskerSettings, Failed, FromReply, Method, Question, Replies, Room, Seat, ServiceBuilder,
     Wanted,
 };
 use crate::telemetry::Strays;
@@ -165,6 +165,7 @@ impl<'e, R: FromReply> Gather<'e, R> {
                 kind: None,
                 message: question,
                 wanted: Wanted::Gather { buffer: BUFFER },
+                room: Room::OfItsOwn,
             };
             let span = PublishSpan::begin(&events.shared.ingress, key);
             let asked = events.asker().ask(question, &span).await;

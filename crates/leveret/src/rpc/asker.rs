@@ -62,6 +62,16 @@ pub(crate) struct Question<'a> {
     pub(crate) kind: Option<&'a str>,
     pub(crate) message: Message,
     pub(crate) wanted: Wanted,
+    pub(crate) room: Room,
+}
+
+/// Whose room among the open questions one takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// One for itself, for which it may have to wait.
+    OfItsOwn,
+    /// That of a call, which all copies of its request share: see [`Asker::take_room`].
+    OfItsCall,
 }
 
 /// Asks. It clones cheaply; the channel goes with the last clone and the last question.
@@ -160,19 +170,33 @@ impl Asker {
     ) -> Result<Seat, Error> {
         let shared = &self.handle.shared;
         question.message.check()?;
-        let permit = match shared.room.try_acquire() {
-            Ok(permit) => permit,
-            Err(_) => shared.until_room().await?,
-        };
-        permit.forget();
+        let Question { wanted, room, .. } = question;
+        if room == Room::OfItsOwn {
+            shared.acquire_room().await?;
+        }
         let id = CorrelationId::fresh();
-        let mut seat = Seat { handle: Arc::clone(&self.handle), id, own: None };
-        let wanted = question.wanted;
+        let mut seat = Seat { handle: Arc::clone(&self.handle), id, room, own: None };
         if let Some(request) = shared.send_now(question, span, id)? {
             // Who need not wait does not carry what waiting needs.
             Box::pin(shared.send_later(request, wanted, &mut seat)).await?;
         }
         Ok(seat)
+    }
+
+    /// Takes room for all copies of a request that is sent again: they are one call, and none of them waits for another.
+    pub(crate) async fn take_room(&self) -> Result<TakenRoom, Error> {
+        self.handle.shared.acquire_room().await?;
+        Ok(TakenRoom(Arc::clone(&self.handle.shared)))
+    }
+}
+
+/// Room for a call, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct TakenRoom(Arc<Shared>);
+
+impl Drop for TakenRoom {
+    fn drop(&mut self) {
+        self.0.room.add_permits(1);
     }
 }
 
@@ -181,6 +205,7 @@ impl Asker {
 pub(crate) struct Seat {
     handle: Arc<Handle>,
     id: CorrelationId,
+    room: Room,
     /// The consumer of a queue for this question alone.
     own: Option<Consumer>,
 }
@@ -234,7 +259,9 @@ impl Drop for Seat {
         let shared = &self.handle.shared;
         // What it kept goes when nothing is locked.
         let _forgotten = lock(&shared.desk).forget(self.id);
-        shared.room.add_permits(1);
+        if self.room == Room::OfItsOwn {
+            shared.room.add_permits(1);
+        }
     }
 }
 
@@ -262,6 +289,16 @@ impl Shared {
         }
     }
 
+    /// Takes room, to be given back by hand.
+    async fn acquire_room(&self) -> Result<(), Error> {
+        let permit = match self.room.try_acquire() {
+            Ok(permit) => permit,
+            Err(_) => self.until_room().await?,
+        };
+        permit.forget();
+        Ok(())
+    }
+
     async fn until_room(&self) -> Result<tokio::sync::SemaphorePermit<'_>, Error> {
         let late = |_| {
             let what = format!("{}: {} others", self.settings.what, self.settings.max_in_flight);
@@ -278,7 +315,7 @@ impl Shared {
         span: &PublishSpan,
         id: CorrelationId,
     ) -> Result<Option<Request>, Error> {
-        let Question { exchange, routing_key, mandatory, kind, mut message, wanted } = question;
+        let Question { exchange, routing_key, mandatory, kind, mut message, wanted, .. } = question;
         let text = id.to_text();
         let mut properties = match message.extra.take() {
             Some(extra) => extra.properties,

@@ -9,6 +9,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::asker::{Question, Room, TakenRoom};
 use super::desk::{Failed, Wanted};
 use super::reply::{FromReply, Reply};
 use super::{Rpc, What};
@@ -44,7 +45,8 @@ impl<'r, R: FromReply> Call<'r, R> {
 
     /// At least once: if there is no reply after this long, because request or reply was lost or it takes its time, the request is
     /// sent again, with the same message id; then after twice that time, and so on, until the
-    /// [timeout](Self::timeout). A reply to any of them counts.
+    /// [timeout](Self::timeout). A reply to any of them counts. They are one of the calls that [may be under
+    /// way](crate::RpcBuilder::max_in_flight). That a copy reaches nobody ends the call only if no other can have.
     ///
     /// The service may get several of them, so it should be one for which that is the same as one, or that handles them
     /// [exactly once](crate::ServiceBuilder::exactly_once).
@@ -60,7 +62,7 @@ impl<'r, R: FromReply> Call<'r, R> {
         let began = Instant::now();
         let asking = async {
             match resend_after {
-                None => ask(rpc, method, message, &span).await,
+                None => ask(rpc, method, message, Room::OfItsOwn, &span).await,
                 Some(first) => Box::pin(ask_again(rpc, method, message, &span, first)).await,
             }
         };
@@ -82,9 +84,10 @@ async fn ask(
     rpc: &Rpc,
     method: &str,
     message: Message,
+    room: Room,
     span: &PublishSpan,
 ) -> Result<Reply, Error> {
-    let question = rpc.question(method, message, Wanted::One);
+    let question = Question { room, ..rpc.question(method, message, Wanted::One) };
     let mut seat = rpc.inner.asker.ask(question, span).await?;
     let answer = seat.next().await;
     answer.unwrap_or(Err(Failed::NoValue)).map_err(|failed| failed.into_error(rpc.what(method)))
@@ -100,16 +103,25 @@ async fn ask_again(
 ) -> Result<Reply, Error> {
     let message = message.identified();
     let mut pause = first.max(SHORTEST);
+    let _room = room_for_all(rpc).await?;
     let mut under_way = FuturesUnordered::new();
+    let mut may_have_come = false;
     loop {
-        under_way.push(ask(rpc, method, message.clone(), span));
+        under_way.push(ask(rpc, method, message.clone(), Room::OfItsCall, span));
         let again = sleep(pause);
         tokio::pin!(again);
         loop {
             tokio::select! {
                 Some(answer) = under_way.next() => match answer {
                     Err(error) if may_be_lost(&error) => {
+                        may_have_come |= error.kind() == ErrorKind::Lost;
                         tracing::debug!("a request is sent again: {error}");
+                    }
+                    // Nobody got this one, and somebody may be at work on another.
+                    Err(error)
+                        if reached_nobody(&error) && (may_have_come || !under_way.is_empty()) =>
+                    {
+                        tracing::debug!("a copy of a request reaches nobody: {error}");
                     }
                     answer => return answer,
                 },
@@ -120,9 +132,24 @@ async fn ask_again(
     }
 }
 
+/// One room for all copies of a request, waited for as long as the call lasts.
+async fn room_for_all(rpc: &Rpc) -> Result<TakenRoom, Error> {
+    loop {
+        match rpc.inner.asker.take_room().await {
+            Err(error) if may_be_lost(&error) => {}
+            taken => return taken,
+        }
+    }
+}
+
 /// Whether another copy may do better.
 fn may_be_lost(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Lost | ErrorKind::TimedOut | ErrorKind::Nacked)
+}
+
+/// Whether there is no queue for it.
+fn reached_nobody(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unroutable | ErrorKind::Missing)
 }
 
 impl<'r, R: FromReply + 'r> IntoFuture for Call<'r, R> {

@@ -231,7 +231,7 @@ impl Desk {
     /// nothing is locked.
     pub(crate) fn fail_all(&mut self, why: &Error) -> Vec<Waker> {
         let waiting = self.waiting.values_mut().filter(|waiting| !waiting.ended);
-        waiting.filter_map(|waiting| waiting.end(Err(Failed::Lost(why.clone())))).collect()
+        waiting.filter_map(|waiting| waiting.end(Err(Failed::Lost(waiting.why(why))))).collect()
     }
 
     /// The same for one.
@@ -308,6 +308,21 @@ impl Waiting {
     fn end(&mut self, last: Answer) -> Option<Waker> {
         self.last = Some(last);
         self.finish()
+    }
+
+    /// Why it can no longer be answered. What the broker had taken is not what it closed the channel for: somebody may have
+    /// handled it, whatever the other one did.
+    fn why(&self, why: &Error) -> Error {
+        let outcome = self.confirmation.as_ref().and_then(Confirmation::outcome);
+        match (why.kind(), outcome) {
+            (ErrorKind::Lost | ErrorKind::Closed, _) => why.clone(),
+            (_, Some(Outcome::Acked)) => {
+                let text =
+                    "the broker had taken the request, and ended the channel for another one";
+                Error::caused(ErrorKind::Lost, text, why.clone())
+            }
+            _ => why.clone(),
+        }
     }
 
     fn finish(&mut self) -> Option<Waker> {

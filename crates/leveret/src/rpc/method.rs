@@ -104,19 +104,34 @@ pub(super) struct Methods {
     by_name: HashMap<Box<[u8]>, BoxMethod>,
     /// What is asked and replied, by name.
     shapes: BTreeMap<String, Shapes>,
+    /// A name that was given to two of them.
+    twice: Option<String>,
     /// What gets the requests for other methods, with what it gets and gives.
     fallback: Option<(BoxMethod, Shapes)>,
 }
 
 impl Methods {
     pub(super) fn new(address: ServiceAddress) -> Self {
-        Methods { address, by_name: HashMap::new(), shapes: BTreeMap::new(), fallback: None }
+        Methods {
+            address,
+            by_name: HashMap::new(),
+            shapes: BTreeMap::new(),
+            twice: None,
+            fallback: None,
+        }
     }
 
     pub(super) fn add<A: 'static>(&mut self, name: &str, method: impl Method<A>) {
         self.shapes.insert(name.to_owned(), Shapes::of(&method));
         let method: BoxMethod = Arc::new(move |incoming| method.call(incoming));
-        self.by_name.insert(name.as_bytes().into(), method);
+        if self.by_name.insert(name.as_bytes().into(), method).is_some() {
+            self.twice = Some(name.to_owned());
+        }
+    }
+
+    /// A name that was given to two methods.
+    pub(super) fn twice(&self) -> Option<&str> {
+        self.twice.as_deref()
     }
 
     pub(super) fn set_fallback<A: 'static>(&mut self, method: impl Method<A>) {

@@ -116,12 +116,17 @@ impl Replier {
     /// Sends a reply that others follow. It is on its way when this returns; the request is not acked before all its
     /// replies are confirmed.
     ///
-    /// It fails if an earlier one could not be delivered: whoever asked is no longer there. If nobody asked for a reply, it
-    /// does nothing.
+    /// It fails if an earlier one could not be delivered: whoever asked is no longer there; or if the method has returned, and
+    /// the last one is sent. If nobody asked for a reply, it does nothing.
     pub async fn send(&mut self, message: impl IntoMessage) -> Result<(), Error> {
         let Some(line) = &self.way.line else { return Ok(()) };
         let number = {
             let mut state = lock(&line.state);
+            if state.is_finished {
+                let text =
+                    "the method has returned, and its last reply is sent: send the others before";
+                return Err(Error::new(ErrorKind::Invalid, text));
+            }
             state.number += 1;
             state.number
         };
@@ -164,6 +169,8 @@ struct State {
     unconfirmed: VecDeque<Ticket>,
     /// What the method has returned.
     left: Option<Message>,
+    /// The last one is on its way. Another would come for nobody, or with the transaction of another request.
+    is_finished: bool,
 }
 
 impl WayBack {
@@ -254,6 +261,7 @@ impl Line {
     }
 
     async fn finish(&self, last: Message) -> Result<(), Error> {
+        lock(&self.state).is_finished = true;
         let is_value = !is_error(&last);
         match is_value {
             true => self.outlet.counts().value(),
@@ -304,16 +312,14 @@ impl Line {
         Some(Oldest { line: self, ticket: Some(ticket) })
     }
 
-    /// A reply cannot be sent to anybody. Instead of a value, an error tells of it.
+    /// A reply cannot be sent to anybody. A short error tells of it, also if it was an error itself: whoever asked would
+    /// wait for ever.
     async fn unsendable(&self, why: Error, is_value: bool) -> Result<(), Error> {
-        let failed = if is_value {
+        if is_value {
             self.outlet.counts().error();
-            let (kind, text) = ("unsendable".to_owned(), why.to_string());
-            self.end(error_reply(&Diagnosis { verdict: Verdict::Permanent, kind, text })).await
-        } else {
-            Err(why)
-        };
-        match failed {
+        }
+        let (kind, text) = ("unsendable".to_owned(), why.to_string());
+        match self.end(error_reply(&Diagnosis { verdict: Verdict::Permanent, kind, text })).await {
             Err(error) if is_unsendable(&error) => {
                 tracing::error!("an error cannot be told to who asked: {error}");
                 Ok(())

@@ -12,6 +12,7 @@ use super::answering::Answering;
 use super::method::{Dispatch, Method, Methods, Shapes};
 use super::replier::{Outlet, Replying, WayBack};
 use super::transaction::Transactions;
+use crate::amqp::ShortStr;
 use crate::client::Client;
 use crate::consumer::{
     BoxError, ConsumerBuilder, HandlerService, Incoming, Observed, OnPark, Runner, Summary,
@@ -95,7 +96,8 @@ impl ServiceBuilder {
     }
 
     /// A method, by its name: an async function whose arguments are picked by type, see
-    /// [`FromIncoming`](crate::FromIncoming), and whose result is the reply, see [`IntoReply`](crate::IntoReply).
+    /// [`FromIncoming`](crate::FromIncoming), and whose result is the reply, see [`IntoReply`](crate::IntoReply). Two of one
+    /// name are refused when the service is declared or run.
     pub fn method<A: 'static>(mut self, name: &str, method: impl Method<A>) -> Self {
         self.methods.add(name, method);
         self
@@ -296,6 +298,11 @@ impl ServiceBuilder {
     fn check(&self) -> Result<(), Error> {
         let ServiceAddress { service, style } = &self.methods.address;
         let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, text));
+        if self.queue.name().is_empty() {
+            return invalid(format!(
+                "service {service:?} has a queue without a name, which would be another one whenever it runs: name it"
+            ));
+        }
         if *style == Style::Queue && self.queue.name() != service {
             return invalid(format!(
                 "service {service:?} is to have the queue {:?}, and is called by the name of its queue: give both the \
@@ -309,6 +316,19 @@ impl ServiceBuilder {
         let is_pattern = |name: &String| name.contains(['#', '*']);
         if let Some(name) = self.methods.names().into_iter().find(is_pattern) {
             return invalid(format!("a method cannot be named {name:?}: that is a pattern"));
+        }
+        let is_long = |name: &String| ShortStr::try_from(name.as_str()).is_err();
+        if let Some(name) = self.methods.names().into_iter().find(is_long) {
+            return invalid(format!(
+                "nobody can call the method {name:?}: its name has {} bytes, and AMQP takes at most 255",
+                name.len()
+            ));
+        }
+        if let Some(name) = self.methods.twice() {
+            return invalid(format!(
+                "service {service:?} has two methods {name:?}, of which only the last would be called: name one of them \
+                 otherwise, or leave it out"
+            ));
         }
         if matches!(style, Style::Shared(_)) && is_pattern(service) {
             return invalid(format!(

@@ -3,7 +3,8 @@
 use boon::{Compiler, Schemas};
 use bytes::Bytes;
 use leveret::{
-    AsyncApi, BoxError, Client, Exchange, Incoming, Json, MsgPack, Payload, Queue, Topology,
+    AsyncApi, BoxError, Client, Exchange, ExchangeKind, Incoming, Json, MsgPack, Payload, Queue,
+    Topology,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -318,4 +319,56 @@ fn a_document_that_is_wrong_is_found_out() {
     document["operations"]["x"] =
         json!({ "action": "send", "channel": { "$ref": "#/channels/nowhere" } });
     assert!(validated(&document).is_err());
+}
+
+#[tokio::test]
+async fn exchanges_of_plugins_and_transient_messages_are_described_as_they_are() {
+    let client = embedded().await;
+    let hashed = ExchangeKind::Other("x-consistent-hash".to_owned());
+    let events = client.events("e").exchange(Exchange::new("hashed", hashed));
+    let publisher = client.publisher("").transient().build().await.unwrap();
+    let document =
+        AsyncApi::new("a", "1").sends::<String>(&events, "k").publishes::<String>(&publisher, "q");
+    let document = valid(&document);
+    let operations = document["operations"].as_object().unwrap();
+    let sent = |exchange: &str| {
+        let described = operations.values().map(|operation| {
+            let channel = operation["channel"]["$ref"].as_str().unwrap().strip_prefix('#').unwrap();
+            let channel = document.pointer(channel).unwrap();
+            (operation["bindings"]["amqp"].clone(), channel["bindings"]["amqp"]["exchange"].clone())
+        });
+        described.into_iter().find(|(_, found)| found["name"] == exchange).unwrap()
+    };
+    let (sending, exchange) = sent("hashed");
+    assert_eq!((&exchange["type"], sending["deliveryMode"].as_i64()), (&Value::Null, Some(2)));
+    assert_eq!(exchange["x-leveret-type"], "x-consistent-hash");
+    let (sending, exchange) = sent("");
+    assert_eq!((&exchange["type"], sending["deliveryMode"].as_i64()), (&json!("default"), Some(1)));
+}
+
+#[tokio::test]
+async fn the_references_of_a_schema_lead_to_its_own_parts() {
+    let client = embedded().await;
+    let events = client.events("e");
+    let tick = json!({
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "type": "object",
+        "properties": {
+            "place": { "$ref": "#/definitions/Place" },
+            "before": { "anyOf": [{ "$ref": "#" }, { "type": "null" }] },
+            "other": { "$ref": "#/components/schemas/u8" },
+        },
+        "definitions": { "Place": { "type": "string" } },
+    });
+    let document = AsyncApi::new("a", "1")
+        .sends::<Json<Tick>>(&events, "tick")
+        .schema::<Tick>(tick)
+        .schema::<u8>(json!(true))
+        .schema::<u16>(json!(false));
+    let document = valid(&document);
+    let schemas = &document["components"]["schemas"];
+    let properties = &schemas["Tick"]["properties"];
+    assert_eq!(properties["place"]["$ref"], "#/components/schemas/Tick/definitions/Place");
+    assert_eq!(properties["before"]["anyOf"][0]["$ref"], "#/components/schemas/Tick");
+    assert_eq!((&schemas["u8"], &schemas["u16"]), (&json!({}), &json!({ "not": {} })));
 }

@@ -1,8 +1,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leveret::amqp::DeleteExchange;
-use leveret::{Client, End, Error, ErrorKind, Json, OnLoss, Queue, Replier, Replies, Rpc, State};
+use leveret::amqp::{DeleteExchange, DeleteQueue, Properties};
+use leveret::{
+    Client, End, Error, ErrorKind, Json, Message, OnLoss, Queue, Replier, Replies, Rpc, State,
+};
 use leveret_broker::Broker;
 use leveret_testkit::eventually;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
@@ -440,4 +442,34 @@ async fn in_a_storm_every_call_gets_its_own_reply_or_is_told_why_not() {
         until_it_works(&rpc).await;
         services.abort();
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_copy_that_reaches_nobody_says_nothing_of_the_others() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let mut requests = client.consumer("q").stream().await.unwrap();
+    let rpc = client.rpc("q").build().await.unwrap();
+    let call = |rpc: &Rpc| {
+        let rpc = rpc.clone();
+        tokio::spawn(async move {
+            rpc.call::<String>("m", "").resend_after(Duration::from_secs(1)).await
+        })
+    };
+    let calling = call(&rpc);
+    let request = soon("a request", requests.next()).await.unwrap().unwrap();
+    drop(requests);
+    client.delete_queue("q", DeleteQueue::default()).await.unwrap();
+    // Some copies are sent, and come back.
+    sleep(Duration::from_secs(60)).await;
+    assert!(!calling.is_finished());
+    let Properties { reply_to, correlation_id, .. } = request.properties();
+    let id = correlation_id.unwrap().to_string();
+    let publisher = client.publisher("").allow_unroutable().build().await.unwrap();
+    let reply = Message::new("done").correlation_id(id);
+    publisher.publish(&reply_to.unwrap().to_string(), reply).await.unwrap();
+    assert_eq!(soon("a reply", calling).await.unwrap().unwrap(), "done");
+    // If nobody can have got any, that is told at once.
+    let error = soon("an outcome", call(&rpc)).await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unroutable, "{error}");
 }

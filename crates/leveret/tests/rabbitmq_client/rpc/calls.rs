@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bytes::Bytes;
-use leveret::amqp::Properties;
+use leveret::amqp::{DeleteExchange, Properties};
 use leveret::{
-    Binding, Client, Deliveries, Delivery, ErrorKind, Json, Message, MsgPack, OnLoss, Overflow,
-    Queue, Replies, Reply, Rpc, RpcBuilder, ServiceBuilder, Topology,
+    Binding, Client, Deliveries, Delivery, ErrorKind, Exchange, Json, Message, MsgPack, OnLoss,
+    Overflow, Queue, Replies, Reply, Rpc, RpcBuilder, ServiceBuilder, Topology,
 };
 use leveret_testkit::{eventually, rabbitmq};
 
@@ -400,4 +400,67 @@ async fn calls_that_lose_their_connection_fail_or_are_sent_again() {
 /// Acks what is delivered again.
 async fn drain(requests: &mut Deliveries) {
     next(requests).await.ack().unwrap();
+}
+
+#[tokio::test]
+async fn copies_of_a_request_are_one_call_and_need_room_for_one() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client_with(&vhost, Queue::classic("q")).await;
+    let rpc = client.rpc("q").max_in_flight(1).build().await.unwrap();
+    let mut requests = soon("a consumer", client.consumer("q").stream()).await.unwrap();
+    let call = rpc.call::<String>("m", "one").resend_after(Duration::from_millis(10));
+    let answer = async {
+        let lost = next(&mut requests).await;
+        lost.ack().unwrap();
+        let copy = next(&mut requests).await;
+        reply(&client, &copy, Some(&id_of(&copy)), "done").await;
+        copy.ack().unwrap();
+    };
+    let (answered, ()) = soon("a reply", async { tokio::join!(call, answer) }).await;
+    assert_eq!(answered.unwrap(), "done");
+    assert_eq!(rpc.in_flight(), 0);
+    // There is room for the next one.
+    let call = rpc.call::<String>("m", "two");
+    let answer = async {
+        loop {
+            let request = next(&mut requests).await;
+            let is_it = request.body() == "two";
+            reply(&client, &request, Some(&id_of(&request)), "done").await;
+            request.ack().unwrap();
+            if is_it {
+                return;
+            }
+        }
+    };
+    let (answered, ()) = soon("a reply", async { tokio::join!(call, answer) }).await;
+    assert_eq!(answered.unwrap(), "done");
+}
+
+#[tokio::test]
+async fn a_call_is_not_said_to_have_reached_nobody_because_another_has() {
+    let vhost = rabbitmq::vhost().await;
+    let (client, other) = (client(&vhost).await, client(&vhost).await);
+    let topology = Topology::new()
+        .exchange(Exchange::direct("x"))
+        .queue(Queue::classic("q").bind("x", "long").bind("x", "short"));
+    soon("a queue", other.apply(&topology)).await.unwrap();
+    let mut requests = soon("a consumer", other.consumer("q").stream()).await.unwrap();
+    let rpc = client.rpc("s").exchange("x").build().await.unwrap();
+    let call = |method: &'static str| {
+        let rpc = rpc.clone();
+        tokio::spawn(async move { rpc.call::<String>(method, "").await })
+    };
+    let long = call("long");
+    let _at_work = next(&mut requests).await;
+    // When this one is answered, the broker has long confirmed the other.
+    let short = call("short");
+    let request = next(&mut requests).await;
+    reply(&other, &request, Some(&id_of(&request)), "done").await;
+    request.ack().unwrap();
+    assert_eq!(soon("a reply", short).await.unwrap().unwrap(), "done");
+    other.delete_exchange("x", DeleteExchange::Always).await.unwrap();
+    let error = soon("an outcome", call("short")).await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Missing, "{error}");
+    let error = soon("an outcome", long).await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
 }

@@ -486,10 +486,60 @@ async fn what_does_not_go_together_is_refused() {
         service().transactional().retry_calls(),
         service().queue(Queue::quorum("other")),
         service().method("a.#", double),
+        service().method("m", double),
+        service().method(&"m".repeat(256), double),
+        client.service("").method("m", double),
+        client.service("s").exchange("x").queue(Queue::classic("")).method("m", double),
     ] {
         let error = soon("an outcome", service.run()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     }
     let rpc = client.rpc("s").replies(Replies::QueuePerCall).on_loss(OnLoss::Replay).build().await;
     assert_eq!(rpc.unwrap_err().kind(), ErrorKind::Invalid);
+}
+
+#[tokio::test]
+async fn an_error_that_cannot_be_sent_is_told_in_short() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    // It goes into a header, which has to fit into one frame.
+    let fail = || async { Err::<(), _>(Failure::permanent("no").kind("k".repeat(200_000))) };
+    for service in [client.service("tx").transactional(), client.service("confirmed")] {
+        let name = if format!("{service:?}").contains("tx") { "tx" } else { "confirmed" };
+        let service = Running::start(service.method("fail", fail)).await;
+        for replies in ALL_REPLIES {
+            let rpc = client.rpc(name).replies(replies).build().await.unwrap();
+            let error = soon("an outcome", rpc.call::<()>("fail", "")).await.unwrap_err();
+            assert_eq!(error.remote().expect("an error of the service").kind, "unsendable");
+        }
+        assert_eq!(soon("the end", service.stop()).await.handled, 3);
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_sent_after_the_last_reply() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    for service in [client.service("tx").transactional(), client.service("confirmed")] {
+        let name = if format!("{service:?}").contains("tx") { "tx" } else { "confirmed" };
+        let (sender, mut kept) = mpsc::channel::<Replier>(1);
+        let keep = move |mut replier: Replier| {
+            let sender = sender.clone();
+            async move {
+                replier.send("first").await?;
+                sender.send(replier).await?;
+                Ok::<_, BoxError>("last")
+            }
+        };
+        let _service = Running::start(service.method("keep", keep)).await;
+        let rpc = client.rpc(name).build().await.unwrap();
+        let mut replies = soon("replies", rpc.stream::<String>("keep", "")).await.unwrap();
+        for expected in ["first", "last"] {
+            let reply = soon("a reply", replies.next()).await.expect("a reply");
+            assert_eq!(reply.unwrap(), expected);
+        }
+        let mut replier = soon("what the method kept", kept.recv()).await.unwrap();
+        let error = soon("an outcome", replier.send("late")).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    }
 }
