@@ -112,8 +112,11 @@ fn log() {
     use tracing_subscriber::EnvFilter;
     let filter =
         EnvFilter::try_from_env("LEVERET_LOG").unwrap_or_else(|_| EnvFilter::new("leveret=info"));
-    let _ =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(console::colors_enabled_stderr())
+        .try_init();
 }
 
 fn described(file: &File) -> String {

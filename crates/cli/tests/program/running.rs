@@ -1,7 +1,7 @@
 //! `run`: services whose handlers are commands and HTTP endpoints.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -185,6 +185,27 @@ command = ["sh", "-c", '[ "$LEVERET_TYPE" = shout ] || { echo "cannot $LEVERET_T
     assert!(failed.status == 1 && failed.err.contains("cannot sing"), "{failed:?}");
     running.stop();
     client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_goes_to_no_terminal_has_no_colours() {
+    let place = Place::new().await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("service.toml");
+    fs::write(
+        &path,
+        format!("{TOPOLOGY}\n[[consumer]]\nqueue = \"billing\"\ncommand = [\"cat\"]\n"),
+    )
+    .unwrap();
+    let mut command = place.program(&["run", path.to_str().unwrap()]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).env_remove("CLICOLOR_FORCE");
+    let mut child = Killed(command.spawn().unwrap());
+    let mut said = String::new();
+    BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    kill_process(Pid::from_child(&child.0), Signal::TERM).unwrap();
+    let mut log = String::new();
+    child.0.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+    assert!(log.contains("is connected") && !log.contains('\x1b'), "{log:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
