@@ -20,7 +20,9 @@ const MAX_COMPLAINT: usize = 2000;
 #[derive(Debug)]
 pub(super) struct Http {
     client: reqwest::Client,
-    url: String,
+    url: Url,
+    /// As it is told to people, and kept with parked messages.
+    shown: String,
 }
 
 /// Whether a URL is one of an endpoint.
@@ -32,11 +34,19 @@ pub(super) fn check(url: &str) -> Result<Url, String> {
     }
 }
 
+/// Without passwords, and without tokens that may be in a query.
+fn shown(url: &Url) -> String {
+    let host = url.host_str().unwrap_or_default();
+    let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
+    format!("{}://{host}{port}{}", url.scheme(), url.path())
+}
+
 impl Http {
     pub(super) async fn new(url: String) -> Result<Self, failure::Failure> {
-        let at = check(&url).map_err(failure::Failure::wrong)?;
-        let client = client_for(&at, &Tls::default()).await?.build();
-        Ok(Http { client: client.map_err(failure::Failure::new)?, url })
+        let url = check(&url).map_err(failure::Failure::wrong)?;
+        let client = client_for(&url, &Tls::default()).await?.build();
+        let client = client.map_err(failure::Failure::new)?;
+        Ok(Http { client, shown: shown(&url), url })
     }
 
     pub(super) async fn post(
@@ -44,9 +54,9 @@ impl Http {
         facts: &[(&'static str, String)],
         body: Bytes,
     ) -> Result<Answer, Failure> {
-        let request = self.client.post(&self.url).headers(headers(facts)).body(body);
+        let request = self.client.post(self.url.clone()).headers(headers(facts)).body(body);
         let response = request.send().await.map_err(|error| {
-            Failure::retry(format!("{} does not answer: {}", self.url, last_cause(&error)))
+            Failure::retry(format!("{} does not answer: {}", self.shown, last_cause(&error)))
                 .kind("http")
         })?;
         let status = response.status();
@@ -63,9 +73,9 @@ impl Http {
         let said = match text.as_str() {
             _ if status.is_redirection() => format!(
                 "{} answered {status}, which is followed by nobody: give the address it leads to",
-                self.url
+                self.shown
             ),
-            "" => format!("{} answered {status}", self.url),
+            "" => format!("{} answered {status}", self.shown),
             text => format!("{status}: {text}"),
         };
         let failure = match (may_go_better(status), wait) {
@@ -125,4 +135,17 @@ async fn read(mut response: Response, most: usize) -> Result<Vec<u8>, Failure> {
         }
     }
     Ok(body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_of_an_endpoint_has_no_secrets() {
+        let url = check("https://shop:secret@hooks.example:8443/bill?token=secret").unwrap();
+        assert_eq!(shown(&url), "https://hooks.example:8443/bill");
+        assert_eq!(shown(&check("http://[::1]/").unwrap()), "http://[::1]/");
+        assert!(check("ftp://hooks.example").unwrap_err().contains("http:// or https://"));
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -68,7 +68,7 @@ impl Running {
         kill_process(Pid::from_child(&self.child.0), signal).unwrap();
     }
 
-    fn path(&self, name: &str) -> std::path::PathBuf {
+    fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
@@ -187,16 +187,19 @@ command = ["sh", "-c", '[ "$LEVERET_TYPE" = shout ] || { echo "cannot $LEVERET_T
     client.close().await;
 }
 
+/// The file of a service, and the folder it is in.
+fn simple_service() -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("service.toml");
+    let consumer = "[[consumer]]\nqueue = \"billing\"\ncommand = [\"cat\"]\n";
+    fs::write(&path, format!("{TOPOLOGY}\n{consumer}")).unwrap();
+    (folder, path)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_log_that_goes_to_no_terminal_has_no_colours() {
     let place = Place::new().await;
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("service.toml");
-    fs::write(
-        &path,
-        format!("{TOPOLOGY}\n[[consumer]]\nqueue = \"billing\"\ncommand = [\"cat\"]\n"),
-    )
-    .unwrap();
+    let (_folder, path) = simple_service();
     let mut command = place.program(&["run", path.to_str().unwrap()]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).env_remove("CLICOLOR_FORCE");
     let mut child = Killed(command.spawn().unwrap());
@@ -486,13 +489,7 @@ command = ["sh", "-c", "echo begun >> FOLDER/seen; while [ ! -e FOLDER/go ]; do 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_running_service_tells_how_it_is() {
     let place = Place::new().await;
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("service.toml");
-    fs::write(
-        &path,
-        format!("{TOPOLOGY}\n[[consumer]]\nqueue = \"billing\"\ncommand = [\"cat\"]\n"),
-    )
-    .unwrap();
+    let (_folder, path) = simple_service();
     let mut command = place.program(&["run", path.to_str().unwrap(), "--listen", "127.0.0.1:0"]);
     let mut child = Killed(command.stdout(Stdio::piped()).spawn().unwrap());
     let mut line = String::new();
