@@ -32,7 +32,10 @@ fn campaign(programs: usize) -> Campaign {
 async fn vhosts(broker: &Broker, campaign: Campaign) -> Vec<Vhost> {
     let management = broker.management();
     let user = json!({ "password": LIMITED, "tags": "" });
-    management.put(&["users", LIMITED], user).await.expect("another user");
+    // If both tests do this at once, RabbitMQ 4.3 refuses one of them. Then it is there.
+    if management.put(&["users", LIMITED], user.clone()).await.is_err() {
+        management.put(&["users", LIMITED], user).await.expect("another user");
+    }
     let [configure, write, read] = LIMITED_TO;
     let mut vhosts = Vec::new();
     for _ in 0..number("LEVERET_DIFFERENTIAL_WORKERS", WORKERS).min(campaign.programs) {
@@ -83,7 +86,7 @@ async fn embedded(vhosts: &[Vhost]) -> Vec<Target> {
 
 #[tokio::test]
 async fn the_embedded_broker_agrees_with_rabbitmq() {
-    let campaign = campaign(300);
+    let campaign = campaign(200);
     let vhosts = vhosts(rabbitmq::shared().await, campaign).await;
     let name = format!("RabbitMQ {}", Version::under_test());
     let pairs = targets(&name, &vhosts).into_iter().zip(embedded(&vhosts).await).collect();
@@ -93,7 +96,7 @@ async fn the_embedded_broker_agrees_with_rabbitmq() {
 /// What differs here is the harness's fault: it asks what RabbitMQ answers now this way and now that.
 #[tokio::test]
 async fn rabbitmq_agrees_with_itself() {
-    let campaign = campaign(50);
+    let campaign = campaign(30);
     let broker = rabbitmq::shared().await;
     let (one, other) = (vhosts(broker, campaign).await, vhosts(broker, campaign).await);
     let pairs = targets("one", &one).into_iter().zip(targets("other", &other)).collect();
