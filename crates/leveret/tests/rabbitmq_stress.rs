@@ -11,17 +11,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leveret::amqp::{
-    Channel, Confirm, Confirmation, Connection, ConsumeOptions, Consumer, Delivery, ErrorKind,
-    GetOptions, Options, Outcome, QueueOptions, Refused,
+    Channel, Confirm, Confirmation, Connection, ConsumeOptions, Consumer, Delivery, Error,
+    ErrorKind, GetOptions, Options, Outcome, QueueOptions, Refused, ReplyCode,
 };
 use leveret_testkit::proxy::{Cut, Direction};
 use leveret_testkit::rabbitmq::{self, Vhost};
 use leveret_testkit::{FaultProxy, eventually};
 use tokio::time::{Instant, timeout};
 
-use support::rabbit::{
-    Dice, SOON, TO_THE_END, connect, options, polled, queue_with, to, until_queue_has,
-};
+use support::rabbit::{Dice, SOON, TO_THE_END, connect, options, polled, queue_with, to};
 
 const QUEUES: [&str; 3] = ["classic", "other", "quorum"];
 
@@ -51,6 +49,15 @@ struct Entry {
     delivered: u32,
     /// An ack, or a refusal for good, was sent for it.
     settled: u32,
+    /// An ack of it was in a transaction of which nobody knows whether it was committed.
+    is_in_doubt: bool,
+}
+
+impl Entry {
+    /// Whether somebody has to have consumed it, and nobody has.
+    fn is_missing(&self) -> bool {
+        self.publish == Fate::Safe && self.settled == 0 && !self.is_in_doubt
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -117,6 +124,21 @@ impl Books {
         self.entries.lock().unwrap().get_mut(&id).unwrap().settled += 1;
     }
 
+    /// In a sound network, nothing ends but what a worker has ended: the broker has no reason to.
+    fn channel_ended(&self, error: &Error) {
+        let is_expected = matches!(
+            error.kind(),
+            ErrorKind::ChannelClosedHere
+                | ErrorKind::ConnectionClosedHere
+                | ErrorKind::ChannelClosed(ReplyCode::NOT_FOUND)
+        );
+        assert!(is_expected || self.network == Network::Faulty, "{error}");
+    }
+
+    fn doubt(&self, id: u64) {
+        self.entries.lock().unwrap().get_mut(&id).unwrap().is_in_doubt = true;
+    }
+
     /// Takes what is left in the queues until every message that is safe is consumed. A quorum queue may take its time to
     /// give back what gone consumers held.
     async fn audit(&self, vhost: &Vhost) {
@@ -140,7 +162,13 @@ impl Books {
         }
         drop(consumers);
         for queue in QUEUES {
-            until_queue_has(&channel, queue, 0, 0).await;
+            eventually(SOON, format!("nothing in {queue}"), async || {
+                self.drain(&channel, queue).await;
+                let found = channel.inspect_queue(queue).await.unwrap();
+                let found = (found.messages, found.consumers);
+                if found == (0, 0) { Ok(()) } else { Err(format!("{found:?}")) }
+            })
+            .await;
         }
         connection.close().await.unwrap();
         let entries = self.entries.lock().unwrap();
@@ -148,17 +176,24 @@ impl Books {
         for (id, entry) in entries.iter() {
             safe += u32::from(entry.publish == Fate::Safe);
             redelivered += u32::from(entry.delivered > 1);
-            if entry.publish == Fate::Safe {
-                assert!(entry.settled > 0, "{id} is lost: {entry:?}");
-            }
+            assert!(!entry.is_missing(), "{id} is lost: {entry:?}");
         }
         println!("{} messages, {safe} safe, {redelivered} redelivered", entries.len());
         assert!(safe > 100, "too little was done: {safe} messages");
     }
 
+    /// Takes what a gone consumer has given back when all seemed to be done.
+    async fn drain(&self, channel: &Channel, queue: &str) {
+        while let Some(delivery) = channel.get(queue, GetOptions::default()).await.unwrap() {
+            let id = self.delivered(&delivery);
+            delivery.ack().unwrap();
+            self.settled(id);
+        }
+    }
+
     fn is_balanced(&self) -> bool {
         let entries = self.entries.lock().unwrap();
-        entries.values().all(|entry| entry.publish != Fate::Safe || entry.settled > 0)
+        !entries.values().any(Entry::is_missing)
     }
 }
 
@@ -254,7 +289,11 @@ impl Worker {
     }
 
     async fn step(&mut self, roll: usize) {
-        if self.channel.as_ref().is_none_or(|channel| channel.check_open().is_err()) {
+        let open = self.channel.as_ref().map(Channel::check_open);
+        if !matches!(open, Some(Ok(()))) {
+            if let Some(Err(error)) = open {
+                self.books.channel_ended(&error);
+            }
             self.reopen().await;
             return;
         }
@@ -495,7 +534,7 @@ impl Worker {
             } else if !acked.is_empty() || !published.is_empty() {
                 assert!(channel.check_open().is_err(), "a commit fails only with its channel");
                 // Whether it happened is not known: such a message is nobody's loss.
-                acked.iter().for_each(|id| self.books.set_fate(*id, Fate::Unknown));
+                acked.iter().for_each(|id| self.books.doubt(*id));
             }
         } else if channel.rollback().await.is_ok() {
             published.iter().for_each(|id| self.books.set_fate(*id, Fate::Unsent));
