@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use leveret_wire::ReplyCode;
 use leveret_wire::method::channel;
-use support::{connected, open_channel};
+use support::{connected_with_channels, open_channel};
 use tokio::time::timeout;
 
 /// RabbitMQ ends the channel as soon as its own close is agreed to, and may never agree to the client's.
 #[tokio::test(start_paused = true)]
 async fn an_agreement_that_never_comes_is_not_waited_for() {
-    let (connection, mut broker) = connected().await;
+    let (connection, mut broker) = connected_with_channels(1).await;
     let channel = open_channel(&connection, &mut broker).await;
     let id = channel.id();
     channel.close_now();

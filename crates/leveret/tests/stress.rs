@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use support::rabbit::{Dice, polled};
-use support::{Broker, connected, consuming, open_channel};
+use support::{Broker, connected, connected_with_channels, consuming, open_channel};
 
 /// How long anything may take before it counts as hanging.
 const SOON: Duration = Duration::from_secs(60);
@@ -337,7 +337,7 @@ async fn settle_at_random(mut consumer: Consumer, mut dice: Dice, count: u64) ->
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn channels_that_come_and_go_on_all_threads_never_cost_the_connection() {
     let mut dice = Dice::seeded();
-    let (connection, peer) = connected().await;
+    let (connection, peer) = connected_with_channels(20).await;
     let broker = tokio::spawn(NullBroker::new(peer, Dice::new(dice.roll())).run());
     let mut tasks = JoinSet::new();
     for _ in 0..6 {

@@ -1,5 +1,6 @@
 //! A connection: what its handles, its channels and its driver share.
 
+use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -43,7 +44,30 @@ pub(super) struct Core {
 struct Registry {
     /// Channel `n` at `n - 1`.
     channels: Vec<Option<Arc<ChannelState>>>,
+    /// Numbers that were used and are free again, the one that rests the longest first.
+    resting: VecDeque<u16>,
     closed: Option<Error>,
+}
+
+/// So many other numbers are freed before one is used again, as long as there are enough. When RabbitMQ closes a channel, its
+/// deliveries and confirms may come later than the close; even, under load, later than the agreement that the next channel
+/// of this number is open, which would take them for its own.
+const REST: usize = 256;
+
+impl Registry {
+    /// A number that is not in use.
+    fn free_number(&mut self, max: u16) -> Option<u16> {
+        if self.resting.len() > REST {
+            return self.resting.pop_front();
+        }
+        match u16::try_from(self.channels.len() + 1) {
+            Ok(new) if new <= max => {
+                self.channels.push(None);
+                Some(new)
+            }
+            _ => self.resting.pop_front(),
+        }
+    }
 }
 
 impl Core {
@@ -60,16 +84,14 @@ impl Core {
         }
     }
 
-    /// A new channel under the lowest free number.
+    /// A new channel.
     fn add_channel(&self) -> Result<Arc<ChannelState>, Error> {
         let mut registry = lock(&self.channels);
         if let Some(error) = &registry.closed {
             return Err(error.clone());
         }
-        let free = registry.channels.iter().position(Option::is_none);
-        let index = free.unwrap_or(registry.channels.len());
         let max = self.agreed.channel_max;
-        let Some(id) = u16::try_from(index + 1).ok().filter(|id| *id <= max) else {
+        let Some(id) = registry.free_number(max) else {
             let text = format!(
                 "all {max} channels of the connection are open: close some, open another connection, or raise \
                  channel_max, here and in the broker"
@@ -77,10 +99,7 @@ impl Core {
             return Err(Error::new(ErrorKind::ChannelLimit, text));
         };
         let channel = Arc::new(ChannelState::new(id, self.limits.max_unconfirmed));
-        if index == registry.channels.len() {
-            registry.channels.push(None);
-        }
-        registry.channels[index] = Some(Arc::clone(&channel));
+        registry.channels[usize::from(id) - 1] = Some(Arc::clone(&channel));
         Ok(channel)
     }
 
@@ -96,10 +115,9 @@ impl Core {
     /// The number is free again.
     pub(super) fn remove_channel(&self, id: u16) {
         let mut registry = lock(&self.channels);
-        if let Some(slot) =
-            usize::from(id).checked_sub(1).and_then(|at| registry.channels.get_mut(at))
-        {
-            *slot = None;
+        let slot = usize::from(id).checked_sub(1).and_then(|at| registry.channels.get_mut(at));
+        if slot.is_some_and(|slot| slot.take().is_some()) {
+            registry.resting.push_back(id);
         }
     }
 
@@ -369,4 +387,36 @@ impl Connection {
 
 pub(super) fn closed_here() -> Error {
     Error::new(ErrorKind::ConnectionClosedHere, "the connection was closed")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Uses and frees a number.
+    fn used(registry: &mut Registry, max: u16) -> u16 {
+        let number = registry.free_number(max).unwrap();
+        registry.resting.push_back(number);
+        number
+    }
+
+    #[test]
+    fn a_channel_number_rests_before_it_is_used_again() {
+        let mut registry = Registry::default();
+        let first: Vec<_> = (0..=REST).map(|_| used(&mut registry, u16::MAX)).collect();
+        assert!(first.is_sorted_by(|one, next| one < next), "{first:?}");
+        // From here on they take turns.
+        let again: Vec<_> = (0..=REST).map(|_| used(&mut registry, u16::MAX)).collect();
+        assert_eq!(again, first);
+    }
+
+    #[test]
+    fn where_there_are_few_numbers_the_one_that_rests_the_longest_is_next() {
+        let mut registry = Registry::default();
+        let numbers: Vec<_> = (0..7).map(|_| used(&mut registry, 3)).collect();
+        assert_eq!(numbers, [1, 2, 3, 1, 2, 3, 1]);
+        let in_use: Vec<_> = (0..3).filter_map(|_| registry.free_number(3)).collect();
+        assert_eq!(in_use, [2, 3, 1]);
+        assert_eq!(registry.free_number(3), None);
+    }
 }

@@ -59,6 +59,9 @@ pub struct Options {
     /// The default is ten seconds, since RabbitMQ gives up a handshake after that time, too.
     pub connection_timeout: Duration,
     /// How many channels to ask for; the server may grant fewer. 2047 by default, 0 is no limit.
+    ///
+    /// With some hundreds more than are open at a time, the number of a channel that the server has closed rests before
+    /// it is used again, and nothing that the server sends late for it is taken for the next one's.
     pub channel_max: u16,
     /// The largest frame in bytes to ask for; the server may grant less. 131072 by default, 0 is no
     /// limit, and 4096 is the least that the protocol knows.

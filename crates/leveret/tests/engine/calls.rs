@@ -6,12 +6,14 @@ use leveret::amqp::{ConsumeOptions, ErrorKind, Options, Publish, QueueOptions};
 use leveret_wire::method::{basic, channel, connection, queue};
 use leveret_wire::{Properties, ShortStr, Table};
 
-use crate::support::{barrier, connected, connected_with, consuming, open_channel};
+use crate::support::{
+    barrier, connected, connected_with, connected_with_channels, consuming, open_channel,
+};
 use crate::{tune, with_limits};
 
 #[tokio::test(start_paused = true)]
 async fn a_call_without_a_reply_fails_and_costs_the_channel_but_not_the_others() {
-    let (connection, mut broker) = connected().await;
+    let (connection, mut broker) = connected_with_channels(2).await;
     let channel = open_channel(&connection, &mut broker).await;
     let other = open_channel(&connection, &mut broker).await;
     let error = channel.declare_queue("q", QueueOptions::default()).await.unwrap_err();

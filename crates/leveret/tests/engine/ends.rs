@@ -10,7 +10,10 @@ use leveret_wire::ShortStr;
 use leveret_wire::method::{basic, channel, connection, queue};
 use tokio::time::timeout;
 
-use crate::support::{barrier, confirming, connected, connected_with, consuming, open_channel};
+use crate::support::{
+    barrier, confirming, connected, connected_with, connected_with_channels, consuming,
+    open_channel,
+};
 use crate::{SOON, send_deliveries, tune};
 
 fn close_channel(code: ReplyCode) -> channel::Close<'static> {
@@ -122,7 +125,7 @@ async fn closing_never_hangs_on_a_broker_that_says_nothing() {
 
 #[tokio::test]
 async fn dropping_everything_closes_channel_and_connection() {
-    let (connection, mut broker) = connected().await;
+    let (connection, mut broker) = connected_with_channels(1).await;
     let channel = open_channel(&connection, &mut broker).await;
     drop(channel);
     broker.expect::<channel::Close<'_>>(1).await;
@@ -142,7 +145,7 @@ async fn dropping_everything_closes_channel_and_connection() {
 
 #[tokio::test]
 async fn a_channel_that_both_sides_close_at_once_is_closed_once() {
-    let (connection, mut broker) = connected().await;
+    let (connection, mut broker) = connected_with_channels(1).await;
     let channel = open_channel(&connection, &mut broker).await;
     let (closed, ()) = tokio::join!(channel.close(), async {
         broker.expect::<channel::Close<'_>>(1).await;
@@ -156,7 +159,7 @@ async fn a_channel_that_both_sides_close_at_once_is_closed_once() {
 
 #[tokio::test]
 async fn what_the_broker_still_sends_on_a_channel_it_closed_is_passed_over() {
-    let (connection, mut broker) = connected().await;
+    let (connection, mut broker) = connected_with_channels(1).await;
     let channel = open_channel(&connection, &mut broker).await;
     let mut consumer = consuming(&channel, ConsumeOptions::default(), &mut broker).await;
     broker.send(1, &close_channel(ReplyCode::PRECONDITION_FAILED)).await;
@@ -171,6 +174,31 @@ async fn what_the_broker_still_sends_on_a_channel_it_closed_is_passed_over() {
         broker.send(1, &channel::OpenOk {}).await;
     });
     assert_eq!(again.unwrap().id(), 1);
+}
+
+#[tokio::test]
+async fn what_comes_late_for_a_closed_channel_is_not_taken_for_the_next_ones() {
+    let (connection, mut broker) = connected().await;
+    let channel = confirming(&connection, &mut broker).await;
+    let mut consumer = consuming(&channel, ConsumeOptions::default(), &mut broker).await;
+    let old = channel.publish(&Publish::default()).await.unwrap();
+    broker.expect_content::<basic::Publish<'_>>(1).await;
+    broker.send(1, &close_channel(ReplyCode::NOT_FOUND)).await;
+    broker.expect::<channel::CloseOk>(1).await;
+    assert!(matches!(old.await, Outcome::Lost(_)));
+    assert!(consumer.next().await.unwrap().is_err());
+
+    let next = confirming(&connection, &mut broker).await;
+    let confirmation = next.publish(&Publish::default()).await.unwrap();
+    broker.expect_content::<basic::Publish<'_>>(next.id()).await;
+    // RabbitMQ writes these when the next channel is open already.
+    send_deliveries(&mut broker, 1, 1..=1).await;
+    broker.send(1, &basic::Ack { delivery_tag: 1, multiple: true }).await;
+    barrier(&connection, &mut broker).await;
+    assert!(confirmation.outcome().is_none());
+    let nack = basic::Nack { delivery_tag: 1, multiple: false, requeue: false };
+    broker.send(next.id(), &nack).await;
+    assert!(matches!(confirmation.await, Outcome::Nacked));
 }
 
 #[tokio::test]

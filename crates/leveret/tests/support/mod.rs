@@ -40,7 +40,12 @@ pub async fn connected_with(options: Options, tune: connection::Tune) -> (Connec
 
 /// A connection after the handshake, without heartbeats.
 pub async fn connected() -> (Connection, Broker) {
-    let tune = connection::Tune { channel_max: 2047, frame_max: 131_072, heartbeat: 0 };
+    connected_with_channels(2047).await
+}
+
+/// The same with so many channels: where there are few, their numbers are soon used again.
+pub async fn connected_with_channels(channel_max: u16) -> (Connection, Broker) {
+    let tune = connection::Tune { channel_max, frame_max: 131_072, heartbeat: 0 };
     connected_with(Options::default(), tune).await
 }
 
@@ -147,7 +152,17 @@ pub mod rabbit {
 
     /// A connection, and a channel with confirms and an empty queue `q`.
     pub async fn with_queue(vhost: &Vhost) -> (Connection, Channel<Confirm>) {
-        let connection = connect(vhost).await;
+        with_queue_and_channels(vhost, 0).await
+    }
+
+    /// The same with no more channels than this, so that their numbers are used again. 0 leaves it to the broker.
+    pub async fn with_queue_and_channels(
+        vhost: &Vhost,
+        channel_max: u16,
+    ) -> (Connection, Channel<Confirm>) {
+        let mut options = options(vhost);
+        options.channel_max = channel_max;
+        let connection = Connection::open(&options).await.unwrap();
         let channel = confirm_channel(&connection).await;
         channel.declare_queue("q", QueueOptions::default()).await.unwrap();
         (connection, channel)
