@@ -113,6 +113,14 @@ impl Call {
     }
 }
 
+/// A consumer to which the broker delivers from now on.
+#[derive(Debug)]
+pub(super) struct Begun {
+    pub(super) queue: Arc<ConsumerQueue>,
+    /// It is to be cancelled at once: nobody wants it any longer.
+    pub(super) unwanted: bool,
+}
+
 /// The calls of one channel, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Calls(Mutex<State>);
@@ -147,8 +155,8 @@ impl Calls {
         Ok(receiver)
     }
 
-    /// A reply came. Gives back the consumer's queue if it was for a `basic.consume`.
-    pub(super) fn reply(&self, mut reply: Reply) -> Result<Option<Arc<ConsumerQueue>>, Error> {
+    /// A reply came. Gives back the consumer that begins if it was for a `basic.consume`.
+    pub(super) fn reply(&self, mut reply: Reply) -> Result<Option<Begun>, Error> {
         let (call, closed) = {
             let State { waiting, closed } = &mut *lock(&self.0);
             let asked = waiting.iter().position(|call| call.is_answered_by(&reply));
@@ -165,12 +173,14 @@ impl Calls {
         if let (Subject::Get { auto_ack: true }, Reply::Got(got)) = (&call.subject, &mut reply) {
             got.set_auto_ack();
         }
+        // Before the caller knows: it may cancel the consumer at once.
+        let begun = match call.subject {
+            Subject::Consumer(_, Some(queue)) => Some(Begun { unwanted: queue.begin(), queue }),
+            _ => None,
+        };
         // The caller may have gone.
         drop(call.reply.send(Ok(reply)));
-        match call.subject {
-            Subject::Consumer(_, queue) => Ok(queue),
-            _ => Ok(None),
-        }
+        Ok(begun)
     }
 
     /// Fails all calls under way and to come.
@@ -190,4 +200,44 @@ impl Calls {
 fn answers(call: &str, reply: &str) -> bool {
     reply.strip_suffix("-ok") == Some(call)
         || (call, reply) == (basic::Get::NAME, basic::GetEmpty::NAME)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::sync::OnceLock;
+    use std::task::{Context, Wake, Waker};
+
+    use super::super::consumer::Bound;
+    use super::*;
+
+    /// Who cancels a consumer at the very moment it is told that there is one.
+    struct Hasty {
+        queue: Arc<ConsumerQueue>,
+        could_cancel: OnceLock<bool>,
+    }
+
+    impl Wake for Hasty {
+        fn wake(self: Arc<Self>) {
+            self.could_cancel.set(self.queue.begin_cancel()).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_consumer_can_be_cancelled_as_soon_as_it_is_known() {
+        let tag = ShortStr::from_static("hasty");
+        let bound = Bound { messages: 1, bytes: 1 };
+        let queue = Arc::new(ConsumerQueue::new(tag.clone(), false, false, bound));
+        let calls = Calls::default();
+        let subject = Subject::Consumer(tag.clone(), Some(Arc::clone(&queue)));
+        let mut reply = pin!(calls.begin(basic::Consume::NAME, subject, || Ok(())).unwrap());
+        let hasty = Arc::new(Hasty { queue, could_cancel: OnceLock::new() });
+        let waker = Waker::from(Arc::clone(&hasty));
+        assert!(reply.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+
+        let consume_ok = Method::BasicConsumeOk(basic::ConsumeOk { consumer_tag: tag });
+        let begun = calls.reply(Reply::Method(consume_ok)).unwrap().unwrap();
+        assert!(!begun.unwanted);
+        assert_eq!(hasty.could_cancel.get(), Some(&true));
+    }
 }

@@ -18,7 +18,7 @@ use leveret_wire::{
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::time::{timeout, timeout_at};
 
-use super::calls::{Got, Reply, Subject};
+use super::calls::{Begun, Got, Reply, Subject};
 use super::confirm::Returned;
 use super::connection::Core;
 use super::consumer::{ConsumerQueue, End, Envelope};
@@ -396,8 +396,8 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
             }
             Method::BasicConsumeOk(reply) => {
                 let reply = Method::BasicConsumeOk(reply.into_owned());
-                if let Some(queue) = state.calls.reply(Reply::Method(reply))? {
-                    if queue.begin() {
+                if let Some(Begun { queue, unwanted }) = state.calls.reply(Reply::Method(reply))? {
+                    if unwanted {
                         cancel(&self.core, state, &queue.tag);
                     }
                     lane.consumers.push(queue);
