@@ -62,7 +62,7 @@ pub use connection::Connection;
 pub use consumer::Consumer;
 pub(crate) use consumer::Pulse;
 pub use delivery::{Delivery, Refused};
-pub(crate) use delivery::{Parts, Settles, Source};
+pub(crate) use delivery::{Letter, Parts, Settles, Source};
 pub use error::{Error, ErrorKind};
 pub(crate) use handshake::deadline_in;
 pub use limits::Limits;
@@ -72,7 +72,7 @@ pub use publish::Publish;
 pub use uri::{UriError, UriPart};
 
 pub use leveret_wire::{Array, Properties, RawProperties, ReplyCode, ShortStr, Table, Value};
-pub(crate) use leveret_wire::{EncodeProperties, EncodedProperties};
+pub(crate) use leveret_wire::{EncodeProperties, EncodedProperties, PlainProperties};
 
 /// Locks, whatever a panic elsewhere left behind: what is guarded here is never half changed.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -25,10 +25,8 @@ pub struct Delivery {
 impl Delivery {
     #[inline]
     pub(crate) fn new(parts: Parts, common: &Arc<Common>) -> Self {
-        let Parts { settles, source, redelivered, properties, body } = parts;
-        let (tag, common) = (settles.tag, Arc::clone(common));
-        let content = Incoming::new(body, properties, source, redelivered, tag, common);
-        Delivery { settles, content }
+        let Parts { settles, letter } = parts;
+        Delivery { settles, content: Incoming::new(letter, Arc::clone(common)) }
     }
 
     /// The message, as a handler sees it.
@@ -96,6 +94,7 @@ impl Delivery {
     }
 
     /// The same, for who still needs what is in it.
+    #[inline]
     pub(crate) fn ack_early(&mut self) -> Result<(), Error> {
         self.settles.ack().map_err(stale)
     }

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::{Either, ready};
 use tokio::sync::{Notify, OnceCell, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
@@ -27,7 +28,6 @@ use crate::client::line::Line;
 use crate::delay::ladder;
 use crate::error::{Error, ErrorKind};
 use crate::message::{IntoMessage, Message};
-use crate::telemetry::Published;
 
 mod batch;
 mod book;
@@ -72,6 +72,8 @@ pub(crate) struct Settings {
     pub(crate) exchange: String,
     mandatory: bool,
     persistent: bool,
+    /// Each message gets an id and a timestamp, if it has none.
+    identifies: bool,
     window: usize,
     timeout: Duration,
     on_loss: OnLoss,
@@ -84,6 +86,7 @@ impl PublisherBuilder {
             exchange,
             mandatory: true,
             persistent: true,
+            identifies: true,
             window: 4096,
             timeout: Duration::from_secs(30),
             on_loss: OnLoss::default(),
@@ -101,6 +104,12 @@ impl PublisherBuilder {
     /// Messages may be gone when the broker restarts, unless they say otherwise. By default they are persistent.
     pub fn transient(mut self) -> Self {
         self.settings.persistent = false;
+        self
+    }
+
+    /// Messages get no id and no timestamp: who gets them knows them by something else.
+    pub(crate) fn anonymous(mut self) -> Self {
+        self.settings.identifies = false;
         self
     }
 
@@ -141,11 +150,12 @@ impl PublisherBuilder {
         let channel = opened(&line, &settings).await?;
         let shared = Arc::new(Shared {
             line,
-            phase: watch::Sender::new(Phase::Open { channel: Arc::new(channel), epoch: 0 }),
-            book: Mutex::new(Book::new(settings.on_loss, Published::new(&settings.exchange))),
+            phase: watch::Sender::new(Phase::Interrupted { since: Instant::now() }),
+            desk: Mutex::new(Desk { open: None, book: Book::new(&settings) }),
             kick: Notify::new(),
             settings,
         });
+        shared.set_phase(Phase::Open(Open { channel: Arc::new(channel), epoch: 0 }));
         client.core().health.publishers.add(&shared);
         let keeper =
             tokio::spawn(Keeper::new(Arc::clone(&shared), Arc::clone(client.core())).run());
@@ -192,16 +202,30 @@ impl Settings {
     }
 }
 
+/// A channel to publish on.
+#[derive(Clone, Debug)]
+struct Open {
+    channel: Arc<Channel<Confirm>>,
+    /// Counts the channels, so that one can tell whether a message went over the present one.
+    epoch: u64,
+}
+
+/// What it takes to publish, under one lock: so what is in the book is in the order of publishing.
+#[derive(Debug)]
+struct Desk {
+    /// The channel that messages go over now, if there is one.
+    open: Option<Open>,
+    book: Book,
+}
+
 /// Whether there is a channel to publish on.
 #[derive(Clone, Debug)]
 enum Phase {
-    Open {
-        channel: Arc<Channel<Confirm>>,
-        /// Counts the channels, so that one can tell whether a message went over the present one.
-        epoch: u64,
-    },
+    Open(Open),
     /// Not now.
-    Interrupted { since: Instant },
+    Interrupted {
+        since: Instant,
+    },
     /// Never again.
     Ended(Error),
 }
@@ -212,7 +236,7 @@ pub(crate) struct Shared {
     settings: Settings,
     line: Arc<Line>,
     phase: watch::Sender<Phase>,
-    book: Mutex<Book>,
+    desk: Mutex<Desk>,
     /// Wakes the keeper: there is something to watch over, or to send again.
     kick: Notify,
 }
@@ -306,21 +330,29 @@ impl Publisher {
         self.send_within(&PublishSpan::none(), routing_key, message).await
     }
 
-    async fn send_within(
+    /// Publishes now if it need not wait: then what is awaited is small, because who need not wait does not carry what waiting
+    /// needs.
+    #[inline(always)]
+    fn send_within(
         &self,
         span: &PublishSpan,
         routing_key: &str,
         message: impl IntoMessage,
-    ) -> Result<Ticket, Error> {
-        let mut message = message.into_message()?;
-        message.check()?;
-        let shared = self.shared();
-        let number = match shared.send_now(span, routing_key, &mut message) {
-            Ok(number) => number,
-            // Who need not wait does not carry what waiting needs.
-            Err(head) => Box::pin(shared.send(&head, message.body)).await?,
+    ) -> impl Future<Output = Result<Ticket, Error>> {
+        let message = message.into_message();
+        let mut message = match message.and_then(|message| message.check().map(|()| message)) {
+            Ok(message) => message,
+            Err(error) => return Either::Left(ready(Err(error))),
         };
-        Ok(Ticket::new(Arc::clone(&self.handle), number))
+        let shared = self.shared();
+        let ticket = |number| Ticket::new(Arc::clone(&self.handle), number);
+        match shared.send_now(span, routing_key, &mut message) {
+            Ok(number) => Either::Left(ready(Ok(ticket(number)))),
+            Err(head) => Either::Right(Box::pin(async move {
+                let number = shared.send(&head, message.body).await?;
+                Ok(ticket(number))
+            })),
+        }
     }
 
     /// Waits until everything published so far has its outcome, up to the timeout. What failed is reported by the
@@ -335,7 +367,7 @@ impl Publisher {
 
     /// How many messages have no outcome yet.
     pub fn unconfirmed(&self) -> usize {
-        let of = |publisher: &Publisher| lock(&publisher.shared().book).unanswered();
+        let of = |publisher: &Publisher| lock(&publisher.shared().desk).book.unanswered();
         of(self) + self.handle.to_ladder.get().map_or(0, of)
     }
 
@@ -366,33 +398,28 @@ impl fmt::Debug for Publisher {
 
 impl Shared {
     /// Publishes if it need not wait, and gives the message's number in the book; else gives its head back.
-    ///
-    /// The book is locked meanwhile, so what is in it is in the order of publishing.
-    #[inline]
     fn send_now(
         &self,
         span: &PublishSpan,
         routing_key: &str,
         message: &mut Message,
-    ) -> Result<u64, Head> {
-        let mut book = lock(&self.book);
-        let phase = self.phase.borrow();
-        let open = match &*phase {
-            Phase::Open { channel, epoch } => Some((channel, *epoch)),
-            _ => None,
-        };
-        let channel = open.map(|open| &**open.0);
-        let (head, look) = self.write(&mut book, span, routing_key, message, channel);
-        let sent = open.and_then(|(channel, epoch)| {
+    ) -> Result<u64, Box<Head>> {
+        let mut desk = lock(&self.desk);
+        let Desk { open, book } = &mut *desk;
+        let channel = open.as_ref().map(|open| &*open.channel);
+        let mut look = None;
+        let head = self.write(book, span, routing_key, message, channel, &mut look);
+        let publish = |Open { channel, epoch }: &Open| {
             let properties = book.written(head);
             let publish = self.prepared(routing_key, &properties, &message.body);
-            Some((channel.publish_prepared(publish, look)?.ok()?, epoch))
-        });
-        drop(phase);
-        let Some((confirmation, epoch)) = sent else { return Err(book.take_back(head)) };
+            Some((channel.publish_prepared(publish, look.as_ref())?.ok()?, *epoch))
+        };
+        let Some((confirmation, epoch)) = open.as_ref().and_then(publish) else {
+            return Err(Box::new(book.take_back(head)));
+        };
         let body = std::mem::take(&mut message.body);
         let (number, kick) = book.enter(head, body, confirmation, epoch);
-        drop(book);
+        drop(desk);
         self.kick_if(kick);
         Ok(number)
     }
@@ -407,18 +434,24 @@ impl Shared {
         routing_key: &str,
         message: &mut Message,
         channel: Option<&Channel<Confirm>>,
-    ) -> (Place, Option<Look>) {
-        let mut properties = Properties::default();
-        // Most have none, and properties are large.
-        if let Some(extra) = message.extra.take() {
-            properties = extra.properties;
+        look: &mut Option<Look>,
+    ) -> Place {
+        let extra = message.extra.take();
+        if extra.is_none() && span.is_none() && self.settings.identifies {
+            let delivery_mode = self.settings.persistent.then_some(2);
+            let (head, properties) = book.write_plain(delivery_mode, routing_key);
+            let publish = self.prepared(routing_key, &properties, &message.body);
+            *look = channel.and_then(|channel| channel.look(publish));
+            return head;
         }
+        let mut properties = extra.map_or_else(Properties::default, |extra| extra.properties);
         self.settings.complete(&mut properties);
         span.put_into(&mut properties);
         let head = book.write(&mut properties, routing_key);
         span.describe(&properties);
         let publish = self.prepared(routing_key, &properties, &message.body);
-        (head, channel.and_then(|channel| channel.look(publish)))
+        *look = channel.and_then(|channel| channel.look(publish));
+        head
     }
 
     #[inline]
@@ -439,7 +472,7 @@ impl Shared {
         let publish = Publish { exchange, routing_key, mandatory: *mandatory, properties, body };
         let deadline = deadline_in(*timeout);
         loop {
-            let (channel, epoch) = self.until_open(deadline).await?;
+            let Open { channel, epoch } = self.until_open(deadline).await?;
             let left = deadline.saturating_duration_since(Instant::now());
             match channel.publish_within(&publish, left).await {
                 Ok(confirmation) => {
@@ -458,23 +491,31 @@ impl Shared {
         }
     }
 
-    #[inline]
-    fn open_now(&self) -> Option<(Arc<Channel<Confirm>>, u64)> {
+    fn set_phase(&self, phase: Phase) {
+        let open = match &phase {
+            Phase::Open(open) => Some(open.clone()),
+            _ => None,
+        };
+        lock(&self.desk).open = open;
+        self.phase.send_replace(phase);
+    }
+
+    fn open_now(&self) -> Option<Open> {
         match &*self.phase.borrow() {
-            Phase::Open { channel, epoch } => Some((Arc::clone(channel), *epoch)),
+            Phase::Open(open) => Some(open.clone()),
             _ => None,
         }
     }
 
     /// Waits for a channel.
-    async fn until_open(&self, deadline: Instant) -> Result<(Arc<Channel<Confirm>>, u64), Error> {
+    async fn until_open(&self, deadline: Instant) -> Result<Open, Error> {
         let patience = self.settings.timeout;
         let mut phase = self.phase.subscribe();
         let settled = phase.wait_for(|phase| !matches!(phase, Phase::Interrupted { .. }));
         match timeout_at(deadline, settled).await {
             Err(_) => Err(self.line.timed_out(self.settings.what(), patience)),
             Ok(Ok(phase)) => match &*phase {
-                Phase::Open { channel, epoch } => Ok((Arc::clone(channel), *epoch)),
+                Phase::Open(open) => Ok(open.clone()),
                 Phase::Ended(error) => Err(error.clone()),
                 Phase::Interrupted { .. } => Err(Error::closed("the publisher")),
             },
@@ -486,17 +527,17 @@ impl Shared {
     async fn until_closed(&self, channel: &Arc<Channel<Confirm>>) {
         let mut phase = self.phase.subscribe();
         let is_other = |phase: &Phase| match phase {
-            Phase::Open { channel: open, .. } => !Arc::ptr_eq(open, channel),
+            Phase::Open(open) => !Arc::ptr_eq(&open.channel, channel),
             _ => true,
         };
         let _ = phase.wait_for(is_other).await;
     }
 
     fn enter(&self, head: &Head, body: Bytes, confirmation: Confirmation, epoch: u64) -> u64 {
-        let mut book = lock(&self.book);
-        let place = book.write_again(head);
-        let (number, kick) = book.enter(place, body, confirmation, epoch);
-        drop(book);
+        let mut desk = lock(&self.desk);
+        let place = desk.book.write_again(head);
+        let (number, kick) = desk.book.enter(place, body, confirmation, epoch);
+        drop(desk);
         self.kick_if(kick);
         number
     }
@@ -511,12 +552,12 @@ impl Shared {
     async fn flush(&self) -> Result<(), Error> {
         let patience = self.settings.timeout;
         let deadline = deadline_in(patience);
-        let until = lock(&self.book).next();
+        let until = lock(&self.desk).book.next();
         loop {
-            if lock(&self.book).is_answered_before(until) {
+            if lock(&self.desk).book.is_answered_before(until) {
                 return Ok(());
             }
-            let (channel, _) = self.until_open(deadline).await?;
+            let Open { channel, .. } = self.until_open(deadline).await?;
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(self.line.timed_out(self.settings.what(), patience));
@@ -534,13 +575,13 @@ impl Shared {
     pub(crate) fn health(&self) -> PublisherHealth {
         let blocked = self.line.blocked();
         let (interrupted, error) = match &*self.phase.borrow() {
-            Phase::Open { .. } => (None, None),
+            Phase::Open(_) => (None, None),
             Phase::Interrupted { since } => (Some(*since), None),
             Phase::Ended(error) => (None, Some(error.clone())),
         };
         PublisherHealth {
             exchange: self.settings.exchange.clone(),
-            unconfirmed: lock(&self.book).unanswered(),
+            unconfirmed: lock(&self.desk).book.unanswered(),
             held_back_since: interrupted.or(blocked.as_ref().map(|blocked| blocked.since)),
             blocked: blocked.map(|blocked| blocked.reason),
             error,

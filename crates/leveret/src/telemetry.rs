@@ -6,12 +6,60 @@
 
 #[cfg(feature = "metrics")]
 mod counted {
-    use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
-
+    use std::cell::Cell;
     use std::time::Duration;
+
+    use metrics::{Counter, Gauge, Histogram, IntoF64, counter, gauge, histogram};
+    use tokio::time::Instant;
 
     use crate::amqp::Outcome;
     use crate::error::ErrorKind;
+
+    /// How long things take. The clock is not looked at unless somebody collects that.
+    #[derive(Clone)]
+    struct Times {
+        seconds: Histogram,
+        collected: bool,
+    }
+
+    impl Times {
+        fn new(seconds: Histogram) -> Self {
+            let collected = is_collected(&seconds);
+            Times { seconds, collected }
+        }
+
+        #[inline]
+        fn begin(&self) -> Began {
+            Began(self.collected.then(Instant::now))
+        }
+
+        #[inline]
+        fn end(&self, began: Began) {
+            if let Began(Some(began)) = began {
+                self.seconds.record(began.elapsed());
+            }
+        }
+    }
+
+    /// When something began that is timed, if it is.
+    #[derive(Clone, Copy)]
+    pub(crate) struct Began(Option<Instant>);
+
+    /// Only a histogram that somebody collects asks what is to be recorded, here not once.
+    fn is_collected(histogram: &Histogram) -> bool {
+        struct Asked<'a>(&'a Cell<bool>);
+
+        impl IntoF64 for Asked<'_> {
+            fn into_f64(self) -> f64 {
+                self.0.set(true);
+                0.0
+            }
+        }
+
+        let asked = Cell::new(false);
+        histogram.record_many(Asked(&asked), 0);
+        asked.get()
+    }
 
     /// What is counted of a publisher.
     #[derive(Clone)]
@@ -80,7 +128,7 @@ mod counted {
         retried: Counter,
         parked: Counter,
         in_flight: Gauge,
-        seconds: Histogram,
+        times: Times,
     }
 
     impl Consumed {
@@ -92,7 +140,9 @@ mod counted {
                 retried: count("leveret_retried_total"),
                 parked: count("leveret_parked_total"),
                 in_flight: gauge!("leveret_in_flight", "queue" => queue.to_owned()),
-                seconds: histogram!("leveret_handler_seconds", "queue" => queue.to_owned()),
+                times: Times::new(
+                    histogram!("leveret_handler_seconds", "queue" => queue.to_owned()),
+                ),
             }
         }
 
@@ -101,15 +151,7 @@ mod counted {
         pub(crate) fn begin(&self, messages: usize) -> InFlight<'_> {
             let messages = messages as f64;
             self.in_flight.increment(messages);
-            InFlight { gauge: &self.in_flight, messages }
-        }
-
-        /// It has ended: so many messages were handled, so many not.
-        #[inline]
-        pub(crate) fn end(&self, took: Duration, handled: u64, failed: u64) {
-            self.seconds.record(took.as_secs_f64());
-            self.handled.increment(handled);
-            self.failed.increment(failed);
+            InFlight { counts: self, messages, began: self.times.begin() }
         }
 
         pub(crate) fn retried(&self) {
@@ -122,13 +164,24 @@ mod counted {
     }
 
     pub(crate) struct InFlight<'a> {
-        gauge: &'a Gauge,
+        counts: &'a Consumed,
         messages: f64,
+        began: Began,
+    }
+
+    impl InFlight<'_> {
+        /// The handler has ended: so many messages were handled, so many not.
+        #[inline]
+        pub(crate) fn end(self, handled: u64, failed: u64) {
+            self.counts.times.end(self.began);
+            self.counts.handled.increment(handled);
+            self.counts.failed.increment(failed);
+        }
     }
 
     impl Drop for InFlight<'_> {
         fn drop(&mut self) {
-            self.gauge.decrement(self.messages);
+            self.counts.in_flight.decrement(self.messages);
         }
     }
 
@@ -141,7 +194,7 @@ mod counted {
         unroutable: Counter,
         lost: Counter,
         other: Counter,
-        seconds: Histogram,
+        times: Times,
     }
 
     impl Called {
@@ -157,13 +210,20 @@ mod counted {
                 unroutable: outcome("unroutable"),
                 lost: outcome("lost"),
                 other: outcome("other"),
-                seconds: histogram!("leveret_call_seconds", "service" => service.to_owned()),
+                times: Times::new(
+                    histogram!("leveret_call_seconds", "service" => service.to_owned()),
+                ),
             }
         }
 
         #[inline]
-        pub(crate) fn ended(&self, took: Duration, failed: Option<ErrorKind>) {
-            self.seconds.record(took.as_secs_f64());
+        pub(crate) fn begin(&self) -> Began {
+            self.times.begin()
+        }
+
+        #[inline]
+        pub(crate) fn end(&self, began: Began, failed: Option<ErrorKind>) {
+            self.times.end(began);
             let counter = match failed {
                 None => &self.answered,
                 Some(ErrorKind::Remote) => &self.failed,
@@ -251,7 +311,39 @@ mod counted {
     }
 
     pub(crate) fn waited_for_channel(seconds: Duration) {
-        histogram!("leveret_pool_wait_seconds").record(seconds.as_secs_f64());
+        histogram!("leveret_pool_wait_seconds").record(seconds);
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use metrics::with_local_recorder;
+        use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+
+        use super::*;
+
+        #[test]
+        fn nobody_looks_at_the_clock_if_nobody_collects() {
+            let counts = Consumed::new("queue");
+            let in_flight = counts.begin(1);
+            assert!(in_flight.began.0.is_none());
+            in_flight.end(1, 0);
+        }
+
+        #[test]
+        fn each_handling_is_timed_once_if_somebody_collects() {
+            let recorder = DebuggingRecorder::new();
+            let counts = with_local_recorder(&recorder, || Consumed::new("queue"));
+            counts.begin(3).end(2, 1);
+            drop(counts.begin(1));
+            let times =
+                recorder.snapshotter().snapshot().into_vec().into_iter().find_map(
+                    |one| match one.3 {
+                        DebugValue::Histogram(times) => Some(times),
+                        _ => None,
+                    },
+                );
+            assert_eq!(times.unwrap().len(), 1);
+        }
     }
 }
 
@@ -289,14 +381,16 @@ mod counted {
             InFlight
         }
 
-        pub(crate) fn end(&self, _took: Duration, _handled: u64, _failed: u64) {}
-
         pub(crate) fn retried(&self) {}
 
         pub(crate) fn parked(&self) {}
     }
 
     pub(crate) struct InFlight;
+
+    impl InFlight {
+        pub(crate) fn end(self, _handled: u64, _failed: u64) {}
+    }
 
     /// It ends by being dropped, as the one that counts does.
     impl Drop for InFlight {
@@ -314,6 +408,9 @@ mod counted {
         pub(crate) fn delivered(&self) {}
     }
 
+    #[derive(Clone, Copy)]
+    pub(crate) struct Began;
+
     #[derive(Clone)]
     pub(crate) struct Called;
 
@@ -322,7 +419,11 @@ mod counted {
             Called
         }
 
-        pub(crate) fn ended(&self, _took: Duration, _failed: Option<ErrorKind>) {}
+        pub(crate) fn begin(&self) -> Began {
+            Began
+        }
+
+        pub(crate) fn end(&self, _began: Began, _failed: Option<ErrorKind>) {}
     }
 
     #[derive(Clone)]

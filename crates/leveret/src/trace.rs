@@ -7,7 +7,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use tracing::Span;
+use tracing::level_filters::LevelFilter;
+use tracing::{Level, Span};
 
 use crate::amqp::{RawProperties, Table};
 use crate::random;
@@ -115,6 +116,13 @@ impl TraceContext {
             }
         }
     }
+}
+
+/// Whether anybody may want the span of a message: known before it is made, because one that is disabled still costs its
+/// fields.
+#[inline]
+pub(crate) fn are_spans_wanted() -> bool {
+    LevelFilter::current() >= Level::INFO
 }
 
 fn new_span() -> u64 {

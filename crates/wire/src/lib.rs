@@ -74,7 +74,9 @@ pub use frame::{
 pub use inbound::{FrameBatch, Frames, Inbound, Space};
 pub use method::Method;
 pub use outbound::{Body, Outbound};
-pub use properties::{EncodeProperties, EncodedProperties, Properties, RawProperties};
+pub use properties::{
+    EncodeProperties, EncodedProperties, PlainProperties, Properties, RawProperties,
+};
 pub use reply::{ReplyCode, Scope};
 pub use table::{Array, Table};
 pub use text::{LongStr, Secret, ShortStr};

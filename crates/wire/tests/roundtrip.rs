@@ -176,6 +176,7 @@ proptest! {
         prop_assert_eq!(again.get(), properties.clone());
         // Sent on from the decoded form, the bytes are the same.
         prop_assert_eq!(RawProperties::from(&again.get()), raw.clone());
+        prop_assert_eq!(again.correlation_id(), properties.correlation_id.clone());
         prop_assert_eq!(properties.into_owned(), raw.get());
     }
 

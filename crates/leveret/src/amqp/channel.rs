@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::calls::{Reply, Subject};
 use super::confirm::{Returned, Tally};
 use super::consumer::{Bound, Consumer, ConsumerQueue};
-use super::delivery::{Delivery, Parts, Refused, Settles, Source};
+use super::delivery::{Delivery, Envelope, Letter, Parts, Refused, Settles, Source};
 use super::error::{Error, ErrorKind};
 use super::link::Link;
 use super::lock;
@@ -466,9 +466,10 @@ impl<M> Channel<M> {
         let Content { method, properties, body } = *content;
         let link = (!options.auto_ack).then(|| Arc::clone(&self.link));
         let source = Source::copied(method.exchange.as_bytes(), method.routing_key.as_bytes());
-        let settles = Settles::new(link, method.delivery_tag);
-        let redelivered = method.redelivered;
-        Ok(Some(Delivery::new(Parts { settles, source, redelivered, properties, body })))
+        let (tag, redelivered) = (method.delivery_tag, method.redelivered);
+        let method = Envelope { tag, redelivered, source };
+        let letter = Letter { method, properties, body };
+        Ok(Some(Delivery::new(Parts { settles: Settles::new(link, tag), letter })))
     }
 
     /// Settles deliveries that were let go of and are in order, with as few acks as tell them. Says how many acks that were.

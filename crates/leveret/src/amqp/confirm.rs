@@ -28,8 +28,8 @@ mod look;
 
 use entry::Entry;
 use ledger::Ledger;
-pub(crate) use look::Look;
 use look::Looks;
+pub(crate) use look::{Look, Visible};
 
 /// What became of a publish.
 #[derive(Clone, Debug)]
@@ -97,6 +97,7 @@ impl Confirmation {
     }
 
     /// The outcome, if there is one yet.
+    #[inline]
     pub fn outcome(&self) -> Option<Outcome> {
         self.entry.outcome()
     }
@@ -112,6 +113,7 @@ impl Confirmation {
 impl Future for Confirmation {
     type Output = Outcome;
 
+    #[inline]
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome> {
         self.entry.poll(context)
     }

@@ -4,28 +4,17 @@ use std::collections::VecDeque;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 
 use futures_core::Stream;
-use leveret_wire::{Content, ShortStr};
+use leveret_wire::ShortStr;
 use tokio::sync::Notify;
 
 use super::channel::Channel;
-use super::delivery::{Delivery, Parts, Settles, Source};
+use super::delivery::{Delivery, Letter, Parts, Settles};
 use super::error::Error;
 use super::link::Link;
 use super::lock;
-
-/// What the reader keeps of a `basic.deliver` or `basic.get-ok`.
-#[derive(Debug)]
-pub(super) struct Envelope {
-    pub(super) tag: u64,
-    pub(super) redelivered: bool,
-    pub(super) source: Source,
-}
-
-/// A delivery that waits for the application.
-pub(super) type Waiting = Content<Envelope>;
 
 /// The queue between the reader, which fills it, and one [`Consumer`], which empties it.
 #[derive(Debug)]
@@ -51,7 +40,7 @@ pub(super) struct Bound {
 
 #[derive(Debug, Default)]
 struct State {
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<Letter>,
     /// The bodies of those that wait.
     bytes: usize,
     waker: Option<Waker>,
@@ -92,7 +81,7 @@ impl ConsumerQueue {
         }
     }
 
-    fn is_stale(&self, waiting: &Waiting) -> bool {
+    fn is_stale(&self, waiting: &Letter) -> bool {
         waiting.method.tag <= self.stale_through.load(Ordering::Relaxed)
     }
 
@@ -121,7 +110,7 @@ impl ConsumerQueue {
 
     /// Gives it back if nobody wants it.
     #[inline]
-    pub(super) fn push(&self, delivery: Waiting) -> Option<Waiting> {
+    pub(super) fn push(&self, delivery: Letter) -> Option<Letter> {
         let mut state = lock(&self.state);
         if state.abandoned {
             return Some(delivery);
@@ -165,7 +154,7 @@ impl ConsumerQueue {
     }
 
     /// The consumer is gone: gives back what waits for it.
-    fn abandon(&self) -> VecDeque<Waiting> {
+    fn abandon(&self) -> VecDeque<Letter> {
         let mut state = lock(&self.state);
         state.abandoned = true;
         self.taken.notify_waiters();
@@ -212,7 +201,7 @@ pub struct Consumer {
     link: Arc<Link>,
     queue: Arc<ConsumerQueue>,
     /// Taken from the queue in one go, so that most deliveries cost no lock.
-    taken: VecDeque<Waiting>,
+    taken: VecDeque<Letter>,
     ended: bool,
 }
 
@@ -237,37 +226,61 @@ impl Consumer {
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Delivery, Error>>> {
-        self.poll_parts(context).map_ok(Delivery::new)
+        loop {
+            match ready!(self.poll_ready(context)) {
+                Ok(true) => {
+                    if let Some(parts) = self.take() {
+                        return Poll::Ready(Some(Ok(Delivery::new(parts))));
+                    }
+                }
+                Ok(false) => return Poll::Ready(None),
+                Err(error) => return Poll::Ready(Some(Err(error))),
+            }
+        }
     }
 
-    /// What the next delivery is made of: to be settled.
+    /// Waits until there is one to be [taken](Self::take): true. False once it ended, after the reason for it.
     #[inline]
-    pub(crate) fn poll_parts(
-        &mut self,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Parts, Error>>> {
-        if let Some(waiting) = self.next_taken() {
-            return Poll::Ready(Some(Ok(self.hand_out(waiting))));
+    pub(crate) fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<bool, Error>> {
+        if self.is_ready() {
+            return Poll::Ready(Ok(true));
         }
         if self.ended {
-            return Poll::Ready(None);
+            return Poll::Ready(Ok(false));
         }
+        self.poll_queue(context)
+    }
+
+    /// Whether there is one to be taken. What is of no more use is passed over.
+    #[inline]
+    fn is_ready(&mut self) -> bool {
+        while let Some(letter) = self.taken.front() {
+            if !self.queue.is_stale(letter) {
+                return true;
+            }
+            self.taken.pop_front();
+        }
+        false
+    }
+
+    /// Looks for more where the reader puts them.
+    fn poll_queue(&mut self, context: &mut Context<'_>) -> Poll<Result<bool, Error>> {
         let mut state = lock(&self.queue.state);
         while !state.waiting.is_empty() {
             std::mem::swap(&mut state.waiting, &mut self.taken);
             state.bytes = 0;
             drop(state);
             self.queue.taken.notify_waiters();
-            if let Some(waiting) = self.next_taken() {
-                return Poll::Ready(Some(Ok(self.hand_out(waiting))));
+            if self.is_ready() {
+                return Poll::Ready(Ok(true));
             }
             state = lock(&self.queue.state);
         }
         match &state.end {
             Some(end) => {
                 let last = match end {
-                    End::Cancelled => None,
-                    End::Failed(error) => Some(Err(error.clone())),
+                    End::Cancelled => Ok(false),
+                    End::Failed(error) => Err(error.clone()),
                 };
                 drop(state);
                 self.ended = true;
@@ -280,22 +293,21 @@ impl Consumer {
         }
     }
 
-    /// The next one that is of use.
+    /// The next one, if it is here already: to be settled.
     #[inline]
-    fn next_taken(&mut self) -> Option<Waiting> {
-        loop {
-            let waiting = self.taken.pop_front()?;
-            if !self.queue.is_stale(&waiting) {
-                return Some(waiting);
-            }
+    pub(crate) fn take(&mut self) -> Option<Parts> {
+        if !self.is_ready() {
+            return None;
         }
+        let letter = self.taken.pop_front()?;
+        let link = (!self.queue.auto_ack).then(|| Arc::clone(&self.link));
+        Some(Parts { settles: Settles::new(link, letter.method.tag), letter })
     }
 
-    #[inline]
-    fn hand_out(&self, Content { method, properties, body }: Waiting) -> Parts {
-        let link = (!self.queue.auto_ack).then(|| Arc::clone(&self.link));
-        let Envelope { tag, redelivered, source } = method;
-        Parts { settles: Settles::new(link, tag), source, redelivered, properties, body }
+    /// What came for it has woken so many, and they may publish something over its connection: see
+    /// [`Sender::expect`](super::outbound::Sender::expect).
+    pub(crate) fn expect(&self, publishes: usize) {
+        self.link.connection.core.sender.expect(publishes);
     }
 
     /// Its channel, in the mode that it is known to have.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use leveret_wire::{Properties, RawProperties, ShortStr};
+use leveret_wire::{Content, Properties, RawProperties, ShortStr};
 
 use super::error::Error;
 use super::link::Link;
@@ -36,6 +36,18 @@ impl Source {
         ShortStr::from_bytes(key).unwrap_or_default()
     }
 }
+
+/// What came with a message, besides what it holds.
+#[derive(Clone, Debug)]
+pub(crate) struct Envelope {
+    pub(crate) tag: u64,
+    pub(crate) redelivered: bool,
+    pub(crate) source: Source,
+}
+
+/// A message as the reader makes it. It stays in one piece from there on: to take it apart, and put the pieces somewhere else,
+/// costs more than it does to move.
+pub(crate) type Letter = Content<Envelope>;
 
 /// How a delivery is settled, once: afterwards, and in auto-ack mode, settling sends nothing.
 #[derive(Debug)]
@@ -93,10 +105,7 @@ impl Settles {
 #[derive(Debug)]
 pub(crate) struct Parts {
     pub(crate) settles: Settles,
-    pub(crate) source: Source,
-    pub(crate) redelivered: bool,
-    pub(crate) properties: RawProperties,
-    pub(crate) body: Bytes,
+    pub(crate) letter: Letter,
 }
 
 /// A message that a consumer or `get` received.
@@ -124,43 +133,37 @@ impl Delivery {
 
     /// What it is made of, to be settled by whoever gets it.
     pub(crate) fn into_parts(mut self) -> Parts {
-        Parts {
-            settles: self.0.settles.leave(),
-            source: self.0.source.clone(),
-            redelivered: self.0.redelivered,
-            properties: self.0.properties.clone(),
-            body: self.0.body.clone(),
-        }
+        Parts { settles: self.0.settles.leave(), letter: self.0.letter.clone() }
     }
 
     /// The body.
     pub fn body(&self) -> &Bytes {
-        &self.0.body
+        &self.0.letter.body
     }
 
     /// The properties, decoded.
     pub fn properties(&self) -> Properties<'_> {
-        self.0.properties.get()
+        self.0.letter.properties.get()
     }
 
     /// The properties as they came, to keep or to send on.
     pub fn raw_properties(&self) -> &RawProperties {
-        &self.0.properties
+        &self.0.letter.properties
     }
 
     /// The exchange it was published to.
     pub fn exchange(&self) -> ShortStr<'_> {
-        self.0.source.exchange()
+        self.0.letter.method.source.exchange()
     }
 
     /// The routing key it was published with.
     pub fn routing_key(&self) -> ShortStr<'_> {
-        self.0.source.routing_key()
+        self.0.letter.method.source.routing_key()
     }
 
     /// Whether it was delivered before, to anyone.
     pub fn redelivered(&self) -> bool {
-        self.0.redelivered
+        self.0.letter.method.redelivered
     }
 
     /// Its number on its channel.
@@ -194,8 +197,8 @@ impl Delivery {
 
     /// Lets go of it without settling it: it is out until its tag is settled, or the channel closed.
     pub(crate) fn leave(self) -> (Source, RawProperties, Bytes) {
-        let Parts { source, properties, body, .. } = self.into_parts();
-        (source, properties, body)
+        let Letter { method, properties, body } = self.into_parts().letter;
+        (method.source, properties, body)
     }
 
     /// It is not done, said by `basic.reject`. RabbitMQ counts it where it does not count a nack: from 4.3 on, only a
@@ -207,7 +210,7 @@ impl Delivery {
 
 impl Drop for Delivery {
     fn drop(&mut self) {
-        self.0.settles.give_back(&self.0.properties);
+        self.0.settles.give_back(&self.0.letter.properties);
     }
 }
 

@@ -21,8 +21,8 @@ use tokio::time::{timeout, timeout_at};
 use super::calls::{Begun, Got, Reply, Subject};
 use super::confirm::Returned;
 use super::connection::Core;
-use super::consumer::{ConsumerQueue, End, Envelope};
-use super::delivery::Source;
+use super::consumer::{ConsumerQueue, End};
+use super::delivery::{Envelope, Source};
 use super::error::{Error, ErrorKind, close_reason};
 use super::handshake::Reader;
 use super::handshake::deadline_in;
@@ -499,6 +499,10 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
     }
 
     fn wake(&mut self) {
+        // Who waits for one confirm after the other has the next message ready.
+        if self.wakers.len() > 1 {
+            self.core.sender.expect(self.wakers.len());
+        }
         for waker in self.wakers.drain(..) {
             waker.wake();
         }

@@ -7,9 +7,11 @@
 //! No message wakes the writer by itself: it is woken when the buffer stops being empty, and takes all that
 //! has gathered by the time it runs.
 
+use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use bytes::Buf;
@@ -26,8 +28,8 @@ use super::lock;
 /// how many calls are under way, bounds them.
 const HIGH_WATER_MARK: usize = 512 * 1024;
 
-/// A write so soon after a small one lets those that are about to put something into the buffer do it first: many that ask
-/// and wait for answers. Between calls that follow each other, one at a time, there is more.
+/// A write so soon after a small one lets those that are about to put something into the buffer do it first: many that answer
+/// what came with one read. Between messages that follow each other, one at a time, there is more.
 const SOON: Duration = Duration::from_micros(30);
 
 /// How many acks wait for company while the reader still has something to read. What a broker sends as fast as it can is
@@ -63,6 +65,8 @@ struct State {
     writer_waits: bool,
     /// There is more than acks to write.
     has_frames: bool,
+    /// How many publishes are likely to come at once, see [`Sender::expect`].
+    expected: usize,
 }
 
 impl Sender {
@@ -97,11 +101,21 @@ impl Sender {
         paused: &AtomicU8,
         encode: impl FnOnce(&mut Outbound, FrameMax) -> Result<T, Error>,
     ) -> Option<Result<T, Error>> {
-        let state = lock(&self.state);
+        let mut state = lock(&self.state);
         if let Err(error) = state.check_open() {
             return Some(Err(error));
         }
-        state.has_room(paused).then(|| self.encode(state, encode))
+        if !state.has_room(paused) {
+            return None;
+        }
+        state.expected = state.expected.saturating_sub(1);
+        Some(self.encode(state, encode))
+    }
+
+    /// So many were woken, and may publish something: many that ask, got their answers, and ask again. Their messages are
+    /// worth waiting for, so that they are written at once.
+    pub(super) fn expect(&self, publishes: usize) {
+        lock(&self.state).expected += publishes;
     }
 
     /// Encodes the frames of a publish, once there is room and the broker lets us. `paused` says that it does not
@@ -261,6 +275,7 @@ impl Sender {
                 state.flush_ack(self.frame_max);
                 state.held = 0;
                 state.has_frames = false;
+                state.expected = 0;
                 if state.outbound.has_remaining() {
                     std::mem::swap(&mut state.outbound, buffer);
                     drop(state);
@@ -274,11 +289,31 @@ impl Sender {
             }
             // A permit is kept for us if the wake-up comes before we wait.
             self.filled.notified().await;
-            if last.is_some_and(|last| last.elapsed() < SOON) && lock(&self.state).has_frames {
-                tokio::task::yield_now().await;
+            if self.is_more_expected(last) {
+                step_back().await;
             }
         }
     }
+
+    fn is_more_expected(&self, last: Option<Instant>) -> bool {
+        let is_soon = last.is_some_and(|last| last.elapsed() < SOON);
+        let state = lock(&self.state);
+        state.has_frames && (is_soon || state.expected > 0)
+    }
+}
+
+/// Lets those run that are ready already. Unlike tokio's `yield_now`, it waits in the queue with them: it does not have to wait
+/// for one that computes if another thread is free, and the sockets are not polled in between.
+async fn step_back() {
+    let mut is_first = true;
+    poll_fn(|context| match std::mem::take(&mut is_first) {
+        true => {
+            context.waker().wake_by_ref();
+            Poll::Pending
+        }
+        false => Poll::Ready(()),
+    })
+    .await;
 }
 
 impl State {
@@ -354,6 +389,51 @@ mod tests {
         (1..=HELD_ACKS as u64).for_each(|tag| ack(&sender, tag));
         assert!(!is_woken(writer.as_mut()));
         ack(&sender, HELD_ACKS as u64 + 1);
+        assert!(is_woken(writer.as_mut()));
+    }
+
+    fn publish(sender: &Sender) {
+        let heartbeat = |outbound: &mut Outbound, _| {
+            outbound.heartbeat();
+            Ok(())
+        };
+        sender.publish_now(&AtomicU8::new(0), heartbeat).unwrap().unwrap();
+    }
+
+    #[test]
+    fn the_writer_waits_once_for_those_who_are_expected_to_publish() {
+        let (sender, mut buffer) = (sender(), Outbound::new());
+        let mut writer = pin!(sender.take(&mut buffer, None));
+        assert!(!is_woken(writer.as_mut()));
+        sender.expect(3);
+        publish(&sender);
+        assert!(!is_woken(writer.as_mut()));
+        publish(&sender);
+        // The third has something else to do.
+        assert!(is_woken(writer.as_mut()));
+    }
+
+    #[test]
+    fn the_writer_waits_for_nobody_who_has_published() {
+        let (sender, mut buffer) = (sender(), Outbound::new());
+        let mut writer = pin!(sender.take(&mut buffer, None));
+        assert!(!is_woken(writer.as_mut()));
+        sender.expect(2);
+        publish(&sender);
+        publish(&sender);
+        assert!(is_woken(writer.as_mut()));
+    }
+
+    #[test]
+    fn who_did_not_publish_is_not_waited_for_the_next_time() {
+        let (sender, mut buffer) = (sender(), Outbound::new());
+        sender.expect(3);
+        publish(&sender);
+        assert!(is_woken(pin!(sender.take(&mut buffer, None))));
+        buffer = Outbound::new();
+        let mut writer = pin!(sender.take(&mut buffer, None));
+        assert!(!is_woken(writer.as_mut()));
+        publish(&sender);
         assert!(is_woken(writer.as_mut()));
     }
 }

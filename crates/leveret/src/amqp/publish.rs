@@ -9,7 +9,7 @@ use leveret_wire::{EncodeProperties, FrameMax, Outbound, Properties};
 use tokio::time::{Instant, timeout};
 
 use super::channel::{Channel, Confirm, Plain, Tx};
-use super::confirm::{Confirmation, Look};
+use super::confirm::{Confirmation, Look, Visible};
 use super::error::Error;
 use super::lock;
 
@@ -175,12 +175,12 @@ impl Channel<Confirm> {
     #[inline]
     pub(crate) fn publish_now(&self, publish: &Publish<'_>) -> Option<Result<Confirmation, Error>> {
         let publish = publish.prepared();
-        self.publish_prepared(publish, self.look(publish))
+        self.publish_prepared(publish, self.look(publish).as_ref())
     }
 
     /// How a message looks, if it may come back.
     #[inline]
-    pub(crate) fn look(&self, publish: Prepared<'_, Properties<'_>>) -> Option<Look> {
+    pub(crate) fn look(&self, publish: Prepared<'_, impl Visible>) -> Option<Look> {
         publish.mandatory.then(|| self.link.channel.confirms.looks.of(publish))
     }
 
@@ -189,7 +189,7 @@ impl Channel<Confirm> {
     pub(crate) fn publish_prepared(
         &self,
         publish: Prepared<'_, impl EncodeProperties>,
-        look: Option<Look>,
+        look: Option<&Look>,
     ) -> Option<Result<Confirmation, Error>> {
         let confirms = &self.link.channel.confirms;
         let max_unconfirmed = self.link.channel.max_unconfirmed.load(Ordering::Relaxed);
@@ -215,7 +215,7 @@ impl Channel<Confirm> {
         })?;
         let left = patience.saturating_sub(began.elapsed());
         let look = self.look(publish.prepared());
-        let register = || lock(&confirms.ledger).publish(look);
+        let register = || lock(&confirms.ledger).publish(look.as_ref());
         let entry = self.put_later(publish, left, register).await?;
         Ok(Confirmation::new(entry, &self.link))
     }

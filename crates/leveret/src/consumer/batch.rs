@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{timeout, timeout_at};
 use tracing::{Instrument as _, Span, field};
 
 use super::ConsumerBuilder;
@@ -187,11 +187,9 @@ impl Handling {
 
     async fn handle_plainly(&self, batch: Vec<Delivery>) -> Summary {
         let in_flight = self.counts.begin(batch.len());
-        let began = Instant::now();
         let outcome = self.call(contents(&batch)).await;
-        drop(in_flight);
         let (summary, failed) = settle(batch, outcome);
-        self.counts.end(began.elapsed(), summary.handled, failed.len() as u64);
+        in_flight.end(summary.handled, failed.len() as u64);
         self.settle_failed(summary, failed).await
     }
 
@@ -257,7 +255,6 @@ impl Handling {
         }
         new.iter_mut().for_each(|incoming| work.lend(incoming));
         let in_flight = self.counts.begin(new.len());
-        let began = Instant::now();
         let handled = whole(self.call(new).await, count);
         let committed = match kept(&handled) {
             // What is refused for one of several must not undo the work for the others: each is handled on its own then.
@@ -265,9 +262,8 @@ impl Handling {
             Some(changes) => once.commit(work, changes, None).await,
             None => handled,
         };
-        drop(in_flight);
         let handled = if committed.is_ok() { count } else { 0 };
-        self.counts.end(began.elapsed(), handled, count - handled);
+        in_flight.end(handled, count - handled);
         committed.map(|()| messages)
     }
 

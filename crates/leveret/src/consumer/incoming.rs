@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::amqp::{Properties, RawProperties, ShortStr, Source, Value};
+use crate::amqp::{Letter, Properties, RawProperties, ShortStr, Source, Value};
 use crate::parking::key_without_mark;
 use crate::retry::stamp::Origin;
 use crate::retry::{Profile, Retry};
@@ -18,11 +18,7 @@ use crate::rpc::WayBack;
 /// It cannot be settled from here: what the handler returns decides.
 #[derive(Clone)]
 pub struct Incoming {
-    body: Bytes,
-    properties: RawProperties,
-    source: Source,
-    redelivered: bool,
-    tag: u64,
+    letter: Letter,
     common: Arc<Common>,
     /// What is for this message alone.
     lent: Option<Arc<States>>,
@@ -32,20 +28,13 @@ pub struct Incoming {
 
 impl Incoming {
     #[inline]
-    pub(crate) fn new(
-        body: Bytes,
-        properties: RawProperties,
-        source: Source,
-        redelivered: bool,
-        tag: u64,
-        common: Arc<Common>,
-    ) -> Self {
-        Incoming { body, properties, source, redelivered, tag, common, lent: None, way_back: None }
+    pub(crate) fn new(letter: Letter, common: Arc<Common>) -> Self {
+        Incoming { letter, common, lent: None, way_back: None }
     }
 
     /// The names it came with.
     pub(crate) fn source(&self) -> &Source {
-        &self.source
+        &self.letter.method.source
     }
 
     pub(crate) fn set_way_back(&mut self, way: WayBack) {
@@ -58,27 +47,27 @@ impl Incoming {
 
     /// The body.
     pub fn body(&self) -> &Bytes {
-        &self.body
+        &self.letter.body
     }
 
     /// The properties.
     pub fn properties(&self) -> Properties<'_> {
-        self.properties.get()
+        self.letter.properties.get()
     }
 
     /// The properties as they came, to keep or to send on.
     pub fn raw_properties(&self) -> &RawProperties {
-        &self.properties
+        &self.letter.properties
     }
 
     /// The value of a header.
     pub fn header(&self, name: &str) -> Option<Value<'_>> {
-        self.properties.header(name)
+        self.letter.properties.header(name)
     }
 
     /// The exchange it was published to, also if it is tried again and came another way.
     pub fn exchange(&self) -> ShortStr<'_> {
-        self.origin().map_or_else(|| self.source.exchange(), |origin| origin.exchange)
+        self.origin().map_or_else(|| self.source().exchange(), |origin| origin.exchange)
     }
 
     /// The routing key it was published with, also if it is tried again and came with another.
@@ -88,11 +77,11 @@ impl Incoming {
 
     /// The routing key it came with, whoever published it last.
     pub(crate) fn came_with_key(&self) -> ShortStr<'_> {
-        key_without_mark(&self.source.exchange(), self.source.routing_key(), self.queue())
+        key_without_mark(&self.source().exchange(), self.source().routing_key(), self.queue())
     }
 
     fn origin(&self) -> Option<Origin> {
-        self.common.retry.origin(&self.properties, self.queue())
+        self.common.retry.origin(&self.letter.properties, self.queue())
     }
 
     /// The queue it came from, as the consumer was told it.
@@ -103,17 +92,17 @@ impl Incoming {
     /// Which attempt this is: 1 at first, 2 if one failed before. Deliveries that nobody decided about, because a
     /// consumer died, do not count.
     pub fn attempt(&self) -> u32 {
-        self.common.retry.failures(&self.properties, self.queue()).saturating_add(1)
+        self.common.retry.failures(&self.letter.properties, self.queue()).saturating_add(1)
     }
 
     /// Whether it was delivered before, to anyone.
     pub fn redelivered(&self) -> bool {
-        self.redelivered
+        self.letter.method.redelivered
     }
 
     /// Its number on its channel.
     pub fn delivery_tag(&self) -> u64 {
-        self.tag
+        self.letter.method.tag
     }
 
     pub(crate) fn state<T: Clone + 'static>(&self) -> Option<T> {
@@ -161,13 +150,13 @@ impl fmt::Debug for Incoming {
 impl Incoming {
     pub(crate) fn fmt_as(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct(name)
-            .field("tag", &self.tag)
+            .field("tag", &self.delivery_tag())
             .field("queue", &self.queue())
             .field("exchange", &self.exchange())
             .field("routing_key", &self.routing_key())
-            .field("redelivered", &self.redelivered)
-            .field("properties", &self.properties)
-            .field("body", &format_args!("{} bytes", self.body.len()))
+            .field("redelivered", &self.redelivered())
+            .field("properties", self.raw_properties())
+            .field("body", &format_args!("{} bytes", self.body().len()))
             .finish()
     }
 }

@@ -26,7 +26,7 @@ use crate::retry::Diagnosis;
 use crate::rpc::Receipts;
 use crate::telemetry::Consumed;
 use crate::topology::Topology;
-use crate::trace::TraceContext;
+use crate::trace::{self, TraceContext};
 
 /// What a consumer did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,6 +61,29 @@ impl Summary {
         self.duplicates += other.duplicates;
         self.released += other.released;
         self.abandoned += other.abandoned;
+    }
+}
+
+/// What became of one message, unless it has to be settled yet.
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    Handled,
+    Failed,
+    Skipped,
+    Duplicate,
+    Released,
+}
+
+impl Summary {
+    #[inline]
+    fn count(&mut self, fate: Fate) {
+        *match fate {
+            Fate::Handled => &mut self.handled,
+            Fate::Failed => &mut self.failed,
+            Fate::Skipped => &mut self.skipped,
+            Fate::Duplicate => &mut self.duplicates,
+            Fate::Released => &mut self.released,
+        } += 1;
     }
 }
 
@@ -252,18 +275,29 @@ impl Loop {
             if is_stopped.has_changed().unwrap_or(true) {
                 break Ok(());
             }
-            let next = tokio::select! {
-                biased;
-                () = done.settled(), if done.is_settling() => continue,
-                next = deliveries.next_into(&mut at_hand) => next,
-                () = &mut stopped => break Ok(()),
-            };
-            let Some(delivery) = &mut at_hand else { break next };
+            if !done.is_settling() {
+                at_hand = deliveries.take_ready();
+            }
+            if at_hand.is_none() {
+                let next = tokio::select! {
+                    biased;
+                    () = done.settled(), if done.is_settling() => continue,
+                    next = deliveries.ready() => next,
+                    () = &mut stopped => break Ok(()),
+                };
+                match next {
+                    Ok(true) => at_hand = deliveries.take_ready(),
+                    Ok(false) => break Ok(()),
+                    Err(error) => break Err(error),
+                }
+            }
+            let Some(delivery) = &mut at_hand else { continue };
             // As `Shared::handle` does it.
             let key = match self.shared.admit(delivery) {
                 Admitted::As(key) => key,
-                Admitted::Not(summary) => {
-                    done.summary.add(summary);
+                Admitted::Not(fate) => {
+                    at_hand = None;
+                    done.summary.count(fate);
                     continue;
                 }
             };
@@ -334,7 +368,7 @@ impl Loop {
 }
 
 /// What a handler made of a message: it is settled, or failed and has to be.
-type Handled = Result<Summary, Box<(Delivery, Diagnosis)>>;
+type Handled = Result<Fate, Box<(Delivery, Diagnosis)>>;
 
 /// Messages that are being handled.
 enum AtWork {
@@ -395,20 +429,21 @@ struct Done {
 
 impl Done {
     /// The message at hand is finished, and leaves its place.
+    #[inline]
     fn take(
         &mut self,
         at_hand: &mut Option<Delivery>,
-        finished: Result<Summary, Diagnosis>,
+        finished: Result<Fate, Box<Diagnosis>>,
         shared: &Shared,
     ) {
         match finished {
-            Ok(summary) => {
+            Ok(fate) => {
                 *at_hand = None;
-                self.summary.add(summary);
+                self.summary.count(fate);
             }
             Err(diagnosis) => {
                 if let Some(delivery) = at_hand.take() {
-                    self.settle(delivery, diagnosis, shared);
+                    self.settle(delivery, *diagnosis, shared);
                 }
             }
         }
@@ -416,7 +451,7 @@ impl Done {
 
     fn join(&mut self, handled: Result<Handled, Panicked>, shared: &Shared) {
         match handled {
-            Ok(Ok(summary)) => self.summary.add(summary),
+            Ok(Ok(fate)) => self.summary.count(fate),
             Ok(Err(failed)) => self.settle(failed.0, failed.1, shared),
             Err(_) => self.summary.failed += 1,
         }
@@ -463,7 +498,6 @@ impl Observed {
         incoming: &Incoming,
     ) -> impl Future<Output = Result<(), BoxError>> + use<'a> {
         let in_flight = self.counts.begin(1);
-        let began = Instant::now();
         let parent = TraceContext::of(incoming.raw_properties());
         let span = span_of(incoming);
         let handling = if span.is_disabled() && parent.is_none() {
@@ -477,12 +511,11 @@ impl Observed {
         };
         async move {
             let outcome = handling.await;
-            drop(in_flight);
             let handled = u64::from(match &outcome {
                 Ok(()) => true,
                 Err(error) => Passed::of(error).is_some(),
             });
-            self.counts.end(began.elapsed(), handled, 1 - handled);
+            in_flight.end(handled, 1 - handled);
             outcome
         }
     }
@@ -495,24 +528,32 @@ impl Shared {
             Admitted::As(key) => {
                 let outcome = self.observed.call(delivery.content()).await;
                 let finished = self.finish(&mut delivery, key, outcome);
-                finished.map_err(|diagnosis| Box::new((delivery, diagnosis)))
+                finished.map_err(|diagnosis| Box::new((delivery, *diagnosis)))
             }
-            Admitted::Not(summary) => Ok(summary),
+            Admitted::Not(fate) => Ok(fate),
         }
     }
 
     /// Whether it is to be handled at all. If not, it is settled.
+    #[inline(always)]
     fn admit(&self, delivery: &mut Delivery) -> Admitted {
+        match self.mode == Mode::AtMostOnce || self.seen.is_some() {
+            true => self.look_at(delivery),
+            false => Admitted::As(None),
+        }
+    }
+
+    fn look_at(&self, delivery: &mut Delivery) -> Admitted {
         if self.mode == Mode::AtMostOnce && delivery.redelivered() {
             report(delivery.ack_early());
-            return Admitted::Not(Summary { skipped: 1, ..Summary::default() });
+            return Admitted::Not(Fate::Skipped);
         }
         let key = self.seen.as_ref().and_then(|seen| seen.key_of(delivery.content()));
         if let (Some(seen), Some(key)) = (&self.seen, &key)
             && seen.contains(key)
         {
             report(delivery.ack_early());
-            return Admitted::Not(Summary { duplicates: 1, ..Summary::default() });
+            return Admitted::Not(Fate::Duplicate);
         }
         if self.mode == Mode::AtMostOnce {
             // Settled before it is begun: it cannot come again.
@@ -522,30 +563,31 @@ impl Shared {
     }
 
     /// Its handler has ended: settles it unless it failed.
+    #[inline]
     fn finish(
         &self,
         delivery: &mut Delivery,
         key: Option<Vec<u8>>,
         outcome: Result<(), BoxError>,
-    ) -> Result<Summary, Diagnosis> {
+    ) -> Result<Fate, Box<Diagnosis>> {
         match outcome {
             Ok(()) => {
                 if let (Some(seen), Some(key)) = (&self.seen, key) {
                     seen.add(key);
                 }
                 report(delivery.ack_early());
-                Ok(Summary { handled: 1, ..Summary::default() })
+                Ok(Fate::Handled)
             }
             Err(error) if self.mode == Mode::AtMostOnce => {
                 tracing::error!("a message that is not tried again failed: {error}");
-                Ok(Summary { failed: 1, ..Summary::default() })
+                Ok(Fate::Failed)
             }
             Err(error) => match Passed::of(&error) {
                 Some(passed) => {
                     report(delivery.ack_early());
-                    Ok(passed_over(passed))
+                    Ok(passed.into())
                 }
-                None => Err(Diagnosis::of(&error)),
+                None => Err(Box::new(Diagnosis::of(&error))),
             },
         }
     }
@@ -555,19 +597,23 @@ impl Shared {
 enum Admitted {
     /// It is, and known by this key afterwards, if it has one.
     As(Option<Vec<u8>>),
-    Not(Summary),
+    Not(Fate),
 }
 
-/// A message is done, without its handler.
-fn passed_over(passed: Passed) -> Summary {
-    match passed {
-        Passed::Duplicate => Summary { duplicates: 1, ..Summary::default() },
-        Passed::Release => Summary { released: 1, ..Summary::default() },
+impl From<Passed> for Fate {
+    fn from(passed: Passed) -> Self {
+        match passed {
+            Passed::Duplicate => Fate::Duplicate,
+            Passed::Release => Fate::Released,
+        }
     }
 }
 
 /// By the conventions of OpenTelemetry for messaging.
 fn span_of(incoming: &Incoming) -> Span {
+    if !trace::are_spans_wanted() {
+        return Span::none();
+    }
     let span = tracing::info_span!(
         target: "leveret",
         "process",
@@ -604,6 +650,7 @@ fn span_of(incoming: &Incoming) -> Span {
 }
 
 /// A delivery that can no longer be settled is delivered again, which is all that can be said.
+#[inline]
 pub(crate) fn report(settled: Result<(), Error>) {
     if let Err(error) = settled {
         tracing::debug!("{error}");

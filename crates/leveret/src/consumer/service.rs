@@ -69,28 +69,30 @@ impl fmt::Debug for Call {
 }
 
 /// Makes a future. A panic is an error, now or when the future is polled.
-pub(super) fn contained<T>(make: impl FnOnce() -> BoxFuture<Result<T, BoxError>>) -> Contained<T> {
+#[inline]
+pub(super) fn contained<T: Send + 'static>(
+    make: impl FnOnce() -> BoxFuture<Result<T, BoxError>>,
+) -> Contained<T> {
     match catch_unwind(AssertUnwindSafe(make)) {
-        Ok(future) => Contained(Ok(future)),
-        Err(panic) => Contained(Err(Some(panicked(&*panic)))),
+        Ok(future) => Contained(future),
+        Err(panic) => Contained(Box::pin(std::future::ready(Err(panicked(&*panic))))),
     }
 }
 
-/// A future whose panic is an error, or the error of one that panicked before it was made.
-pub(crate) struct Contained<T>(Result<BoxFuture<Result<T, BoxError>>, Option<BoxError>>);
+/// A future whose panic is an error.
+pub(crate) struct Contained<T>(BoxFuture<Result<T, BoxError>>);
 
 impl<T> Future for Contained<T> {
     type Output = Result<T, BoxError>;
 
+    #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match &mut self.0 {
-            Ok(future) => catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context)))
-                .unwrap_or_else(|panic| Poll::Ready(Err(panicked(&*panic)))),
-            Err(error) => error.take().map_or(Poll::Pending, |error| Poll::Ready(Err(error))),
-        }
+        catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(context)))
+            .unwrap_or_else(|panic| Poll::Ready(Err(panicked(&*panic))))
     }
 }
 
+#[cold]
 fn panicked(panic: &(dyn std::any::Any + Send)) -> BoxError {
     let said = panic.downcast_ref::<&str>().copied();
     let said = said.or_else(|| panic.downcast_ref::<String>().map(String::as_str));

@@ -64,18 +64,18 @@ impl Deliveries {
         std::future::poll_fn(|context| self.poll_delivery(context)).await
     }
 
-    /// The same, for who has a place for it and does not want it moved: there is none in it after the end.
-    pub(super) async fn next_into(&mut self, place: &mut Option<Delivery>) -> Result<(), Error> {
-        *place = None;
-        std::future::poll_fn(|context| match ready!(self.poll_delivery(context)) {
-            Some(Ok(delivery)) => {
-                *place = Some(delivery);
-                Poll::Ready(Ok(()))
-            }
-            Some(Err(error)) => Poll::Ready(Err(error)),
-            None => Poll::Ready(Ok(())),
-        })
-        .await
+    /// Waits until there is one to be [taken](Self::take_ready): true. False once it ended, after the reason for it.
+    pub(super) async fn ready(&mut self) -> Result<bool, Error> {
+        std::future::poll_fn(|context| self.poll_ready(context)).await
+    }
+
+    /// The next delivery, if it is here already.
+    #[inline]
+    pub(super) fn take_ready(&mut self) -> Option<Delivery> {
+        let State::Live(consumer) = &mut self.state else { return None };
+        let parts = consumer.take()?;
+        self.source.counts.delivered();
+        Some(Delivery::new(parts, &self.common))
     }
 
     /// The next delivery, if one comes in time.
@@ -126,31 +126,40 @@ impl Deliveries {
         }
     }
 
-    #[inline]
     pub(crate) fn poll_delivery(
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Delivery, Error>>> {
         loop {
-            match &mut self.state {
-                State::Live(consumer) => match ready!(consumer.poll_parts(context)) {
-                    Some(Ok(parts)) => {
-                        self.source.counts.delivered();
-                        let delivery = Delivery::new(parts, &self.common);
+            match ready!(self.poll_ready(context)) {
+                Ok(true) => {
+                    if let Some(delivery) = self.take_ready() {
                         return Poll::Ready(Some(Ok(delivery)));
                     }
-                    Some(Err(lost)) => self.resume(lost),
-                    None => self.state = State::Ended,
+                }
+                Ok(false) => return Poll::Ready(None),
+                Err(error) => return Poll::Ready(Some(Err(error))),
+            }
+        }
+    }
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<bool, Error>> {
+        loop {
+            match &mut self.state {
+                State::Live(consumer) => match ready!(consumer.poll_ready(context)) {
+                    Ok(true) => return Poll::Ready(Ok(true)),
+                    Ok(false) => self.state = State::Ended,
+                    Err(lost) => self.resume(lost),
                 },
                 State::Resuming(resuming) => match ready!(resuming.as_mut().poll(context)) {
                     Ok(consumer) => self.state = State::Live(consumer),
                     Err(error) => {
                         self.source.ended(&error);
                         self.state = State::Ended;
-                        return Poll::Ready(Some(Err(error)));
+                        return Poll::Ready(Err(error));
                     }
                 },
-                State::Ended => return Poll::Ready(None),
+                State::Ended => return Poll::Ready(Ok(false)),
             }
         }
     }

@@ -9,10 +9,10 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 
-use super::OnLoss;
 use super::heads::{Head, Heads, Place};
 use super::ids::Ids;
-use crate::amqp::{self, Confirmation, EncodedProperties, Outcome, Properties};
+use super::{OnLoss, Settings};
+use crate::amqp::{self, Confirmation, EncodedProperties, Outcome, PlainProperties, Properties};
 use crate::clock;
 use crate::error::{Error, ErrorKind};
 use crate::telemetry::Published;
@@ -66,6 +66,7 @@ impl Held {
         }
     }
 
+    #[inline]
     fn resolve(&mut self, outcome: Outcome, answering: &Answering) {
         answering.counts.outcome(&outcome);
         self.state = match outcome {
@@ -121,6 +122,7 @@ pub(super) struct Book {
     held: VecDeque<Held>,
     failed: BTreeMap<u64, Error>,
     answering: Answering,
+    identifies: bool,
     ids: Ids,
     /// The channel that messages go over, by its number.
     epoch: u64,
@@ -133,12 +135,15 @@ pub(super) struct Book {
 }
 
 impl Book {
-    pub(super) fn new(on_loss: OnLoss, counts: Published) -> Self {
+    pub(super) fn new(settings: &Settings) -> Self {
+        let counts = Published::new(&settings.exchange);
+        let on_loss = settings.on_loss;
         Book {
             base: 0,
             held: VecDeque::new(),
             failed: BTreeMap::new(),
             answering: Answering { heads: Heads::default(), on_loss, counts },
+            identifies: settings.identifies,
             ids: Ids::new(),
             epoch: 0,
             tick: 0,
@@ -147,25 +152,50 @@ impl Book {
         }
     }
 
-    /// Writes down the head of a message, with an id if it has none, and with that a timestamp. It is to be entered next, or
-    /// taken back.
+    /// Writes down the head of a message, with an id if it has none and is to have one, and with that a timestamp. It is to be
+    /// entered next, or taken back.
     #[inline]
     pub(super) fn write<'p>(
         &'p mut self,
         properties: &mut Properties<'p>,
         routing_key: &str,
     ) -> Place {
-        if self.next().is_multiple_of(DROP_EVERY) {
-            self.drop_answered();
-        }
-        if properties.message_id.is_none() {
-            if self.is_idle {
-                self.look_at_the_time();
-            }
+        self.drop_now_and_then();
+        if self.identifies && properties.message_id.is_none() {
+            self.look_if_nobody_does();
             properties.timestamp = properties.timestamp.or(self.timestamp);
             properties.message_id = Some(self.ids.next());
         }
         self.answering.heads.add(properties, routing_key)
+    }
+
+    /// The same for a message that has nothing to say.
+    #[inline]
+    pub(super) fn write_plain(
+        &mut self,
+        delivery_mode: Option<u8>,
+        routing_key: &str,
+    ) -> (Place, PlainProperties<'_>) {
+        self.drop_now_and_then();
+        self.look_if_nobody_does();
+        let (message_id, timestamp) = (self.ids.next(), self.timestamp);
+        let properties = PlainProperties { delivery_mode, message_id, timestamp };
+        (self.answering.heads.add(&properties, routing_key), properties)
+    }
+
+    #[inline]
+    fn drop_now_and_then(&mut self) {
+        if self.next().is_multiple_of(DROP_EVERY) {
+            self.drop_answered();
+        }
+    }
+
+    /// The keeper does as long as messages are held.
+    #[inline]
+    fn look_if_nobody_does(&mut self) {
+        if self.is_idle {
+            self.look_at_the_time();
+        }
     }
 
     fn look_at_the_time(&mut self) {

@@ -1,6 +1,6 @@
 //! Heads: what is kept of a message besides its body, until it is confirmed.
 
-use crate::amqp::{EncodeProperties as _, EncodedProperties, Properties};
+use crate::amqp::{EncodeProperties, EncodedProperties, Properties};
 
 /// How much memory for heads stays when there are none.
 const KEEP: usize = 256 * 1024;
@@ -27,7 +27,7 @@ pub(super) struct Place {
 impl Heads {
     /// Adds a head after the others.
     #[inline]
-    pub(super) fn add(&mut self, properties: &Properties<'_>, routing_key: &str) -> Place {
+    pub(super) fn add(&mut self, properties: &impl EncodeProperties, routing_key: &str) -> Place {
         let start = self.end();
         properties.encode(&mut self.bytes);
         self.add_key(start, routing_key)

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::book::{Again, Overdue, Patience, lost};
-use super::{OnLoss, Phase, Shared, open};
+use super::{OnLoss, Open, Phase, Shared, open};
 use crate::amqp::{
     self, Channel, Confirm, Connection, ErrorKind as Amqp, Publish, ReplyCode, lock,
 };
@@ -124,19 +124,18 @@ impl Keeper {
 
     /// Keeps the publisher going until the client is closed.
     pub(super) async fn run(self) {
-        while let Some((channel, _)) = self.shared.open_now() {
-            let why = self.serve(&channel).await;
-            let since = Instant::now();
-            self.shared.phase.send_replace(Phase::Interrupted { since });
-            drop(channel);
+        while let Some(open) = self.shared.open_now() {
+            let why = self.serve(&open.channel).await;
+            self.shared.set_phase(Phase::Interrupted { since: Instant::now() });
+            drop(open);
             let phase = match self.watching(self.reopen(why)).await {
-                Ok((channel, epoch)) => Phase::Open { channel, epoch },
+                Ok(open) => Phase::Open(open),
                 Err(error) => {
-                    lock(&self.shared.book).fail_all(&error);
+                    lock(&self.shared.desk).book.fail_all(&error);
                     Phase::Ended(error)
                 }
             };
-            self.shared.phase.send_replace(phase);
+            self.shared.set_phase(phase);
         }
     }
 
@@ -181,7 +180,7 @@ impl Keeper {
     /// Waits for a tick of the watch or a kick, whatever is first; where nothing is to be watched, for a kick.
     async fn next_wake(&self) -> Wake {
         let kick = self.shared.kick.notified();
-        if lock(&self.shared.book).rest() {
+        if lock(&self.shared.desk).book.rest() {
             kick.await;
             return Wake::Kick;
         }
@@ -194,11 +193,11 @@ impl Keeper {
             let what = format!("{}, and the broker's confirmation of it,", settings.what());
             self.shared.line.timed_out(what, settings.timeout)
         };
-        Wake::Tick(lock(&self.shared.book).tick(self.patience, late))
+        Wake::Tick(lock(&self.shared.desk).book.tick(self.patience, late))
     }
 
     /// Opens a channel and sends again what was lost, as often as it takes.
-    async fn reopen(&self, mut why: Why) -> Result<(Arc<Channel<Confirm>>, u64), Error> {
+    async fn reopen(&self, mut why: Why) -> Result<Open, Error> {
         let mut was_restored = false;
         let mut search = Search::new();
         loop {
@@ -224,7 +223,7 @@ impl Keeper {
             why = Why::of(&error);
             if why == Why::NoExchange && was_restored {
                 let failure = Error::from_amqp(self.shared.settings.what(), error);
-                lock(&self.shared.book).fail_lost(&failure);
+                lock(&self.shared.desk).book.fail_lost(&failure);
                 why = Why::Lost;
             } else if why == Why::Lost && !error.is_connection_error() {
                 sleep(PAUSE).await;
@@ -252,7 +251,7 @@ impl Keeper {
 
     fn has_to_replay(&self) -> bool {
         self.shared.settings.on_loss == OnLoss::Replay
-            && lock(&self.shared.book).lost_from(0).is_some()
+            && lock(&self.shared.desk).book.lost_from(0).is_some()
     }
 
     async fn open_and_replay(
@@ -260,14 +259,14 @@ impl Keeper {
         connection: &Connection,
         why: Why,
         search: &mut Search,
-    ) -> Result<(Arc<Channel<Confirm>>, u64), amqp::Error> {
+    ) -> Result<Open, amqp::Error> {
         let channel = Arc::new(open(connection, &self.shared.settings).await?);
-        let epoch = lock(&self.shared.book).begin_epoch();
+        let epoch = lock(&self.shared.desk).book.begin_epoch();
         self.replay(&channel, why, search).await?;
         if why == Why::NoExchange {
             channel.confirmed(self.shared.settings.timeout).await?;
         }
-        Ok((channel, epoch))
+        Ok(Open { channel, epoch })
     }
 
     /// Sends again what was lost, in order. Fails if the channel does; one that is still open, but does not take it,
@@ -301,7 +300,7 @@ impl Keeper {
             let mut sent = Sent::default();
             let result = async {
                 while sent.count < search.group
-                    && let Some(again) = { lock(&self.shared.book).lost_from(next) }
+                    && let Some(again) = { lock(&self.shared.desk).book.lost_from(next) }
                 {
                     self.send_again(channel, &again).await?;
                     next = again.number + 1;
@@ -331,7 +330,7 @@ impl Keeper {
     fn blame(&self, sent: Sent, error: &amqp::Error) {
         if let (1, Some(last)) = (sent.count, sent.last) {
             let failure = lost(last.routing_key(), error.clone());
-            lock(&self.shared.book).fail(last.number, failure);
+            lock(&self.shared.desk).book.fail(last.number, failure);
         }
     }
 
@@ -350,13 +349,13 @@ impl Keeper {
         };
         match channel.publish_within(&publish, settings.timeout).await {
             Ok(confirmation) => {
-                lock(&self.shared.book).sent_again(again.number, confirmation);
+                lock(&self.shared.desk).book.sent_again(again.number, confirmation);
                 Ok(())
             }
             // This broker takes smaller frames than the one before.
             Err(error) if error.kind() == Amqp::InvalidArgument => {
                 let failure = lost(again.routing_key(), error);
-                lock(&self.shared.book).fail(again.number, failure);
+                lock(&self.shared.desk).book.fail(again.number, failure);
                 Ok(())
             }
             Err(error) => Err(error),

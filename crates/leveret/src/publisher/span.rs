@@ -5,7 +5,7 @@ use tracing::{Span, field};
 
 use crate::amqp::{Properties, Table};
 use crate::error::Error;
-use crate::trace::TraceContext;
+use crate::trace::{self, TraceContext};
 
 /// A publish that is traced, or nothing: then it costs nothing, either.
 pub(crate) struct PublishSpan(Option<Box<Traced>>);
@@ -61,8 +61,8 @@ impl PublishSpan {
     /// Of a call: from the request to the last reply.
     #[inline]
     pub(crate) fn of_call(service: &str, method: &str) -> Self {
-        let span = span!("call", "client");
-        PublishSpan::with(span, |span| {
+        let make = || span!("call", "client");
+        PublishSpan::with(make, |span| {
             span.record("otel.name", format!("call {service}"));
             span.record("messaging.destination.name", service);
             span.record("rpc.method", method);
@@ -75,9 +75,14 @@ impl PublishSpan {
     }
 
     #[inline]
+    pub(crate) fn is_none(&self) -> bool {
+        self.0.is_none()
+    }
+
+    #[inline]
     fn new(exchange: &str, describe: impl FnOnce(&Span)) -> Self {
-        let span = span!("publish", "producer");
-        PublishSpan::with(span, |span| {
+        let make = || span!("publish", "producer");
+        PublishSpan::with(make, |span| {
             let name = if exchange.is_empty() { "amq.default" } else { exchange };
             span.record("otel.name", format!("publish {name}"));
             describe(span);
@@ -85,8 +90,12 @@ impl PublishSpan {
     }
 
     #[inline]
-    fn with(span: Span, describe: impl FnOnce(&Span)) -> Self {
+    fn with(make: impl FnOnce() -> Span, describe: impl FnOnce(&Span)) -> Self {
         let parent = TraceContext::current();
+        if parent.is_none() && !trace::are_spans_wanted() {
+            return PublishSpan(None);
+        }
+        let span = make();
         if span.is_disabled() && parent.is_none() {
             return PublishSpan(None);
         }

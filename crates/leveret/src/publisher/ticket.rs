@@ -30,7 +30,7 @@ impl Future for Ticket {
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        let outcome = lock(&self.handle.shared.book).poll(self.number, context);
+        let outcome = lock(&self.handle.shared.desk).book.poll(self.number, context);
         self.done = outcome.is_ready();
         if matches!(&outcome, Poll::Ready(Err(error)) if error.kind() == ErrorKind::Unroutable) {
             self.handle.was_unroutable();
@@ -42,7 +42,7 @@ impl Future for Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         if !self.done {
-            lock(&self.handle.shared.book).abandon(self.number);
+            lock(&self.handle.shared.desk).book.abandon(self.number);
         }
     }
 }

@@ -3,14 +3,16 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::future::{Ready, ready};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_core::Stream as _;
-use tokio::sync::{Notify, Semaphore, watch};
+use futures_util::future::Either;
+use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
@@ -162,30 +164,42 @@ impl Asker {
 
     /// Asks, and gives a seat to wait for the answers in.
     ///
-    /// It waits only for room and for a channel. Dropped while waiting, it has asked nothing.
-    pub(crate) async fn ask(
-        &self,
-        question: Question<'_>,
-        span: &PublishSpan,
-    ) -> Result<Seat, Error> {
-        let shared = &self.handle.shared;
-        question.message.check()?;
-        let Question { wanted, room, .. } = question;
-        if room == Room::OfItsOwn {
-            shared.acquire_room().await?;
+    /// It asks now if it need not wait for room or a channel: then what is awaited is small, because who need not wait does not
+    /// carry what waiting needs. Dropped while waiting, it has asked nothing.
+    pub(crate) fn ask<'a>(&'a self, question: Question<'a>, span: &'a PublishSpan) -> Asking<'a> {
+        // What cannot be sent need not wait for anything.
+        if let Err(error) = question.message.check() {
+            return Either::Left(ready(Err(error)));
         }
-        let id = CorrelationId::fresh();
+        if question.room == Room::OfItsOwn && !self.handle.shared.has_room() {
+            return Either::Right(Box::pin(async move {
+                self.handle.shared.until_room().await?;
+                self.ask_with_room(question, span).await
+            }));
+        }
+        self.ask_with_room(question, span)
+    }
+
+    /// The same for who has room.
+    fn ask_with_room<'a>(&'a self, question: Question<'a>, span: &PublishSpan) -> Asking<'a> {
+        let (wanted, room, id) = (question.wanted, question.room, CorrelationId::fresh());
         let mut seat = Seat { handle: Arc::clone(&self.handle), id, room, own: None };
-        if let Some(request) = shared.send_now(question, span, id)? {
-            // Who need not wait does not carry what waiting needs.
-            Box::pin(shared.send_later(request, wanted, &mut seat)).await?;
+        let shared = &self.handle.shared;
+        match shared.send_now(question, span, id) {
+            Ok(None) => Either::Left(ready(Ok(seat))),
+            Ok(Some(request)) => Either::Right(Box::pin(async move {
+                shared.send_later(*request, wanted, &mut seat).await?;
+                Ok(seat)
+            })),
+            Err(error) => Either::Left(ready(Err(error))),
         }
-        Ok(seat)
     }
 
     /// Takes room for all copies of a request that is sent again: they are one call, and none of them waits for another.
     pub(crate) async fn take_room(&self) -> Result<TakenRoom, Error> {
-        self.handle.shared.acquire_room().await?;
+        if !self.handle.shared.has_room() {
+            self.handle.shared.until_room().await?;
+        }
         Ok(TakenRoom(Arc::clone(&self.handle.shared)))
     }
 }
@@ -207,8 +221,14 @@ pub(crate) struct Seat {
     id: CorrelationId,
     room: Room,
     /// The consumer of a queue for this question alone.
-    own: Option<Consumer>,
+    own: Option<Box<Consumer>>,
 }
+
+/// Somebody who asks.
+pub(crate) type Asking<'a> = Either<
+    Ready<Result<Seat, Error>>,
+    Pin<Box<dyn Future<Output = Result<Seat, Error>> + Send + 'a>>,
+>;
 
 impl Seat {
     /// The next answer; `None` when nothing more comes.
@@ -230,10 +250,12 @@ impl Seat {
     fn take_own(&mut self, context: &mut Context<'_>) -> bool {
         let shared = &self.handle.shared;
         let Some(own) = &mut self.own else { return false };
-        match Pin::new(own).poll_next(context) {
+        match Pin::new(&mut **own).poll_next(context) {
             Poll::Pending => return false,
             Poll::Ready(Some(Ok(delivery))) => {
-                shared.receive(Reply::of(&delivery));
+                if let Some(waker) = shared.receive(Reply::of(&delivery)) {
+                    waker.wake();
+                }
                 // If that is too late, the queue is gone and the reply was taken all the same.
                 let _ = delivery.ack();
             }
@@ -275,37 +297,36 @@ impl Shared {
         CallerHealth { what: self.settings.what.clone(), in_flight, error }
     }
 
-    /// A reply came.
+    /// A reply came. Gives whom to wake.
     #[inline]
-    pub(super) fn receive(&self, reply: Reply) {
+    pub(super) fn receive(&self, reply: Reply) -> Option<Waker> {
         let received = lock(&self.desk).receive(reply);
         match received {
-            Received::Wake(waker) => waker.wake(),
-            Received::Taken => {}
+            Received::Wake(waker) => Some(waker),
+            Received::Taken => None,
             Received::Stray => {
                 self.strays.came();
                 tracing::debug!("{}: a reply came that nobody waits for", self.settings.what);
+                None
             }
         }
     }
 
-    /// Takes room, to be given back by hand.
-    async fn acquire_room(&self) -> Result<(), Error> {
-        let permit = match self.room.try_acquire() {
-            Ok(permit) => permit,
-            Err(_) => self.until_room().await?,
-        };
-        permit.forget();
-        Ok(())
+    /// Takes room if there is some, to be given back by hand.
+    #[inline]
+    fn has_room(&self) -> bool {
+        self.room.try_acquire().map(SemaphorePermit::forget).is_ok()
     }
 
-    async fn until_room(&self) -> Result<tokio::sync::SemaphorePermit<'_>, Error> {
+    /// Waits for room and takes it, to be given back by hand.
+    async fn until_room(&self) -> Result<(), Error> {
         let late = |_| {
             let what = format!("{}: {} others", self.settings.what, self.settings.max_in_flight);
             Error::timed_out(what, self.patience)
         };
         let room = timeout_at(deadline_in(self.patience), self.room.acquire()).await;
-        room.map_err(late)?.map_err(|_| Error::closed("the client"))
+        room.map_err(late)?.map_err(|_| Error::closed("the client"))?.forget();
+        Ok(())
     }
 
     /// Sends if it need not wait, or else gives what is to be sent.
@@ -314,7 +335,7 @@ impl Shared {
         question: Question<'_>,
         span: &PublishSpan,
         id: CorrelationId,
-    ) -> Result<Option<Request>, Error> {
+    ) -> Result<Option<Box<Request>>, Error> {
         let Question { exchange, routing_key, mandatory, kind, mut message, wanted, .. } = question;
         let text = id.to_text();
         let mut properties = match message.extra.take() {
@@ -342,7 +363,7 @@ impl Shared {
             body: message.body,
         };
         let is_sent = self.send_letter(&mut letter, id, wanted)?;
-        Ok((!is_sent).then(|| letter.to_request()))
+        Ok((!is_sent).then(|| Box::new(letter.to_request())))
     }
 
     /// Sends if it need not wait, and says whether it has.
@@ -359,30 +380,22 @@ impl Shared {
         let Some(reply_to) = &open.reply_to else { return Ok(false) };
         letter.properties.reply_to = Some(reply_to.clone());
         let prepared = letter.prepared();
-        match open.channel.publish_prepared(prepared, open.channel.look(prepared)) {
+        match open.channel.publish_prepared(prepared, open.channel.look(prepared).as_ref()) {
             None => Ok(false),
             Some(Err(error)) if open.channel.is_gone(&error) => Ok(false),
             Some(Err(error)) => Err(Error::from_amqp(self.settings.what.clone(), error)),
             Some(Ok(confirmation)) => {
                 drop(phase);
-                self.enter(&mut desk, id, wanted, || letter.to_request());
-                desk.sent(id, confirmation);
+                let request = self.kept(|| letter.to_request());
+                desk.open(id, wanted, Some(confirmation), request);
                 Ok(true)
             }
         }
     }
 
-    fn enter(
-        &self,
-        desk: &mut Desk,
-        id: CorrelationId,
-        wanted: Wanted,
-        request: impl FnOnce() -> Request,
-    ) {
-        desk.open(id, wanted);
-        if self.settings.on_loss == OnLoss::Replay {
-            desk.keep(id, request());
-        }
+    /// The request, if it is to be sent again when it may be lost.
+    fn kept(&self, request: impl FnOnce() -> Request) -> Option<Box<Request>> {
+        (self.settings.on_loss == OnLoss::Replay).then(|| Box::new(request()))
     }
 
     /// Sends as soon as there is a channel and room on it.
@@ -409,7 +422,7 @@ impl Shared {
                 if !self.is_open(&open) {
                     continue;
                 }
-                self.enter(&mut desk, seat.id, wanted, || request.clone());
+                desk.open(seat.id, wanted, None, self.kept(|| request.clone()));
             }
             let left = deadline.saturating_duration_since(Instant::now());
             return match open.channel.publish_within(&request.to_publish(), left).await {
@@ -442,7 +455,7 @@ impl Shared {
         let late = |_| self.line.timed_out(what, self.patience);
         let made: Result<_, amqp::Error> = timeout_at(deadline, making).await.map_err(late)?;
         let (name, consumer) = made.map_err(|error| self.line.failed(what, error))?;
-        seat.own = Some(consumer);
+        seat.own = Some(Box::new(consumer));
         Ok(name)
     }
 

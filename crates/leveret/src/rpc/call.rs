@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 use super::asker::{Question, Room, TakenRoom};
 use super::desk::{Failed, Wanted};
@@ -59,22 +59,14 @@ impl<'r, R: FromReply> Call<'r, R> {
         let Call { rpc, method, message, timeout: patience, resend_after, .. } = self;
         let message = message?;
         let span = PublishSpan::of_call(rpc.service(), method);
-        let began = Instant::now();
-        let asking = async {
-            match resend_after {
-                None => ask(rpc, method, message, Room::OfItsOwn, &span).await,
-                Some(first) => Box::pin(ask_again(rpc, method, message, &span, first)).await,
-            }
-        };
-        let answered = match patience {
-            None => asking.await,
-            Some(patience) => match timeout(patience, asking).await {
-                Ok(answered) => answered,
-                Err(_) => Err(Error::timed_out(rpc.what(method), patience)),
-            },
+        let began = rpc.inner.counts.begin();
+        let answered = match (patience, resend_after) {
+            (None, None) => ask(rpc, method, message, Room::OfItsOwn, &span).await,
+            // Who does not watch the time does not carry a watch.
+            _ => Box::pin(ask_in_time(rpc, method, message, &span, patience, resend_after)).await,
         };
         let failed = answered.as_ref().err().map(Error::kind);
-        rpc.inner.counts.ended(began.elapsed(), failed);
+        rpc.inner.counts.end(began, failed);
         span.end(&answered);
         R::from_reply(answered?)
     }
@@ -91,6 +83,30 @@ async fn ask(
     let mut seat = rpc.inner.asker.ask(question, span).await?;
     let answer = seat.next().await;
     answer.unwrap_or(Err(Failed::NoValue)).map_err(|failed| failed.into_error(rpc.what(method)))
+}
+
+/// Asks, again if need be, and waits for so long.
+async fn ask_in_time(
+    rpc: &Rpc,
+    method: &str,
+    message: Message,
+    span: &PublishSpan,
+    patience: Option<Duration>,
+    resend_after: Option<Duration>,
+) -> Result<Reply, Error> {
+    let asking = async {
+        match resend_after {
+            None => ask(rpc, method, message, Room::OfItsOwn, span).await,
+            Some(first) => ask_again(rpc, method, message, span, first).await,
+        }
+    };
+    match patience {
+        None => asking.await,
+        Some(patience) => match timeout(patience, asking).await {
+            Ok(answered) => answered,
+            Err(_) => Err(Error::timed_out(rpc.what(method), patience)),
+        },
+    }
 }
 
 /// Asks again while there is no answer, waiting twice as long each time.

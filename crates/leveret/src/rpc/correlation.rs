@@ -9,6 +9,9 @@ const LEN: usize = 36;
 /// Where the text has its dashes.
 const DASHES: [usize; 4] = [8, 13, 18, 23];
 
+/// Where it has the two digits of each byte.
+const PLACES: [usize; 16] = [0, 2, 4, 6, 9, 11, 14, 16, 19, 21, 24, 26, 28, 30, 32, 34];
+
 /// A UUID of version 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CorrelationId(pub(super) u128);
@@ -24,27 +27,31 @@ impl CorrelationId {
 
     /// As text: 32 digits in five groups.
     pub(crate) fn to_text(self) -> Text {
-        let mut digits = self.0.to_be_bytes().into_iter().flat_map(|byte| [byte >> 4, byte & 15]);
-        Text(std::array::from_fn(|index| match DASHES.contains(&index) {
-            true => b'-',
-            false => b"0123456789abcdef"[usize::from(digits.next().unwrap_or_default())],
-        }))
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let mut text = [b'-'; LEN];
+        for (place, byte) in PLACES.into_iter().zip(self.0.to_be_bytes()) {
+            text[place] = DIGITS[usize::from(byte >> 4)];
+            text[place + 1] = DIGITS[usize::from(byte & 15)];
+        }
+        Text(text)
     }
 
     /// Reads what [`to_text`](Self::to_text) wrote, and no other spelling of it: whoever replies copies it as it is.
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let text: &[u8; LEN] = text.try_into().ok()?;
-        let mut number = 0;
-        for (index, byte) in text.iter().enumerate() {
-            let digit = match byte {
-                b'-' if DASHES.contains(&index) => continue,
-                b'0'..=b'9' if !DASHES.contains(&index) => byte - b'0',
-                b'a'..=b'f' if !DASHES.contains(&index) => byte - b'a' + 10,
-                _ => return None,
-            };
-            number = number << 4 | u128::from(digit);
+        let digit = |at: usize| match text[at] {
+            digit @ b'0'..=b'9' => Some(digit - b'0'),
+            digit @ b'a'..=b'f' => Some(digit - b'a' + 10),
+            _ => None,
+        };
+        if DASHES.into_iter().any(|at| text[at] != b'-') {
+            return None;
         }
-        Some(CorrelationId(number))
+        let mut bytes = [0; 16];
+        for (byte, place) in bytes.iter_mut().zip(PLACES) {
+            *byte = digit(place)? << 4 | digit(place + 1)?;
+        }
+        Some(CorrelationId(u128::from_be_bytes(bytes)))
     }
 }
 

@@ -142,13 +142,20 @@ pub(crate) enum Received {
 }
 
 impl Desk {
-    /// Somebody begins to wait.
-    pub(crate) fn open(&mut self, id: CorrelationId, wanted: Wanted) {
+    /// Somebody begins to wait: with the confirmation of the request, if it was sent, and the request, if it is to be sent again
+    /// when it may be lost.
+    pub(crate) fn open(
+        &mut self,
+        id: CorrelationId,
+        wanted: Wanted,
+        confirmation: Option<Confirmation>,
+        request: Option<Box<Request>>,
+    ) {
         let waiting = Waiting {
             wanted,
             waker: None,
-            confirmation: None,
-            request: None,
+            confirmation,
+            request,
             came: VecDeque::new(),
             last: None,
             number: None,
@@ -157,24 +164,10 @@ impl Desk {
         self.waiting.insert(id, waiting);
     }
 
-    /// The request was sent.
-    pub(crate) fn sent(&mut self, id: CorrelationId, confirmation: Confirmation) {
-        if let Some(waiting) = self.waiting.get_mut(&id) {
-            waiting.confirmation = Some(confirmation);
-        }
-    }
-
     /// The request was sent some time ago. It may have been sent again since.
     pub(crate) fn was_sent(&mut self, id: CorrelationId, confirmation: Confirmation) {
         if let Some(waiting) = self.waiting.get_mut(&id) {
             waiting.confirmation.get_or_insert(confirmation);
-        }
-    }
-
-    /// What is to be sent again when the request may be lost.
-    pub(crate) fn keep(&mut self, id: CorrelationId, request: Request) {
-        if let Some(waiting) = self.waiting.get_mut(&id) {
-            waiting.request = Some(Box::new(request));
         }
     }
 
@@ -202,9 +195,7 @@ impl Desk {
 
     /// A reply came.
     pub(crate) fn receive(&mut self, reply: Reply) -> Received {
-        let properties = reply.properties();
-        let id = properties.correlation_id.as_ref().map(|id| id.as_bytes());
-        let id = id.and_then(CorrelationId::parse);
+        let id = reply.correlation_id();
         let waiting = id.and_then(|id| self.waiting.get_mut(&id));
         match waiting.filter(|waiting| !waiting.ended) {
             Some(waiting) => waiting.receive(reply),
@@ -412,7 +403,7 @@ mod tests {
 
     fn opened(wanted: Wanted) -> (Desk, CorrelationId) {
         let (mut desk, id) = (Desk::default(), CorrelationId::fresh());
-        desk.open(id, wanted);
+        desk.open(id, wanted, None, None);
         (desk, id)
     }
 
@@ -439,7 +430,7 @@ mod tests {
     fn a_reply_comes_to_the_call_whose_id_it_has_and_once() {
         let (mut desk, first) = opened(Wanted::One);
         let second = CorrelationId::fresh();
-        desk.open(second, Wanted::One);
+        desk.open(second, Wanted::One, None, None);
         assert!(taken(&mut desk, first).is_empty());
         // Whoever waits is woken.
         assert!(matches!(desk.receive(reply(second, "2", &[])), Received::Taken));
@@ -540,7 +531,7 @@ mod tests {
     fn a_loss_ends_what_waits_and_leaves_what_has_come() {
         let (mut desk, waits) = opened(Wanted::One);
         let has = CorrelationId::fresh();
-        desk.open(has, Wanted::One);
+        desk.open(has, Wanted::One, None, None);
         desk.receive(reply(has, "came", &[]));
         desk.fail_all(&Error::new(ErrorKind::Lost, "gone"));
         assert_eq!(taken(&mut desk, waits), ["Lost", "end"]);
@@ -549,18 +540,17 @@ mod tests {
 
     #[test]
     fn what_is_sent_again_is_what_somebody_still_waits_for() {
-        let (mut desk, waits) = opened(Wanted::One);
-        let request = Request {
+        let mut desk = Desk::default();
+        let request = Box::new(Request {
             exchange: String::new(),
             mandatory: true,
             routing_key: "k".to_owned(),
             properties: Properties::default(),
             body: Bytes::new(),
-        };
-        let answered = CorrelationId::fresh();
-        desk.open(answered, Wanted::One);
+        });
+        let [waits, answered] = [CorrelationId::fresh(), CorrelationId::fresh()];
         for id in [waits, answered] {
-            desk.keep(id, request.clone());
+            desk.open(id, Wanted::One, None, Some(request.clone()));
         }
         desk.receive(reply(answered, "1", &[]));
         assert_eq!(desk.to_send_again(), [waits]);

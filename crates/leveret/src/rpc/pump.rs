@@ -1,16 +1,15 @@
 //! Takes replies to the desk at once, where they are read, and not in a task that has to be woken first: a broker sends
 //! replies one by one, and each would cost two wake-ups instead of one.
 
-use std::pin::Pin;
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
-use futures_core::Stream as _;
 use tokio::sync::Notify;
 
 use super::asker::Shared;
 use super::reply::Reply;
-use crate::amqp::{self, Consumer, lock};
+use crate::amqp::{self, Consumer, Parts, lock};
 
 /// Being woken, it takes what came to the desk.
 #[derive(Debug)]
@@ -23,23 +22,54 @@ struct Pump {
 
 #[derive(Debug)]
 enum State {
-    Reading(Consumer),
+    Reading(Reading),
     /// Why, if it has an error.
     Ended(Option<amqp::Error>),
+}
+
+#[derive(Debug)]
+struct Reading {
+    consumer: Consumer,
+    /// Who got a reply, and is to be told.
+    answered: VecDeque<Waker>,
+}
+
+impl Reading {
+    /// One right after the other: the thread that the runtime wakes for the first of them finds the others as well.
+    fn wake_answered(&mut self) {
+        if self.answered.len() > 1 {
+            self.consumer.expect(self.answered.len());
+        }
+        // Should one of them panic, the others are not forgotten.
+        while let Some(waker) = self.answered.pop_front() {
+            waker.wake();
+        }
+    }
 }
 
 impl Wake for Pump {
     fn wake(self: Arc<Self>) {
         let waker = Waker::from(Arc::clone(&self));
         let mut state = lock(&self.state);
-        while let State::Reading(consumer) = &mut *state {
-            match Pin::new(consumer).poll_next(&mut Context::from_waker(&waker)) {
-                Poll::Pending => return,
-                Poll::Ready(Some(Ok(delivery))) => self.shared.receive(Reply::of(&delivery)),
-                Poll::Ready(end) => *state = State::Ended(end.and_then(Result::err)),
+        let State::Reading(reading) = &mut *state else { return };
+        let end = loop {
+            match reading.consumer.poll_ready(&mut Context::from_waker(&waker)) {
+                Poll::Pending => break None,
+                Poll::Ready(Ok(true)) => {
+                    // They are not to be settled, so they may be taken apart.
+                    if let Some(Parts { letter, .. }) = reading.consumer.take() {
+                        let reply = Reply::new(letter.properties, letter.body);
+                        reading.answered.extend(self.shared.receive(reply));
+                    }
+                }
+                Poll::Ready(end) => break Some(end.err()),
             }
+        };
+        reading.wake_answered();
+        if let Some(end) = end {
+            *state = State::Ended(end);
+            self.ended.notify_one();
         }
-        self.ended.notify_one();
     }
 }
 
@@ -51,7 +81,7 @@ impl Pumping {
     pub(super) fn start(shared: &Arc<Shared>, consumer: Consumer) -> Self {
         let pump = Arc::new(Pump {
             shared: Arc::clone(shared),
-            state: Mutex::new(State::Reading(consumer)),
+            state: Mutex::new(State::Reading(Reading { consumer, answered: VecDeque::new() })),
             ended: Notify::new(),
         });
         Arc::clone(&pump).wake();

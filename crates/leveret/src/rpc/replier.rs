@@ -48,7 +48,8 @@ impl Outlet {
 pub(super) struct Replying {
     client: Client,
     /// Directly to callers. RabbitMQ does not know whether they are there: 3.10 returns every mandatory reply, delivered or
-    /// not, and 4.3 none.
+    /// not, and 4.3 none. Callers know a reply by its correlation id, and the fewer bytes it has, the more of them come with
+    /// one packet.
     to_callers: Publisher,
     to_queues: Publisher,
     /// One for each exchange, so that one that does not exist takes no other's replies along.
@@ -58,8 +59,9 @@ pub(super) struct Replying {
 
 impl Replying {
     pub(super) async fn start(client: &Client, service: &str) -> Result<Arc<Self>, Error> {
+        let to_callers = client.publisher("").transient().allow_unroutable().anonymous();
         Ok(Arc::new(Replying {
-            to_callers: client.publisher("").transient().allow_unroutable().build().await?,
+            to_callers: to_callers.build().await?,
             to_queues: client.publisher("").transient().build().await?,
             to_exchanges: Mutex::default(),
             counts: Replied::new(service),

@@ -5,6 +5,7 @@ use std::fmt;
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
+use super::correlation::CorrelationId;
 use crate::amqp::{Delivery, Properties, RawProperties, Value};
 use crate::error::{Error, ErrorKind};
 use crate::payload::{self, Json, MsgPack, Payload};
@@ -38,6 +39,11 @@ impl Reply {
 
     pub(crate) fn of(delivery: &Delivery) -> Self {
         Reply::new(delivery.raw_properties().clone(), delivery.body().clone())
+    }
+
+    /// Whose it is, if it says so.
+    pub(super) fn correlation_id(&self) -> Option<CorrelationId> {
+        CorrelationId::parse(self.properties.correlation_id()?.as_bytes())
     }
 
     /// The body.

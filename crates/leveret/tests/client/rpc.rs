@@ -172,6 +172,11 @@ async fn no_more_calls_are_under_way_than_allowed() {
             tokio::spawn(async move { rpc.call::<()>("wait", "").await })
         })
         .collect();
+    sleep(Duration::from_millis(10)).await;
+    // What cannot be sent does not wait for room to be told so.
+    let unsendable = leveret::Message::new("").kind("x".repeat(256));
+    let error = rpc.call::<()>("wait", unsendable).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error:?}");
     for left in (0..10).rev() {
         sleep(Duration::from_millis(10)).await;
         assert_eq!(rpc.in_flight(), 3.min(left + 1));

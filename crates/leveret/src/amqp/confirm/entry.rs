@@ -60,8 +60,10 @@ impl Entry {
     }
 
     /// The outcome, if there is one yet.
+    #[inline]
     pub(super) fn outcome(&self) -> Option<Outcome> {
         match &lock(&self.segment.slots)[self.slot] {
+            Slot::Done(Outcome::Acked) => Some(Outcome::Acked),
             Slot::Done(outcome) => Some(outcome.clone()),
             _ => None,
         }
@@ -71,6 +73,7 @@ impl Entry {
     pub(super) fn poll(&self, context: &mut Context<'_>) -> Poll<Outcome> {
         let slot = &mut lock(&self.segment.slots)[self.slot];
         match slot {
+            Slot::Done(Outcome::Acked) => return Poll::Ready(Outcome::Acked),
             Slot::Done(outcome) => return Poll::Ready(outcome.clone()),
             Slot::Awaited(waker) if waker.will_wake(context.waker()) => {}
             _ => *slot = Slot::Awaited(context.waker().clone()),

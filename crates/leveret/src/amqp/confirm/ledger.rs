@@ -59,7 +59,7 @@ impl Ledger {
 
     /// A message was encoded, and this is its entry. A mandatory one comes with its look.
     #[inline]
-    pub(in crate::amqp) fn publish(&mut self, mandatory: Option<Look>) -> Entry {
+    pub(in crate::amqp) fn publish(&mut self, mandatory: Option<&Look>) -> Entry {
         // The channel may go between the moment a publisher finds it open and this one.
         if let Some(error) = &self.closed {
             self.tally.lost += 1;
@@ -68,7 +68,7 @@ impl Ledger {
         let number = self.next;
         self.next += 1;
         if let Some(look) = mandatory {
-            self.mandatory.add(number, look);
+            self.mandatory.add(number, *look);
         }
         self.entries.add(number)
     }
@@ -169,7 +169,7 @@ mod tests {
 
         fn publish_mandatory(&mut self, publish: &Publish<'_>) -> Entry {
             let look = self.looks.of(publish.prepared());
-            self.ledger.publish(Some(look))
+            self.ledger.publish(Some(&look))
         }
 
         fn returned(&mut self, returned: Returned) -> Option<Returned> {

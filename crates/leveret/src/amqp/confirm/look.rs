@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::hash::BuildHasher;
 
 use foldhash::quality::RandomState;
-use leveret_wire::{Properties, ShortStr};
+use leveret_wire::{PlainProperties, Properties, ShortStr, Table};
 
 use super::Returned;
 use crate::amqp::channel::DIRECT_REPLIES;
@@ -37,7 +37,7 @@ impl Looks {
     }
 
     #[inline]
-    pub(in crate::amqp) fn of(&self, publish: Prepared<'_, Properties<'_>>) -> Look {
+    pub(in crate::amqp) fn of(&self, publish: Prepared<'_, impl Visible>) -> Look {
         let address = (publish.exchange.as_bytes(), publish.routing_key.as_bytes());
         self.look(address, publish.properties, publish.body)
     }
@@ -47,7 +47,8 @@ impl Looks {
         self.look(address, &returned.properties.get(), &returned.body)
     }
 
-    fn look(&self, address: (&[u8], &[u8]), properties: &Properties<'_>, body: &[u8]) -> Look {
+    #[inline]
+    fn look(&self, address: (&[u8], &[u8]), properties: &impl Visible, body: &[u8]) -> Look {
         let ends = body.len().min(BODY_ENDS);
         Look {
             address: self.hasher.hash_one(address),
@@ -57,29 +58,62 @@ impl Looks {
     }
 
     /// The same whatever the order of the headers: RabbitMQ 4.3 sorts them.
-    fn properties(&self, properties: &Properties<'_>) -> u64 {
-        // The broker writes its address for direct replies in place of their name.
-        let is_direct =
-            |name: &&ShortStr<'_>| name.as_bytes().starts_with(DIRECT_REPLIES.as_bytes());
-        let reply_to = properties.reply_to.as_ref().filter(|name| !is_direct(name));
-        let text = [
-            properties.content_type.as_ref(),
-            properties.content_encoding.as_ref(),
-            properties.correlation_id.as_ref(),
-            reply_to,
-            properties.expiration.as_ref(),
-            properties.message_id.as_ref(),
-            properties.kind.as_ref(),
-            properties.user_id.as_ref(),
-            properties.app_id.as_ref(),
-            properties.cluster_id.as_ref(),
-        ];
-        let numbers = (properties.delivery_mode, properties.priority, properties.timestamp);
-        let headers = properties.headers.as_ref().map_or(0, |headers| {
+    #[inline]
+    fn properties(&self, properties: &impl Visible) -> u64 {
+        let Seen { text, numbers, headers } = properties.seen();
+        let headers = headers.map_or(0, |headers| {
             let fields = headers.encoded_fields().map(|field| self.hasher.hash_one(field));
             fields.fold(1, u64::wrapping_add)
         });
         self.hasher.hash_one((text, numbers, headers))
+    }
+}
+
+/// Properties that a message may be known by.
+pub(crate) trait Visible {
+    fn seen(&self) -> Seen<'_>;
+}
+
+/// What is looked at of them.
+#[derive(Default)]
+pub(crate) struct Seen<'p> {
+    text: [Option<&'p ShortStr<'p>>; 10],
+    /// Delivery mode, priority and timestamp.
+    numbers: (Option<u8>, Option<u8>, Option<u64>),
+    headers: Option<&'p Table<'p>>,
+}
+
+impl Visible for Properties<'_> {
+    fn seen(&self) -> Seen<'_> {
+        // The broker writes its address for direct replies in place of their name.
+        let is_direct =
+            |name: &&ShortStr<'_>| name.as_bytes().starts_with(DIRECT_REPLIES.as_bytes());
+        Seen {
+            text: [
+                self.message_id.as_ref(),
+                self.content_type.as_ref(),
+                self.content_encoding.as_ref(),
+                self.correlation_id.as_ref(),
+                self.reply_to.as_ref().filter(|name| !is_direct(name)),
+                self.expiration.as_ref(),
+                self.kind.as_ref(),
+                self.user_id.as_ref(),
+                self.app_id.as_ref(),
+                self.cluster_id.as_ref(),
+            ],
+            numbers: (self.delivery_mode, self.priority, self.timestamp),
+            headers: self.headers.as_ref(),
+        }
+    }
+}
+
+impl Visible for PlainProperties<'_> {
+    #[inline]
+    fn seen(&self) -> Seen<'_> {
+        let mut seen = Seen::default();
+        seen.text[0] = Some(&self.message_id);
+        seen.numbers = (self.delivery_mode, None, self.timestamp);
+        seen
     }
 }
 
@@ -128,7 +162,7 @@ impl Mandatory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::amqp::{Table, Value};
+    use crate::amqp::Value;
 
     #[test]
     fn the_order_of_headers_does_not_matter() {
@@ -156,6 +190,16 @@ mod tests {
         };
         assert_eq!(look("amq.rabbitmq.reply-to"), look("amq.rabbitmq.reply-to.g1h2.a1=="));
         assert_ne!(look("mine"), look("yours"));
+    }
+
+    #[test]
+    fn plain_properties_look_as_the_others_do() {
+        let (looks, id) = (Looks::new(), ShortStr::from_static("id"));
+        let (delivery_mode, timestamp) = (Some(2), Some(7));
+        let plain = PlainProperties { delivery_mode, message_id: id.clone(), timestamp };
+        let message_id = Some(id);
+        let whole = Properties { delivery_mode, message_id, timestamp, ..Properties::default() };
+        assert_eq!(looks.properties(&plain), looks.properties(&whole));
     }
 
     #[test]

@@ -126,6 +126,23 @@ async fn replies_are_read_as_what_is_asked_for() {
 }
 
 #[tokio::test]
+async fn only_replies_to_queues_have_an_id_of_their_own() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let service = client.service("echo").method("text", |text: String| async move { text });
+    let _service = Running::start(service).await;
+    for replies in ALL_REPLIES {
+        let rpc = client.rpc("echo").replies(replies).build().await.unwrap();
+        let reply: Reply = soon("a reply", rpc.call("text", "x")).await.unwrap();
+        let properties = reply.properties();
+        let is_known = (properties.message_id.is_some(), properties.timestamp.is_some());
+        let to_queue = replies != Replies::Direct;
+        assert_eq!(is_known, (to_queue, to_queue), "{replies:?}");
+        assert!(properties.correlation_id.is_some(), "{replies:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_call_to_nobody_fails_at_once() {
     let vhost = rabbitmq::vhost().await;
     let client = client(&vhost).await;
