@@ -3,7 +3,7 @@
 mod support;
 
 use leveret::Queue;
-use leveret_testkit::rabbitmq::{RabbitCluster, Version};
+use leveret_testkit::rabbitmq::{RabbitCluster, RabbitNode, Version};
 
 use support::books::{Business, Size};
 use support::rabbit::Dice;
@@ -34,5 +34,6 @@ async fn what_is_confirmed_is_consumed_while_nodes_of_a_cluster_fail() {
         cluster.node_mut(index).start_again().await;
         cluster.await_running(cluster.nodes().len()).await;
     }
-    business.close("three nodes", &format!("{} nodes failed", size.faults)).await;
+    let confessions = || cluster.nodes().iter().map(RabbitNode::confessions).collect();
+    business.close("three nodes", &format!("{} nodes failed", size.faults), confessions).await;
 }

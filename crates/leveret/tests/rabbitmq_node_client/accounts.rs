@@ -103,7 +103,8 @@ async fn what_is_confirmed_is_consumed_while_a_node_fails_in_every_way() {
         business.time_for_fault(number).await;
         inflict(*fault, &mut node, &vhost, &proxy, &business).await;
     }
-    business.close("one node", &format!("{} faults: {faults:?}", faults.len())).await;
+    let faults = format!("{} faults: {faults:?}", faults.len());
+    business.close("one node", &faults, || node.confessions()).await;
 }
 
 /// What is left on a broker when it fails is there when it is back: the books are complete once both are drained.
@@ -138,6 +139,8 @@ async fn what_is_confirmed_is_consumed_while_a_broker_and_its_standby_fail_in_tu
         let client = Client::connect(url).await.unwrap();
         tokio::spawn(business.books.clone().consume(client, stop.subscribe()));
     }
-    business.close("a broker and its standby", &format!("{} failovers", size.faults)).await;
+    let faults = format!("{} failovers", size.faults);
+    let confessions = || nodes.iter().map(RabbitNode::confessions).collect();
+    business.close("a broker and its standby", &faults, confessions).await;
     stop.send_replace(true);
 }

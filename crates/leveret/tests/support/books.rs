@@ -1,7 +1,7 @@
 //! Loss accounting: publishers and consumers at work while everything fails, and the books at the end.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use leveret::{
 use leveret_testkit::eventually;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::rabbit::Dice;
 
@@ -27,6 +27,9 @@ const PUBLISH: Duration = Duration::from_secs(120);
 
 /// How long anything may take before it counts as hanging: a publish is given up before.
 const HANGS: Duration = Duration::from_secs(180);
+
+/// How long the search for what is missing waits for an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a run of the accounts is about.
 #[derive(Clone, Copy, Debug)]
@@ -53,9 +56,12 @@ impl Size {
 pub struct Books {
     size: Size,
     queue: Queue,
-    confirmed: Vec<AtomicBool>,
+    /// 0 if it was not, or one more than there had been faults when it was.
+    confirmed: Vec<AtomicUsize>,
     /// How often it was delivered.
     seen: Vec<AtomicU32>,
+    /// How many faults there were so far.
+    faults: AtomicUsize,
     /// Publishes that have their outcome.
     answered: AtomicUsize,
     failed: Mutex<BTreeMap<String, usize>>,
@@ -96,7 +102,8 @@ impl Books {
                 let Some((id, ticket)) = window.pop_front() else { break };
                 match timeout(HANGS, ticket).await.expect("a ticket that hangs") {
                     Ok(()) => {
-                        self.confirmed[id].store(true, Ordering::SeqCst);
+                        let faults = self.faults.load(Ordering::SeqCst);
+                        self.confirmed[id].store(faults + 1, Ordering::SeqCst);
                         self.answered.fetch_add(1, Ordering::SeqCst);
                     }
                     Err(error) => self.fail(error.kind()),
@@ -113,13 +120,30 @@ impl Books {
         self.answered.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// How many messages are confirmed and were never delivered.
-    fn missing(&self) -> usize {
-        let both = self.confirmed.iter().zip(&self.seen);
-        both.filter(|(confirmed, seen)| {
-            confirmed.load(Ordering::SeqCst) && seen.load(Ordering::SeqCst) == 0
-        })
-        .count()
+    /// The messages that are confirmed and were never delivered.
+    fn missing(&self) -> Vec<usize> {
+        let is_missing =
+            |id: &usize| self.is_confirmed(*id) && self.seen[*id].load(Ordering::SeqCst) == 0;
+        (0..self.size.messages).filter(is_missing).collect()
+    }
+
+    fn is_confirmed(&self, id: usize) -> bool {
+        self.confirmed[id].load(Ordering::SeqCst) > 0
+    }
+
+    /// How many of these there are of each publisher, and after how many faults they were confirmed.
+    fn sorted(&self, missing: &[usize]) -> String {
+        let mut publishers = BTreeMap::<usize, usize>::new();
+        let mut faults = BTreeMap::<usize, usize>::new();
+        for id in missing {
+            *publishers.entry(id % (CLIENTS * EACH)).or_default() += 1;
+            let before = self.confirmed[*id].load(Ordering::SeqCst) - 1;
+            *faults.entry(before).or_default() += 1;
+        }
+        format!(
+            "{} are missing, by publishers {publishers:?}, by the faults before their confirm {faults:?}",
+            missing.len()
+        )
     }
 
     /// Consumes until it is told to stop.
@@ -143,8 +167,9 @@ impl Business {
         let books = Arc::new(Books {
             size,
             queue: queue.clone(),
-            confirmed: (0..size.messages).map(|_| AtomicBool::new(false)).collect(),
+            confirmed: (0..size.messages).map(|_| AtomicUsize::new(0)).collect(),
             seen: (0..size.messages).map(|_| AtomicU32::new(0)).collect(),
+            faults: AtomicUsize::new(0),
             answered: AtomicUsize::new(0),
             failed: Mutex::default(),
         });
@@ -187,6 +212,7 @@ impl Business {
             if answered >= due { Ok(()) } else { Err(format!("there are {answered}")) }
         })
         .await;
+        self.books.faults.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Waits until every publish has its outcome.
@@ -197,16 +223,39 @@ impl Business {
         assert_eq!(self.books.answered.load(Ordering::SeqCst), self.books.size.messages);
     }
 
-    /// Waits until everything that was confirmed was consumed, and for health; closes, and prints the books.
-    pub async fn close(mut self, what: &str, faults: &str) {
+    /// Where what is missing may be: in the queue, with a consumer that does nothing and gives it back when it is closed, or gone.
+    async fn search(&self) -> String {
+        let failed = self.books.failed.lock().unwrap().clone();
+        let mut found = format!("failed: {failed:?}");
+        for (number, client) in self.clients.iter().enumerate() {
+            let missing = self.books.sorted(&self.books.missing());
+            let queue = timeout(PATIENCE, client.inspect_queue(self.books.queue.name())).await;
+            let health = client.health();
+            found += &format!(
+                "\nwith client {number} and those after it: {missing}; {queue:?}; has its consumer ended: {}; {health:?}",
+                self.consuming[number].is_finished(),
+            );
+            let closed = timeout(PATIENCE, client.close()).await;
+            found += &format!("\nclient {number} closed: {closed:?}");
+            sleep(Duration::from_secs(2)).await;
+        }
+        found
+    }
+
+    /// Waits until everything that was confirmed was consumed, and for health; closes, and prints the books. If something is
+    /// missing, `confessions` are what the brokers have to say.
+    pub async fn close(mut self, what: &str, faults: &str, confessions: impl Fn() -> String) {
         self.all_published().await;
-        eventually(HANGS, "all that was confirmed to be consumed", async || {
-            match self.books.missing() {
-                0 => Ok(()),
-                missing => Err(format!("{missing} are missing")),
+        let balanced = async {
+            while !self.books.missing().is_empty() {
+                sleep(Duration::from_millis(50)).await;
             }
-        })
-        .await;
+        };
+        if timeout(HANGS, balanced).await.is_err() {
+            let found = self.search().await;
+            let said = confessions();
+            panic!("not all that was confirmed is consumed; {faults}; {found}\n{said}");
+        }
         for client in &self.clients {
             super::client::until_healthy(client).await;
         }
@@ -224,7 +273,7 @@ impl Business {
         let deliveries: u32 = self.books.seen.iter().map(|seen| seen.load(Ordering::SeqCst)).sum();
         let consumed = count(&self.books.seen, 0);
         let confirmed =
-            self.books.confirmed.iter().filter(|one| one.load(Ordering::SeqCst)).count();
+            (0..self.books.size.messages).filter(|id| self.books.is_confirmed(*id)).count();
         println!(
             "{what}: {} published, {confirmed} confirmed, failed {:?}, {consumed} consumed, {} duplicates (of {} \
              messages), {} lost, in {:.0?}; {faults}",
@@ -232,7 +281,7 @@ impl Business {
             self.books.failed.lock().unwrap(),
             deliveries as usize - consumed,
             count(&self.books.seen, 1),
-            self.books.missing(),
+            self.books.missing().len(),
             self.began.elapsed(),
         );
         assert!(confirmed > 0);

@@ -14,7 +14,7 @@ use super::settings::{self, Certificates, Extras, Ports};
 use super::{Broker, Management, Version, Vhost};
 use crate::certificates::{Authority, Identity};
 use crate::eventually;
-use crate::log::tail;
+use crate::log::{tail, tail_of};
 use crate::process::{Ending, GuardedProcess, signal, suspend};
 use crate::scratch::ScratchFolder;
 
@@ -338,6 +338,21 @@ impl RabbitNode {
             "the log of {} ends with:\n{}",
             self.name,
             tail(&settings::console_log(self.folder.path()))
+        )
+    }
+
+    /// What it says of a queue that it had to restart, and of messages that it lost: it may do so when it was killed.
+    pub fn confessions(&self) -> String {
+        let is_one = |line: &str| {
+            let line = line.to_lowercase();
+            ["crash", "dropped", "unclean", "corrupt", "recover", "discard"]
+                .iter()
+                .any(|word| line.contains(word))
+        };
+        format!(
+            "the log of {} says of crashes and losses:\n{}",
+            self.name,
+            tail_of(&settings::console_log(self.folder.path()), is_one)
         )
     }
 
