@@ -334,17 +334,31 @@ mod tests {
         assert_eq!(names(&entries), ["acked", "returned", "acked"]);
     }
 
+    /// With a property that it did not have.
+    fn altered(look: (u8, u8, u8)) -> Returned {
+        let properties = Properties { priority: Some(1), ..publish(look).properties };
+        Returned { properties: RawProperties::from(&properties), ..returned(look) }
+    }
+
     #[test]
     fn a_message_that_the_broker_altered_is_known_by_its_body_or_its_address() {
         let mut books = Books::new();
         let entries =
             [(0, 0, 0), (0, 1, 0), (1, 0, 0)].map(|look| books.publish_mandatory(&publish(look)));
-        let altered = Returned { properties: RawProperties::default(), ..returned((0, 1, 0)) };
-        assert!(books.returned(altered).is_none());
-        let altered = Returned { body: Bytes::from_static(b"?"), ..returned((1, 0, 0)) };
-        assert!(books.returned(altered).is_none());
+        assert!(books.returned(altered((0, 1, 0))).is_none());
+        let other_body = Returned { body: Bytes::from_static(b"?"), ..returned((1, 0, 0)) };
+        assert!(books.returned(other_body).is_none());
         books.answer(0, true, true);
         assert_eq!(names(&entries), ["acked", "returned", "returned"]);
+    }
+
+    #[test]
+    fn a_message_that_the_broker_altered_is_not_taken_for_one_with_another_id() {
+        let mut books = Books::new();
+        let entries = [(0, 0, 0), (0, 0, 1)].map(|look| books.publish_mandatory(&publish(look)));
+        assert!(books.returned(altered((0, 0, 1))).is_none());
+        books.answer(0, true, true);
+        assert_eq!(names(&entries), ["acked", "returned"]);
     }
 
     #[test]

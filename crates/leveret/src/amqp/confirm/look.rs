@@ -18,6 +18,8 @@ const BODY_ENDS: usize = 128;
 pub(crate) struct Look {
     /// Exchange and routing key.
     address: u64,
+    /// The message id, which no broker alters; 0 if there is none.
+    id: u64,
     /// Length and both ends: two bodies that differ in their midst alone, to the same address with the same
     /// properties, are told apart by their order.
     body: u64,
@@ -50,17 +52,18 @@ impl Looks {
     #[inline]
     fn look(&self, address: (&[u8], &[u8]), properties: &impl Visible, body: &[u8]) -> Look {
         let ends = body.len().min(BODY_ENDS);
+        let seen = properties.seen();
         Look {
             address: self.hasher.hash_one(address),
+            id: seen.id.map_or(0, |id| self.hasher.hash_one(id)),
             body: self.hasher.hash_one((body.len(), &body[..ends], &body[body.len() - ends..])),
-            properties: self.properties(properties),
+            properties: self.properties(seen),
         }
     }
 
-    /// The same whatever the order of the headers: RabbitMQ 4.3 sorts them.
+    /// All but the id. The same whatever the order of the headers: RabbitMQ 4.3 sorts them.
     #[inline]
-    fn properties(&self, properties: &impl Visible) -> u64 {
-        let Seen { text, numbers, headers } = properties.seen();
+    fn properties(&self, Seen { text, numbers, headers, .. }: Seen<'_>) -> u64 {
         let headers = headers.map_or(0, |headers| {
             let fields = headers.encoded_fields().map(|field| self.hasher.hash_one(field));
             fields.fold(1, u64::wrapping_add)
@@ -77,7 +80,8 @@ pub(crate) trait Visible {
 /// What is looked at of them.
 #[derive(Default)]
 pub(crate) struct Seen<'p> {
-    text: [Option<&'p ShortStr<'p>>; 10],
+    id: Option<&'p ShortStr<'p>>,
+    text: [Option<&'p ShortStr<'p>>; 9],
     /// Delivery mode, priority and timestamp.
     numbers: (Option<u8>, Option<u8>, Option<u64>),
     headers: Option<&'p Table<'p>>,
@@ -89,8 +93,8 @@ impl Visible for Properties<'_> {
         let is_direct =
             |name: &&ShortStr<'_>| name.as_bytes().starts_with(DIRECT_REPLIES.as_bytes());
         Seen {
+            id: self.message_id.as_ref(),
             text: [
-                self.message_id.as_ref(),
                 self.content_type.as_ref(),
                 self.content_encoding.as_ref(),
                 self.correlation_id.as_ref(),
@@ -110,10 +114,11 @@ impl Visible for Properties<'_> {
 impl Visible for PlainProperties<'_> {
     #[inline]
     fn seen(&self) -> Seen<'_> {
-        let mut seen = Seen::default();
-        seen.text[0] = Some(&self.message_id);
-        seen.numbers = (self.delivery_mode, None, self.timestamp);
-        seen
+        Seen {
+            id: Some(&self.message_id),
+            numbers: (self.delivery_mode, None, self.timestamp),
+            ..Seen::default()
+        }
     }
 }
 
@@ -132,12 +137,14 @@ impl Mandatory {
     /// Finds and takes out the publish that came back.
     ///
     /// Returns come in the order of the publishes, so it is the oldest one that looks the same and is not answered.
-    /// Should the broker have altered the message (it does to some properties), body and address, or the address
+    /// Should the broker have altered the message (it does to some properties), address, id and body, or address and id
     /// alone, have to do.
     pub(super) fn take(&mut self, look: Look, is_answered: impl Fn(u64) -> bool) -> Option<u64> {
         let oldest = |same: &dyn Fn(&Look) -> bool| {
             self.known.iter().position(|(number, one)| {
-                one.address == look.address && same(one) && !is_answered(*number)
+                (one.address, one.id) == (look.address, look.id)
+                    && same(one)
+                    && !is_answered(*number)
             })
         };
         let index = oldest(&|one| one.body == look.body && one.properties == look.properties)
@@ -169,7 +176,7 @@ mod tests {
         let looks = Looks::new();
         let look = |pairs: [(&str, Value<'_>); 2]| {
             let headers = Some(Table::from_pairs(pairs).unwrap());
-            looks.properties(&Properties { headers, ..Properties::default() })
+            looks.properties(Properties { headers, ..Properties::default() }.seen())
         };
         assert_eq!(
             look([("a", 1.into()), ("b", 2.into())]),
@@ -186,7 +193,7 @@ mod tests {
         let looks = Looks::new();
         let look = |reply_to: &'static str| {
             let reply_to = Some(reply_to.try_into().unwrap());
-            looks.properties(&Properties { reply_to, ..Properties::default() })
+            looks.properties(Properties { reply_to, ..Properties::default() }.seen())
         };
         assert_eq!(look("amq.rabbitmq.reply-to"), look("amq.rabbitmq.reply-to.g1h2.a1=="));
         assert_ne!(look("mine"), look("yours"));
@@ -199,7 +206,8 @@ mod tests {
         let plain = PlainProperties { delivery_mode, message_id: id.clone(), timestamp };
         let message_id = Some(id);
         let whole = Properties { delivery_mode, message_id, timestamp, ..Properties::default() };
-        assert_eq!(looks.properties(&plain), looks.properties(&whole));
+        assert_eq!(plain.seen().id, whole.seen().id);
+        assert_eq!(looks.properties(plain.seen()), looks.properties(whole.seen()));
     }
 
     #[test]
