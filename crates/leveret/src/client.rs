@@ -267,11 +267,9 @@ impl Client {
             let apply = core.remembered.apply(&up.connection, topology);
             let (applied, failed) = timeout_at(deadline, apply).await.map_err(late)?;
             let is_lost = failed.iter().any(|(_, error)| error.kind() == ErrorKind::Lost);
-            if !is_lost && !up.connection.is_closed() {
+            if !is_lost && up.connection.is_usable() {
                 return Ok((applied, failed));
             }
-            // Its calls end before it does; until then it would be taken for the next one.
-            timeout_at(deadline, up.connection.ended()).await.map_err(late)?;
         }
     }
 

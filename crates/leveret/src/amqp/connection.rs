@@ -71,7 +71,7 @@ impl Registry {
 }
 
 impl Core {
-    fn new(agreed: Agreed, limits: Limits) -> Self {
+    pub(super) fn new(agreed: Agreed, limits: Limits) -> Self {
         Core {
             sender: Sender::new(agreed.frame_max),
             limits,
@@ -338,6 +338,11 @@ impl Connection {
     /// Whether the connection has ended.
     pub fn is_closed(&self) -> bool {
         self.core().ended.borrow().is_some()
+    }
+
+    /// Whether anything can be begun on it. One that has failed may yet take some time to end.
+    pub(crate) fn is_usable(&self) -> bool {
+        self.core().sender.is_open()
     }
 
     /// Waits until the connection has ended, and says why.

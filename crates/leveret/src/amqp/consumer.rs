@@ -181,13 +181,14 @@ impl Pulse {
 
     /// Somebody knows that the broker no longer delivers to it. It is asked not to, all the same.
     pub(crate) fn stop(&self, error: Error) {
-        if let Some(queue) = self.queue.upgrade() {
-            if let Some(link) = self.link.upgrade()
-                && queue.begin_cancel()
-            {
-                link.cancel_and_forget(&queue.tag);
-            }
-            queue.end(End::Failed(error));
+        let Some(queue) = self.queue.upgrade() else { return };
+        let cancels = queue.begin_cancel();
+        // First, so that the broker's agreement is not taken for what ended it.
+        queue.end(End::Failed(error));
+        if let Some(link) = self.link.upgrade()
+            && cancels
+        {
+            link.cancel_and_forget(&queue.tag);
         }
     }
 }
@@ -353,5 +354,56 @@ impl Drop for Consumer {
                 self.link.give_back(delivery.method.tag, &delivery.properties);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Wake;
+    use std::time::Duration;
+
+    use leveret_wire::{FrameMax, Outbound, Table};
+
+    use super::super::connection::{Core, Guard};
+    use super::super::handshake::Agreed;
+    use super::super::limits::Limits;
+    use super::super::link::ChannelState;
+    use super::*;
+
+    /// A broker that agrees to a cancel at the very moment it is written.
+    struct Prompt(Arc<ConsumerQueue>);
+
+    impl Wake for Prompt {
+        fn wake(self: Arc<Self>) {
+            self.0.end(End::Cancelled);
+        }
+    }
+
+    #[test]
+    fn a_consumer_that_is_known_to_be_gone_ends_with_that_however_soon_its_cancel_is_agreed_to() {
+        let agreed = Agreed {
+            server_properties: Table::new(),
+            channel_max: 1,
+            frame_max: FrameMax::MIN,
+            heartbeat: Duration::ZERO,
+            user: None,
+        };
+        let core = Arc::new(Core::new(agreed, Limits::default()));
+        let connection = Arc::new(Guard { core: Arc::clone(&core) });
+        let link = Arc::new(Link { channel: Arc::new(ChannelState::new(1, 1)), connection });
+        let bound = Bound { messages: 1, bytes: 1 };
+        let tag = ShortStr::from_static("gone");
+        let queue = Arc::new(ConsumerQueue::new(tag, false, false, bound));
+        assert!(!queue.begin());
+        let mut consumer = Consumer::new(link, Arc::clone(&queue));
+
+        let mut buffer = Outbound::new();
+        let mut writer = pin!(core.sender.take(&mut buffer, None));
+        let waker = Waker::from(Arc::new(Prompt(queue)));
+        assert!(writer.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        consumer.pulse().stop(Error::unknown_consumer());
+        assert!(writer.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
+        let end = consumer.poll_ready(&mut Context::from_waker(Waker::noop()));
+        assert!(matches!(end, Poll::Ready(Err(_))), "{end:?}");
     }
 }

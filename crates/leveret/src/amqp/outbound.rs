@@ -235,6 +235,11 @@ impl Sender {
         self.room.notify_waiters();
     }
 
+    /// Whether anything more is taken.
+    pub(super) fn is_open(&self) -> bool {
+        lock(&self.state).closed.is_none()
+    }
+
     /// Why nothing more is taken, if so.
     pub(super) fn closed(&self) -> Option<Error> {
         lock(&self.state).closed.clone()

@@ -120,7 +120,7 @@ pub(crate) fn of_line(line: &Line) -> ConnectionHealth {
     };
     match line.state() {
         State::Up(up) => {
-            health.is_up = !up.connection.is_closed();
+            health.is_up = up.connection.is_usable();
             health.endpoint = Some(up.endpoint.to_string());
             health.blocked = line.blocked().map(|blocked| blocked.reason);
         }

@@ -143,8 +143,8 @@ impl Line {
         let mut state = self.state.clone();
         let settled = state.wait_for(|state| match state {
             State::Down(_) => false,
-            // Its driver notices in a moment.
-            State::Up(up) => !up.connection.is_closed(),
+            // Its driver notices when it has ended.
+            State::Up(up) => up.connection.is_usable(),
             State::Ended(_) => true,
         });
         let settled = settled.await;

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
-use leveret::{ErrorKind, Exchange, Message, OnLoss, Overflow, Queue, Topology};
+use leveret::{ClientEvent, ErrorKind, Exchange, Message, OnLoss, Overflow, Queue, Topology};
+use leveret_broker::Broker;
 
 use crate::{broker, client_of, client_with, depth, soon};
 
@@ -140,6 +141,26 @@ async fn what_is_unconfirmed_when_the_connection_is_cut_is_replayed_in_order() {
         messages.iter().map(|m| String::from_utf8_lossy(&m.body).into_owned()).collect();
     let expected: Vec<String> = (0..100).map(|number| number.to_string()).collect();
     assert_eq!(bodies[bodies.len() - 100..], expected[..]);
+}
+
+/// What is on its way out of a connection that failed may take its time to be given up. Time is paused, so it would stand still
+/// if anybody tried again and again meanwhile.
+#[tokio::test(start_paused = true)]
+async fn nobody_runs_in_circles_while_a_connection_that_failed_is_given_up() {
+    let broker = Broker::builder().heartbeat(Duration::from_secs(1)).start().unwrap();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    broker.faults().freeze();
+    // More than a pipe to the broker holds.
+    let ticket = publisher.send("q", vec![b'x'; 1 << 20]).await.unwrap();
+    soon("the end of the connection", async {
+        let is_lost = |event: &ClientEvent| matches!(event, ClientEvent::Lost { connection, .. } if connection.contains("publishing"));
+        let mut events = client.watch();
+        while !events.next().await.is_some_and(|event| is_lost(&event)) {}
+    })
+    .await;
+    broker.faults().thaw();
+    soon("a confirmation", ticket).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
