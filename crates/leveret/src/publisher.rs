@@ -42,7 +42,7 @@ pub use batch::BatchError;
 pub use ticket::Ticket;
 pub use unconfirmed::UnconfirmedPublisher;
 
-use book::Book;
+use book::{Book, Progress};
 use heads::{Head, Place};
 use keeper::Keeper;
 pub(crate) use keeper::Why;
@@ -148,10 +148,15 @@ impl PublisherBuilder {
         }
         let line = client.core().publishing(0);
         let channel = opened(&line, &settings).await?;
+        let progress = Arc::new(Progress::default());
         let shared = Arc::new(Shared {
             line,
             phase: watch::Sender::new(Phase::Interrupted { since: Instant::now() }),
-            desk: Mutex::new(Desk { open: None, book: Book::new(&settings) }),
+            desk: Mutex::new(Desk {
+                open: None,
+                book: Book::new(&settings, Arc::clone(&progress)),
+            }),
+            progress,
             kick: Notify::new(),
             settings,
         });
@@ -237,6 +242,8 @@ pub(crate) struct Shared {
     line: Arc<Line>,
     phase: watch::Sender<Phase>,
     desk: Mutex<Desk>,
+    /// How far the book has come.
+    progress: Arc<Progress>,
     /// Wakes the keeper: there is something to watch over, or to send again.
     kick: Notify,
 }

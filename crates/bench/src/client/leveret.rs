@@ -81,9 +81,12 @@ fn body(run: Run) -> Bytes {
 fn properties(run: Run) -> Properties<'static> {
     let id = ShortStr::from_static("0123456789abcdef-1234567");
     match run.client {
-        Client::Stamped => {
-            Properties { delivery_mode: Some(2), message_id: Some(id), ..Properties::default() }
-        }
+        Client::Stamped => Properties {
+            delivery_mode: Some(2),
+            message_id: Some(id),
+            timestamp: Some(1_700_000_000),
+            ..Properties::default()
+        },
         _ => Properties::default(),
     }
 }

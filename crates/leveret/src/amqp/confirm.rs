@@ -87,13 +87,20 @@ pub struct Tally {
 #[must_use = "a publish is safe only once its confirmation says so"]
 pub struct Confirmation {
     entry: Entry,
-    _link: Arc<Link>,
+    _link: Option<Arc<Link>>,
 }
 
 impl Confirmation {
+    /// One that holds no channel: for who does that for all of its publishes, and need not for each.
     #[inline]
-    pub(super) fn new(entry: Entry, link: &Arc<Link>) -> Self {
-        Confirmation { entry, _link: Arc::clone(link) }
+    pub(super) fn new(entry: Entry) -> Self {
+        Confirmation { entry, _link: None }
+    }
+
+    /// The same, holding its channel open.
+    #[inline]
+    pub(super) fn holding(self, link: &Arc<Link>) -> Self {
+        Confirmation { _link: Some(Arc::clone(link)), ..self }
     }
 
     /// The outcome, if there is one yet.

@@ -175,7 +175,8 @@ impl Channel<Confirm> {
     #[inline]
     pub(crate) fn publish_now(&self, publish: &Publish<'_>) -> Option<Result<Confirmation, Error>> {
         let publish = publish.prepared();
-        self.publish_prepared(publish, self.look(publish).as_ref())
+        let published = self.publish_prepared(publish, self.look(publish).as_ref())?;
+        Some(published.map(|confirmation| confirmation.holding(&self.link)))
     }
 
     /// How a message looks, if it may come back.
@@ -184,7 +185,8 @@ impl Channel<Confirm> {
         publish.mandatory.then(|| self.link.channel.confirms.looks.of(publish))
     }
 
-    /// The same with properties in any form, for a message that looks like this.
+    /// The same with properties in any form, for a message that looks like this. The confirmation does not hold the channel
+    /// open.
     #[inline]
     pub(crate) fn publish_prepared(
         &self,
@@ -197,7 +199,7 @@ impl Channel<Confirm> {
             return None;
         }
         let put = self.put_now(publish, || lock(&confirms.ledger).publish(look))?;
-        Some(put.map(|entry| Confirmation::new(entry, &self.link)))
+        Some(put.map(Confirmation::new))
     }
 
     async fn publish_later(
@@ -217,6 +219,6 @@ impl Channel<Confirm> {
         let look = self.look(publish.prepared());
         let register = || lock(&confirms.ledger).publish(look.as_ref());
         let entry = self.put_later(publish, left, register).await?;
-        Ok(Confirmation::new(entry, &self.link))
+        Ok(Confirmation::new(entry).holding(&self.link))
     }
 }

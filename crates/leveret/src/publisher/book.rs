@@ -5,6 +5,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
@@ -116,11 +118,28 @@ pub(super) enum Overdue {
     Channel,
 }
 
+/// What is known of a book without locking it: whoever awaits one message after the other finds most of them confirmed.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    base: AtomicU64,
+    /// Not all that have their outcomes were confirmed.
+    has_failed: AtomicBool,
+}
+
+impl Progress {
+    /// Whether this message is known to be confirmed.
+    #[inline]
+    pub(super) fn is_confirmed(&self, number: u64) -> bool {
+        number < self.base.load(Ordering::Acquire) && !self.has_failed.load(Ordering::Relaxed)
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Book {
     base: u64,
     held: VecDeque<Held>,
     failed: BTreeMap<u64, Error>,
+    progress: Arc<Progress>,
     answering: Answering,
     identifies: bool,
     ids: Ids,
@@ -135,13 +154,14 @@ pub(super) struct Book {
 }
 
 impl Book {
-    pub(super) fn new(settings: &Settings) -> Self {
+    pub(super) fn new(settings: &Settings, progress: Arc<Progress>) -> Self {
         let counts = Published::new(&settings.exchange);
         let on_loss = settings.on_loss;
         Book {
             base: 0,
             held: VecDeque::new(),
             failed: BTreeMap::new(),
+            progress,
             answering: Answering { heads: Heads::default(), on_loss, counts },
             identifies: settings.identifies,
             ids: Ids::new(),
@@ -264,6 +284,8 @@ impl Book {
                 State::Failed(error) if front.abandoned => unclaimed(error),
                 State::Failed(error) => {
                     self.failed.insert(self.base, error.clone());
+                    // Known before the number is passed.
+                    self.progress.has_failed.store(true, Ordering::Relaxed);
                 }
             }
             front.wake();
@@ -271,6 +293,7 @@ impl Book {
             self.base += 1;
         }
         if self.base != base {
+            self.progress.base.store(self.base, Ordering::Release);
             self.answering.heads.forget_before(self.held.front().map(|front| front.head));
         }
     }
@@ -298,7 +321,7 @@ impl Book {
         context: &mut Context<'_>,
     ) -> Poll<Result<(), Error>> {
         let Some(index) = number.checked_sub(self.base) else {
-            return Poll::Ready(self.failed.remove(&number).map_or(Ok(()), Err));
+            return Poll::Ready(self.take_failed(number).map_or(Ok(()), Err));
         };
         let Some(held) = self.held.get_mut(index as usize) else {
             // There is no ticket for a number that was not given out.
@@ -328,11 +351,18 @@ impl Book {
         Poll::Ready(outcome)
     }
 
+    /// Why a message of which nothing else is left failed, if it did.
+    fn take_failed(&mut self, number: u64) -> Option<Error> {
+        let failed = self.failed.remove(&number)?;
+        self.progress.has_failed.store(!self.failed.is_empty(), Ordering::Relaxed);
+        Some(failed)
+    }
+
     /// Nobody will ask for the outcome of this one. If it fails, the log has to do.
     pub(super) fn abandon(&mut self, number: u64) {
         match number.checked_sub(self.base) {
             None => {
-                if let Some(error) = self.failed.remove(&number) {
+                if let Some(error) = self.take_failed(number) {
                     unclaimed(&error);
                 }
             }

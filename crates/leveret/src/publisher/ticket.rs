@@ -15,13 +15,17 @@ use crate::error::{Error, ErrorKind};
 #[must_use = "a message is safe only once its ticket says so"]
 pub struct Ticket {
     handle: Arc<Handle>,
+    /// Of the message in the book; [`ANSWERED`] once its outcome was handed out. (No flag beside it: a ticket is moved often, and
+    /// two words move faster than two and a bit.)
     number: u64,
-    done: bool,
 }
+
+/// No message gets this far.
+const ANSWERED: u64 = u64::MAX;
 
 impl Ticket {
     pub(super) fn new(handle: Arc<Handle>, number: u64) -> Self {
-        Ticket { handle, number, done: false }
+        Ticket { handle, number }
     }
 }
 
@@ -30,8 +34,14 @@ impl Future for Ticket {
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        if self.number == ANSWERED || self.handle.shared.progress.is_confirmed(self.number) {
+            self.number = ANSWERED;
+            return Poll::Ready(Ok(()));
+        }
         let outcome = lock(&self.handle.shared.desk).book.poll(self.number, context);
-        self.done = outcome.is_ready();
+        if outcome.is_ready() {
+            self.number = ANSWERED;
+        }
         if matches!(&outcome, Poll::Ready(Err(error)) if error.kind() == ErrorKind::Unroutable) {
             self.handle.was_unroutable();
         }
@@ -41,7 +51,7 @@ impl Future for Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        if !self.done {
+        if self.number != ANSWERED && !self.handle.shared.progress.is_confirmed(self.number) {
             lock(&self.handle.shared.desk).book.abandon(self.number);
         }
     }
@@ -49,6 +59,7 @@ impl Drop for Ticket {
 
 impl fmt::Debug for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ticket").field("number", &self.number).finish_non_exhaustive()
+        let number = (self.number != ANSWERED).then_some(self.number);
+        f.debug_struct("Ticket").field("number", &number).finish_non_exhaustive()
     }
 }
