@@ -353,6 +353,18 @@ mod tests {
     }
 
     #[test]
+    fn a_message_that_came_back_without_its_id_is_not_taken_for_delivered() {
+        let mut books = Books::new();
+        let nameless = Publish { properties: Properties::default(), ..publish((0, 0, 0)) };
+        let entries =
+            [nameless, publish((0, 1, 0))].map(|publish| books.publish_mandatory(&publish));
+        let nameless = Returned { properties: RawProperties::default(), ..returned((0, 1, 0)) };
+        assert!(books.returned(nameless).is_none());
+        books.answer(0, true, true);
+        assert_eq!(names(&entries), ["acked", "returned"]);
+    }
+
+    #[test]
     fn a_message_that_the_broker_altered_is_not_taken_for_one_with_another_id() {
         let mut books = Books::new();
         let entries = [(0, 0, 0), (0, 0, 1)].map(|look| books.publish_mandatory(&publish(look)));

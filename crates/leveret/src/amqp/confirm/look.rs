@@ -137,18 +137,21 @@ impl Mandatory {
     /// Finds and takes out the publish that came back.
     ///
     /// Returns come in the order of the publishes, so it is the oldest one that looks the same and is not answered.
-    /// Should the broker have altered the message (it does to some properties), address, id and body, or address and id
-    /// alone, have to do.
+    /// Should the broker have altered the message (it does to some properties), id and body, or one of them, have to do; or
+    /// the address alone: it is one of ours, and must not be taken for delivered.
     pub(super) fn take(&mut self, look: Look, is_answered: impl Fn(u64) -> bool) -> Option<u64> {
         let oldest = |same: &dyn Fn(&Look) -> bool| {
             self.known.iter().position(|(number, one)| {
-                (one.address, one.id) == (look.address, look.id)
-                    && same(one)
-                    && !is_answered(*number)
+                one.address == look.address && same(one) && !is_answered(*number)
             })
         };
-        let index = oldest(&|one| one.body == look.body && one.properties == look.properties)
-            .or_else(|| oldest(&|one| one.body == look.body))
+        let same_id = |one: &Look| one.id == look.id;
+        let same_body = |one: &Look| one.body == look.body;
+        let same_properties = |one: &Look| one.properties == look.properties;
+        let index = oldest(&|one| same_id(one) && same_body(one) && same_properties(one))
+            .or_else(|| oldest(&|one| same_id(one) && same_body(one)))
+            .or_else(|| oldest(&|one| look.id != 0 && same_id(one)))
+            .or_else(|| oldest(&same_body))
             .or_else(|| oldest(&|_| true))?;
         self.known.remove(index).map(|(number, _)| number)
     }
