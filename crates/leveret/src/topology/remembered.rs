@@ -110,7 +110,8 @@ impl Remembered {
         self.restore_some(connection, who, |_| true).await
     }
 
-    /// Declares some objects again: those whose names are wanted.
+    /// Declares some objects again: those whose names are wanted. Says which of them are not there: the broker did not take
+    /// them, or they were not tried because it did not answer before.
     pub(crate) async fn restore_some(
         &self,
         connection: &Connection,
@@ -119,11 +120,18 @@ impl Remembered {
     ) -> Vec<Failed> {
         let _alone = self.declaring.lock().await;
         let topology = self.topology();
-        let objects = topology.objects().filter(|object| {
+        let is_wanted = |object: &Object<'_>| {
             (who == Declarer::Home || !concerns_exclusive(&topology, *object))
                 && wanted(&object.to_string())
-        });
-        self.declare(connection, Naming::Anew, objects).await.failed
+        };
+        let objects: Vec<_> = topology.objects().filter(is_wanted).collect();
+        let Declared { mut failed, reached, .. } =
+            self.declare(connection, Naming::Anew, objects.iter().copied()).await;
+        if let Some((_, error)) = failed.last().cloned() {
+            let untried = objects[reached..].iter();
+            failed.extend(untried.map(|object| (object.to_string(), error.clone())));
+        }
+        failed
     }
 
     /// Declares a queue that was deleted again, with the exchanges that its bindings need and the bindings.

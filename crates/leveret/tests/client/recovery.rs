@@ -181,6 +181,32 @@ async fn an_object_that_cannot_be_restored_is_reported_and_tried_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_was_not_tried_because_another_got_no_answer_does_not_count_as_restored() {
+    let broker = broker();
+    let client = builder_of(&broker).connect().await.unwrap();
+    let topology = Topology::new().queue(Queue::classic("a")).queue(Queue::classic("b"));
+    client.apply(&topology).await.unwrap();
+    let mut events = client.watch();
+    // One for each connection would not do: there is only the one that all is declared on.
+    broker.faults().refuse_declares(2);
+    broker.faults().cut_all_connections();
+    let mut not_restored = 0;
+    while not_restored < 2 {
+        let event = soon("an event", events.next()).await.unwrap();
+        not_restored += u32::from(matches!(event, ClientEvent::NotRestored { .. }));
+    }
+    broker.faults().delay_declares(1, Duration::from_secs(3600));
+    let mut restored = Vec::new();
+    while restored.len() < 2 {
+        let event = tokio::time::timeout(Duration::from_secs(600), events.next()).await;
+        if let Some(ClientEvent::Restored { object }) = event.expect("an event") {
+            restored.push(object);
+        }
+    }
+    assert!(restored[0].contains("\"a\"") && restored[1].contains("\"b\""), "{restored:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn checking_asks_the_broker_and_finds_all_consumers_there() {
     let broker = broker();
     let client = client_with(&broker, Queue::classic("q")).await;
