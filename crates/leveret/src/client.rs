@@ -261,15 +261,19 @@ impl Client {
         let deadline = deadline_in(patience);
         let home = core.home();
         let late = |_| Error::timed_out("declaring the topology", patience);
+        let mut was_refused = false;
         loop {
             core.check_open()?;
             let up = timeout_at(deadline, home.up()).await.map_err(late)??;
             let apply = core.remembered.apply(&up.connection, topology);
             let (applied, failed) = timeout_at(deadline, apply).await.map_err(late)?;
             let is_lost = failed.iter().any(|(_, error)| error.kind() == ErrorKind::Lost);
-            if !is_lost && up.connection.is_usable() {
+            // One of them may be what the broker has closed the connection for: then it does so again.
+            let is_refused = !is_lost && !failed.is_empty();
+            if (!is_lost && up.connection.is_usable()) || (is_refused && was_refused) {
                 return Ok((applied, failed));
             }
+            was_refused = is_refused;
         }
     }
 

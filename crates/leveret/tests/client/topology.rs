@@ -1,6 +1,8 @@
 use std::time::Duration;
 
-use leveret::{Backoff, ErrorKind, Exchange, Queue, Topology};
+use leveret::{Backoff, ClientEvent, ErrorKind, Exchange, ExchangeKind, Queue, Topology};
+use leveret_broker::{Broker, Profile};
+use tokio::time::timeout;
 
 use crate::{broker, builder_of, client_of, client_with, soon};
 
@@ -21,6 +23,24 @@ async fn applying_twice_changes_nothing_and_counts_what_is_there() {
     assert_eq!(applied.queue("billing").unwrap().messages, 1);
     assert_eq!(applied.queue("mine").unwrap().name, name);
     assert_eq!(client.topology(), topology);
+}
+
+/// Before RabbitMQ 4, an unknown kind of exchange costs the connection.
+#[tokio::test(start_paused = true)]
+async fn an_object_that_costs_the_connection_is_told_and_not_tried_for_ever() {
+    let broker = Broker::builder().profile(Profile::RabbitMq3_10).start().unwrap();
+    let client = client_of(&broker).await;
+    let mut events = client.watch();
+    let topology =
+        Topology::new().exchange(Exchange::new("x", ExchangeKind::Other("fancy".to_owned())));
+    let error = soon("an answer", client.apply(&topology)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Broker, "{error}");
+    assert!(error.to_string().contains("exchange \"x\""), "{error}");
+    let mut lost = 0;
+    while let Ok(Some(event)) = timeout(Duration::from_secs(60), events.next()).await {
+        lost += u32::from(matches!(event, ClientEvent::Lost { .. }));
+    }
+    assert_eq!(lost, 2);
 }
 
 #[tokio::test(start_paused = true)]
