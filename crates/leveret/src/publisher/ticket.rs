@@ -15,13 +15,14 @@ use crate::error::{Error, ErrorKind};
 #[must_use = "a message is safe only once its ticket says so"]
 pub struct Ticket {
     handle: Arc<Handle>,
-    /// Of the message in the book; [`ANSWERED`] once its outcome was handed out. (No flag beside it: a ticket is moved often, and
-    /// two words move faster than two and a bit.)
+    /// Of the message in the book; [`CONFIRMED`] or [`FAILED`] once its outcome was handed out. (No flag beside it: a ticket is
+    /// moved often, and two words move faster than two and a bit.)
     number: u64,
 }
 
-/// No message gets this far.
-const ANSWERED: u64 = u64::MAX;
+/// No message gets as far as these.
+const CONFIRMED: u64 = u64::MAX;
+const FAILED: u64 = u64::MAX - 1;
 
 impl Ticket {
     pub(super) fn new(handle: Arc<Handle>, number: u64) -> Self {
@@ -34,13 +35,19 @@ impl Future for Ticket {
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        if self.number == ANSWERED || self.handle.shared.progress.is_confirmed(self.number) {
-            self.number = ANSWERED;
+        if self.number == CONFIRMED || self.handle.shared.progress.is_confirmed(self.number) {
+            self.number = CONFIRMED;
             return Poll::Ready(Ok(()));
         }
+        if self.number == FAILED {
+            let text = "the message failed: its ticket said why when it was awaited before";
+            return Poll::Ready(Err(Error::new(ErrorKind::Invalid, text)));
+        }
         let outcome = lock(&self.handle.shared.desk).book.poll(self.number, context);
-        if outcome.is_ready() {
-            self.number = ANSWERED;
+        match &outcome {
+            Poll::Ready(Ok(())) => self.number = CONFIRMED,
+            Poll::Ready(Err(_)) => self.number = FAILED,
+            Poll::Pending => {}
         }
         if matches!(&outcome, Poll::Ready(Err(error)) if error.kind() == ErrorKind::Unroutable) {
             self.handle.was_unroutable();
@@ -51,7 +58,7 @@ impl Future for Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        if self.number != ANSWERED && !self.handle.shared.progress.is_confirmed(self.number) {
+        if self.number < FAILED && !self.handle.shared.progress.is_confirmed(self.number) {
             lock(&self.handle.shared.desk).book.abandon(self.number);
         }
     }
@@ -59,7 +66,7 @@ impl Drop for Ticket {
 
 impl fmt::Debug for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let number = (self.number != ANSWERED).then_some(self.number);
+        let number = (self.number < FAILED).then_some(self.number);
         f.debug_struct("Ticket").field("number", &number).finish_non_exhaustive()
     }
 }

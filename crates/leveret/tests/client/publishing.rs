@@ -179,6 +179,19 @@ async fn a_publisher_that_is_to_fail_reports_the_loss() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_ticket_says_the_same_when_it_is_awaited_again() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    for (queue, is_confirmed) in [("q", true), ("nowhere", false)] {
+        let mut ticket = publisher.send(queue, "1").await.unwrap();
+        for _ in 0..3 {
+            assert_eq!(soon("an outcome", &mut ticket).await.is_ok(), is_confirmed);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_publish_that_is_never_confirmed_times_out() {
     let broker = broker();
     let client = client_with(&broker, Queue::classic("q")).await;
