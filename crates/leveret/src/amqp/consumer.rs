@@ -182,12 +182,13 @@ impl Pulse {
     /// Somebody knows that the broker no longer delivers to it. It is asked not to, all the same.
     pub(crate) fn stop(&self, error: Error) {
         let Some(queue) = self.queue.upgrade() else { return };
-        let cancels = queue.begin_cancel();
+        // One that is being cancelled is to end with that.
+        if !queue.begin_cancel() {
+            return;
+        }
         // First, so that the broker's agreement is not taken for what ended it.
         queue.end(End::Failed(error));
-        if let Some(link) = self.link.upgrade()
-            && cancels
-        {
+        if let Some(link) = self.link.upgrade() {
             link.cancel_and_forget(&queue.tag);
         }
     }
@@ -379,8 +380,7 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_consumer_that_is_known_to_be_gone_ends_with_that_however_soon_its_cancel_is_agreed_to() {
+    fn consuming() -> (Arc<Core>, Consumer) {
         let agreed = Agreed {
             server_properties: Table::new(),
             channel_max: 1,
@@ -392,18 +392,32 @@ mod tests {
         let connection = Arc::new(Guard { core: Arc::clone(&core) });
         let link = Arc::new(Link { channel: Arc::new(ChannelState::new(1, 1)), connection });
         let bound = Bound { messages: 1, bytes: 1 };
-        let tag = ShortStr::from_static("gone");
+        let tag = ShortStr::from_static("one");
         let queue = Arc::new(ConsumerQueue::new(tag, false, false, bound));
         assert!(!queue.begin());
-        let mut consumer = Consumer::new(link, Arc::clone(&queue));
+        (core, Consumer::new(link, queue))
+    }
 
+    #[test]
+    fn a_consumer_that_is_known_to_be_gone_ends_with_that_however_soon_its_cancel_is_agreed_to() {
+        let (core, mut consumer) = consuming();
         let mut buffer = Outbound::new();
         let mut writer = pin!(core.sender.take(&mut buffer, None));
-        let waker = Waker::from(Arc::new(Prompt(queue)));
+        let waker = Waker::from(Arc::new(Prompt(Arc::clone(&consumer.queue))));
         assert!(writer.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         consumer.pulse().stop(Error::unknown_consumer());
         assert!(writer.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
         let end = consumer.poll_ready(&mut Context::from_waker(Waker::noop()));
         assert!(matches!(end, Poll::Ready(Err(_))), "{end:?}");
+    }
+
+    #[test]
+    fn a_consumer_that_is_being_cancelled_ends_with_that_although_it_is_known_to_be_gone() {
+        let (_core, mut consumer) = consuming();
+        assert!(consumer.queue.begin_cancel());
+        consumer.pulse().stop(Error::unknown_consumer());
+        consumer.queue.end(End::Cancelled);
+        let end = consumer.poll_ready(&mut Context::from_waker(Waker::noop()));
+        assert!(matches!(end, Poll::Ready(Ok(false))), "{end:?}");
     }
 }
