@@ -85,12 +85,15 @@ impl ReplyAddress {
         if reply_to.is_empty() {
             return None;
         }
-        let text = reply_to.to_str_lossy();
+        let text = match reply_to.to_str() {
+            Ok(text) => Cow::Borrowed(text),
+            // A name that is no text gets longer by being one.
+            Err(_) => {
+                ShortStr::truncated(&reply_to.to_str_lossy()).to_str_lossy().into_owned().into()
+            }
+        };
         let (exchange, routing_key) = exchange_and_key(&text).unwrap_or(("", &text));
-        // A name that is no text gets longer by being one.
-        let routing_key = ShortStr::truncated(routing_key).to_str_lossy().into_owned();
-        let exchange = ShortStr::truncated(exchange).to_str_lossy().into_owned();
-        Some(ReplyAddress { exchange, routing_key })
+        Some(ReplyAddress { exchange: exchange.to_owned(), routing_key: routing_key.to_owned() })
     }
 
     /// Whether it is that of direct replies, which go to no queue.
@@ -100,9 +103,9 @@ impl ReplyAddress {
 }
 
 fn exchange_and_key(text: &str) -> Option<(&str, &str)> {
-    let (exchange_type, rest) = text.split_once("://")?;
+    let (exchange_type, rest) = text.split_once(':')?;
     match exchange_type {
-        "direct" | "fanout" | "headers" | "topic" => rest.split_once('/'),
+        "direct" | "fanout" | "headers" | "topic" => rest.strip_prefix("//")?.split_once('/'),
         _ => None,
     }
 }
