@@ -118,10 +118,10 @@ async fn what_is_confirmed_is_consumed_while_a_broker_and_its_standby_fail_in_tu
         nodes.iter().map(|node| format!("{}?heartbeat=1", node.url())).collect();
     let mut business = Business::open(size, Queue::classic("q"), |_| urls.clone()).await;
     for number in 0..size.faults {
-        business.time_for_fault(number).await;
+        business.time_for(2 * number, 2 * size.faults).await;
         nodes[number % 2].kill().await;
         // The next one fails when the clients have moved over and this one is back.
-        business.time_for_fault(number).await;
+        business.time_for(2 * number + 1, 2 * size.faults).await;
         nodes[number % 2].start_again().await;
     }
     business.all_published().await;

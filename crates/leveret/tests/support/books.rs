@@ -72,6 +72,8 @@ pub struct Business {
     pub books: Arc<Books>,
     pub clients: Vec<Client>,
     pub publishers: Vec<Publisher>,
+    /// Where the first client finds its brokers.
+    urls: Vec<String>,
     publishing: JoinSet<()>,
     consuming: Vec<JoinHandle<Result<Summary, leveret::Error>>>,
     stop: watch::Sender<bool>,
@@ -177,6 +179,7 @@ impl Business {
             books,
             clients: Vec::new(),
             publishers: Vec::new(),
+            urls: urls(0),
             publishing: JoinSet::new(),
             consuming: Vec::new(),
             stop: watch::Sender::new(false),
@@ -205,8 +208,12 @@ impl Business {
 
     /// Waits until it is time for this fault: they are spread over the messages.
     pub async fn time_for_fault(&self, number: usize) {
-        let Size { messages, faults } = self.books.size;
-        let due = messages * (number + 1) / (faults + 2);
+        self.time_for(number, self.books.size.faults).await;
+    }
+
+    /// Waits until it is time for this event of so many.
+    pub async fn time_for(&self, number: usize, events: usize) {
+        let due = self.books.size.messages * (number + 1) / (events + 2);
         eventually(HANGS, format!("{due} outcomes"), async || {
             let answered = self.books.answered.load(Ordering::SeqCst);
             if answered >= due { Ok(()) } else { Err(format!("there are {answered}")) }
@@ -239,7 +246,9 @@ impl Business {
             found += &format!("\nclient {number} closed: {closed:?}");
             sleep(Duration::from_secs(2)).await;
         }
-        found
+        let nobody = connect(self.urls.clone()).await;
+        let queue = timeout(PATIENCE, nobody.inspect_queue(self.books.queue.name())).await;
+        found + &format!("\nwith no client: {queue:?}")
     }
 
     /// Waits until everything that was confirmed was consumed, and for health; closes, and prints the books. If something is
