@@ -282,7 +282,7 @@ impl Mover {
                 let (what, timeout) = (self.what, self.timeout);
                 Ok(Some(Moving { confirmation, what, timeout, deadline }))
             }
-            Err(error) if open.channel.is_gone(&error) => Ok(None),
+            Err(_) if open.channel.is_gone() => Ok(None),
             Err(error) => Err(Error::from_amqp(self.what, error)),
         }
     }

@@ -210,7 +210,8 @@ impl Pool {
     /// Whether its connection is there and takes what is sent.
     fn can_open(&self, slot: &Slot) -> bool {
         let line = &self.lines[slot.line];
-        matches!(line.state(), State::Up(_)) && line.blocked().is_none()
+        matches!(line.state(), State::Up(up) if up.connection.is_usable())
+            && line.blocked().is_none()
     }
 
     pub(crate) fn health(&self) -> PoolHealth {

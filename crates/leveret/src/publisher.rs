@@ -486,7 +486,7 @@ impl Shared {
                     return Ok(self.enter(head, publish.body, confirmation, epoch));
                 }
                 // Nothing was sent: the next channel may take it.
-                Err(error) if channel.is_gone(&error) => {
+                Err(error) if channel.is_gone() => {
                     if *on_loss == OnLoss::Fail {
                         return Err(Error::from_amqp(self.settings.what(), error));
                     }

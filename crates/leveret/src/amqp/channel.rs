@@ -13,7 +13,7 @@ use super::calls::{Reply, Subject};
 use super::confirm::{Returned, Tally};
 use super::consumer::{Bound, Consumer, ConsumerQueue};
 use super::delivery::{Delivery, Envelope, Letter, Parts, Refused, Settles, Source};
-use super::error::{Error, ErrorKind};
+use super::error::Error;
 use super::link::Link;
 use super::lock;
 
@@ -241,12 +241,10 @@ impl<M> Channel<M> {
         self.link.channel.check_open()
     }
 
-    /// Whether this error, of something that was to be sent, is that the channel is gone or about to be: with a connection that is
-    /// lost, sending fails a moment before its channels tell so.
-    pub(crate) fn is_gone(&self, error: &Error) -> bool {
-        use ErrorKind::{ConnectionClosed, ConnectionLost, HeartbeatLost};
-        matches!(error.kind(), ConnectionLost | HeartbeatLost | ConnectionClosed(_))
-            || self.check_open().is_err()
+    /// Whether the channel is gone or about to be: with a connection that is lost, sending fails a moment before its channels
+    /// tell so.
+    pub(crate) fn is_gone(&self) -> bool {
+        !self.link.connection.core.sender.is_open() || self.check_open().is_err()
     }
 
     /// Waits until the channel is closed, by whomever, and says why.

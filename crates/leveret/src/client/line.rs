@@ -220,7 +220,7 @@ impl Driver {
                 continue;
             }
             silent = None;
-            if !up.connection.is_closed() {
+            if up.connection.is_usable() {
                 self.announce_not_restored(&failed);
                 if self.role == Role::Home {
                     self.core.kinds.forget_all();
@@ -342,8 +342,8 @@ impl Driver {
                 let _ = channel.close().await;
                 return;
             }
-            // A connection that does not answer ends soon; one that refuses a channel is there.
-            if !up.connection.is_closed() {
+            // One that refuses a channel is there.
+            if up.connection.is_usable() {
                 return;
             }
         }
@@ -377,7 +377,7 @@ impl Driver {
         let remembered = &self.core.remembered;
         let wanted = |name: &str| names.contains(name);
         let failed = remembered.restore_some(connection, declarer, wanted).await;
-        if connection.is_closed() {
+        if !connection.is_usable() {
             return failed;
         }
         let still: BTreeSet<&String> = failed.iter().map(|(name, _)| name).collect();

@@ -92,7 +92,7 @@ impl UnconfirmedPublisher {
                     self.shared.counts.published();
                     return Ok(());
                 }
-                Err(error) if channel.is_gone(&error) => {}
+                Err(_) if channel.is_gone() => {}
                 Err(error) => return Err(self.shared.line.failed(settings.what(), error)),
             }
         }

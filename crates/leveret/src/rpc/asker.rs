@@ -382,7 +382,7 @@ impl Shared {
         let prepared = letter.prepared();
         match open.channel.publish_prepared(prepared, open.channel.look(prepared).as_ref()) {
             None => Ok(false),
-            Some(Err(error)) if open.channel.is_gone(&error) => Ok(false),
+            Some(Err(_)) if open.channel.is_gone() => Ok(false),
             Some(Err(error)) => Err(Error::from_amqp(self.settings.what.clone(), error)),
             Some(Ok(confirmation)) => {
                 drop(phase);
@@ -431,7 +431,7 @@ impl Shared {
                     Ok(())
                 }
                 // It is one of those that the channel took along.
-                Err(error) if open.channel.is_gone(&error) => Ok(()),
+                Err(_) if open.channel.is_gone() => Ok(()),
                 Err(error) => Err(self.line.failed(&self.settings.what, error)),
             };
         }

@@ -119,7 +119,7 @@ impl Keeper {
             let waker = match sent {
                 Ok(confirmation) => desk.sent_again(id, confirmation),
                 // The next channel has its turn.
-                Err(error) if open.channel.is_gone(&error) => return,
+                Err(_) if open.channel.is_gone() => return,
                 Err(error) => {
                     let what = "the request cannot be sent again";
                     desk.fail(id, self.shared.line.failed(what, error))

@@ -136,7 +136,7 @@ impl<'a> Declaring<'a> {
 
     /// Whether the connection is still there.
     pub(crate) fn is_connected(&self) -> bool {
-        !self.connection.is_closed()
+        self.connection.is_usable()
     }
 
     /// Waits for the broker to close the channel that was used; what it has begun is done then.

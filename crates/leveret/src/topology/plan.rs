@@ -112,7 +112,7 @@ impl Planning<'_> {
             Err(error) => refused(error),
         };
         let is_lost = matches!(&change, Change::Refused(error) if error.kind() == ErrorKind::Lost);
-        if is_lost || self.connection.is_closed() {
+        if is_lost || !self.connection.is_usable() {
             let text = "the connection was lost while the topology was planned";
             return Err(Error::new(ErrorKind::Lost, text));
         }

@@ -78,6 +78,27 @@ async fn a_channel_with_unanswered_publishes_does_not_go_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_check_does_not_wait_for_a_connection_that_failed() {
+    let broker = Broker::builder().heartbeat(Duration::from_secs(1)).start().unwrap();
+    let client = client(&broker).await;
+    let pool = client.channel_pool().size(1).build().await.unwrap();
+    let channel = pool.borrow().await.unwrap();
+    broker.faults().freeze();
+    // More than a pipe to the broker holds: it takes some time until the connection is given up.
+    let large = letter(&"x".repeat(1 << 20));
+    drop(channel.publish(&large).await.unwrap());
+    drop(channel);
+    soon("the loss", async {
+        while client.health().connections.iter().all(|one| one.is_up) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    let check = tokio::time::timeout(Duration::from_secs(1), client.check_health()).await;
+    assert!(!check.expect("an answer at once").is_healthy());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_reopen_that_fails_does_not_shrink_the_pool() {
     let broker = broker();
     let client = client(&broker).await;
