@@ -346,11 +346,13 @@ impl Publisher {
         routing_key: &str,
         message: impl IntoMessage,
     ) -> impl Future<Output = Result<Ticket, Error>> {
-        let message = message.into_message();
-        let mut message = match message.and_then(|message| message.check().map(|()| message)) {
+        let mut message = match message.into_message() {
             Ok(message) => message,
             Err(error) => return Either::Left(ready(Err(error))),
         };
+        if let Err(error) = message.check() {
+            return Either::Left(ready(Err(error)));
+        }
         let shared = self.shared();
         let ticket = |number| Ticket::new(Arc::clone(&self.handle), number);
         match shared.send_now(span, routing_key, &mut message) {
@@ -416,19 +418,18 @@ impl Shared {
         let channel = open.as_ref().map(|open| &*open.channel);
         let mut look = None;
         let head = self.write(book, span, routing_key, message, channel, &mut look);
-        let publish = |Open { channel, epoch }: &Open| {
+        if let Some(Open { channel, epoch }) = open {
             let properties = book.written(head);
             let publish = self.prepared(routing_key, &properties, &message.body);
-            Some((channel.publish_prepared(publish, look.as_ref())?.ok()?, *epoch))
-        };
-        let Some((confirmation, epoch)) = open.as_ref().and_then(publish) else {
-            return Err(Box::new(book.take_back(head)));
-        };
-        let body = std::mem::take(&mut message.body);
-        let (number, kick) = book.enter(head, body, confirmation, epoch);
-        drop(desk);
-        self.kick_if(kick);
-        Ok(number)
+            if let Some(Ok(confirmation)) = channel.publish_prepared(publish, look.as_ref()) {
+                let body = std::mem::take(&mut message.body);
+                let (number, kick) = book.enter(head, body, confirmation, *epoch);
+                drop(desk);
+                self.kick_if(kick);
+                return Ok(number);
+            }
+        }
+        Err(Box::new(book.take_back(head)))
     }
 
     /// Writes down the head of a message, with what every message of this publisher has, unless it says otherwise. And
