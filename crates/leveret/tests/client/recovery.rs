@@ -187,7 +187,7 @@ async fn what_was_not_tried_because_another_got_no_answer_does_not_count_as_rest
     let topology = Topology::new().queue(Queue::classic("a")).queue(Queue::classic("b"));
     client.apply(&topology).await.unwrap();
     let mut events = client.watch();
-    // One for each connection would not do: there is only the one that all is declared on.
+    // Both.
     broker.faults().refuse_declares(2);
     broker.faults().cut_all_connections();
     let mut not_restored = 0;
