@@ -98,6 +98,7 @@ async fn what_is_confirmed_is_consumed_while_a_node_fails_in_every_way() {
     let proxy = FaultProxy::to(node.broker().addr()).await;
     let url = format!("{}?heartbeat=1", proxy.url(&vhost.url()));
     let business = Business::open(size, Queue::classic("q"), |_| vec![url.clone()]).await;
+    node.write_down_declarations().await;
     let faults = dealt(&FAULTS, size.faults, &mut dice);
     for (number, fault) in faults.iter().enumerate() {
         business.time_for_fault(number).await;
@@ -119,6 +120,7 @@ async fn what_is_confirmed_is_consumed_while_a_broker_and_its_standby_fail_in_tu
     let mut business = Business::open(size, Queue::classic("q"), |_| urls.clone()).await;
     for number in 0..size.faults {
         business.time_for(2 * number, 2 * size.faults).await;
+        nodes[number % 2].write_down_declarations().await;
         nodes[number % 2].kill().await;
         // The next one fails when the clients have moved over and this one is back.
         business.time_for(2 * number + 1, 2 * size.faults).await;

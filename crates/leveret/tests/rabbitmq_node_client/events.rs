@@ -45,6 +45,7 @@ async fn subscribers_get_every_event_and_listeners_are_back_while_the_node_fails
     let listener = stock.listen(["stock.*.now"]).handle(noting(&heard));
     let running = tokio::spawn(async move { tokio::join!(subscriber.run(), listener.run()) });
     until_both_consume(&client).await;
+    node.write_down_declarations().await;
     let publishing = async {
         let publisher = client.publisher(stock.exchange_name()).timeout(PATIENCE);
         let publisher = publisher.build().await.unwrap();

@@ -30,6 +30,7 @@ impl House {
         match self {
             House::Embedded(broker, _) => broker.restart().await,
             House::RabbitMq(broker) => {
+                broker.write_down_declarations().await;
                 broker.kill().await;
                 broker.start_again().await;
             }

@@ -215,7 +215,17 @@ impl RabbitNode {
         self.end(Signal::TERM, STOP_DEADLINE).await;
     }
 
-    /// Kills the node's Erlang VM with SIGKILL. Its data stays.
+    /// Waits until what was declared is on disk. A RabbitMQ that keeps it in Mnesia may have agreed to a durable queue a few seconds
+    /// before, and not know of it any more when it is killed and started again: the messages are gone with the queue, also those
+    /// that it had confirmed. (Seen with 3.10 under load, in one of forty runs. Its log says then that it recovered 0 queues.)
+    pub async fn write_down_declarations(&self) {
+        if self.version() < Version::V4_3 {
+            self.ctl(&["eval", "mnesia:dump_log()."]).await;
+        }
+    }
+
+    /// Kills the node's Erlang VM with SIGKILL. Its data stays, see
+    /// [`write_down_declarations`](Self::write_down_declarations).
     pub async fn kill(&mut self) {
         self.end(Signal::KILL, KILL_DEADLINE).await;
     }
