@@ -47,6 +47,7 @@ mod options;
 mod outbound;
 mod publish;
 mod settled;
+mod silence;
 #[cfg(feature = "tls")]
 mod tls;
 mod uri;

@@ -15,6 +15,7 @@ use crate::topology::Topology;
 use crate::topology::arguments::Arguments;
 
 mod batch;
+mod beside;
 mod failing;
 mod handler;
 mod incoming;

@@ -14,6 +14,7 @@ use super::connection::Core;
 use super::error::{Error, ErrorKind};
 use super::handshake::Reader;
 use super::inlet::Inlet;
+use super::silence::Silence;
 
 /// How long the last frames, a close among them, may take on their way out, and the broker's reason on its way in when
 /// writing has failed.
@@ -47,8 +48,9 @@ where
     let error = {
         let mut read = pin!(inlet.run());
         tokio::select! {
+            // First read, then write: what is read may be a reason to write, and need not wake this task for that.
+            biased;
             error = &mut read => error,
-            error = overdue(core) => error,
             result = &mut write => {
                 // Either we asked for the end, and the broker's agreement is due; or the socket broke, and the broker's
                 // reason may be among what it sent before.
@@ -59,6 +61,7 @@ where
                 written = Some(result);
                 timeout(patience, read).await.unwrap_or(otherwise)
             }
+            error = overdue(core) => error,
         }
     };
     if error.kind() == ErrorKind::Protocol {
@@ -105,18 +108,14 @@ fn deserved_code(error: &Error) -> ReplyCode {
 async fn write(core: &Core, writer: &mut (impl AsyncWrite + Unpin)) -> Result<(), Error> {
     let lost = |error| Error::caused(ErrorKind::ConnectionLost, "the connection broke", error);
     let mut buffer = Outbound::new();
-    let interval = core.agreed.heartbeat / 2;
+    let mut silence = Silence::new(core.agreed.heartbeat / 2);
     let mut last = None;
     loop {
-        let more = if interval.is_zero() {
-            core.sender.take(&mut buffer, last).await
-        } else {
-            match timeout(interval, core.sender.take(&mut buffer, last)).await {
-                Ok(more) => more,
-                Err(_) => {
-                    buffer.heartbeat();
-                    true
-                }
+        let more = match silence.until(core.sender.take(&mut buffer, last)).await {
+            Some(more) => more,
+            None => {
+                buffer.heartbeat();
+                true
             }
         };
         let is_little = buffer.remaining() < LITTLE;

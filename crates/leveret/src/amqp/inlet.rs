@@ -16,7 +16,7 @@ use leveret_wire::{
     Assembler, Content, Frame, FrameBatch, FrameKind, Method, PartialBody, ShortStr,
 };
 use tokio::io::{AsyncRead, AsyncReadExt};
-use tokio::time::{timeout, timeout_at};
+use tokio::time::timeout_at;
 
 use super::calls::{Begun, Got, Reply, Subject};
 use super::confirm::Returned;
@@ -28,6 +28,7 @@ use super::handshake::Reader;
 use super::handshake::deadline_in;
 use super::link::{ChannelState, Pause};
 use super::lock;
+use super::silence::Silence;
 
 /// How much is read before consumers get a chance to take it. If reading ran on for as long as there is something to read,
 /// large messages would pile up, in memory that is new for each of them and costs a page fault every 4 KiB.
@@ -38,6 +39,8 @@ const AHEAD: usize = 256 * 1024;
 pub(super) struct Inlet<R> {
     core: Arc<Core>,
     reader: Reader<R>,
+    /// Of the broker.
+    silence: Silence,
     /// Channel `n` at `n - 1`.
     channels: Vec<Slot>,
     /// Whom to wake when all frames of a read are sorted.
@@ -115,9 +118,12 @@ enum Carrier {
 
 impl<R: AsyncRead + Unpin> Inlet<R> {
     pub(super) fn new(core: Arc<Core>, reader: Reader<R>) -> Self {
+        // Two intervals, as the specification has it: one for the broker's, one for the network's delay.
+        let silence = Silence::new(core.agreed.heartbeat * 2);
         Inlet {
             core,
             reader,
+            silence,
             channels: Vec::new(),
             consumers: Vec::new(),
             publishers: Vec::new(),
@@ -146,7 +152,6 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
 
     async fn read(&mut self) -> Result<(), Error> {
         let Reader { stream, inbound } = &mut self.reader;
-        let heartbeat = self.core.agreed.heartbeat;
         let mut space =
             inbound.space_for(|channel, size| large_body(&mut self.channels, channel, size));
         let mut room = space.room();
@@ -158,9 +163,8 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
         }
         let read = match at_once {
             Poll::Ready(read) => read,
-            Poll::Pending if heartbeat.is_zero() => read.await,
-            // Two intervals, as the specification has it: one for the broker's, one for the network's delay.
-            Poll::Pending => timeout(heartbeat * 2, read).await.map_err(|_| {
+            Poll::Pending => self.silence.until(read).await.ok_or_else(|| {
+                let heartbeat = self.core.agreed.heartbeat;
                 let text = format!("nothing was heard from the broker for {:?}", heartbeat * 2);
                 Error::new(ErrorKind::HeartbeatLost, text)
             })?,
@@ -170,6 +174,7 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
                 Err(Error::new(ErrorKind::ConnectionLost, "the broker hung up without a word"))
             }
             Ok(read) => {
+                self.silence.broken();
                 // Who had to wait has let others run.
                 self.ahead = if self.reading { self.ahead + read } else { read };
                 Ok(())

@@ -11,7 +11,7 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard};
-use std::task::Poll;
+use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::Buf;
@@ -32,6 +32,9 @@ const HIGH_WATER_MARK: usize = 512 * 1024;
 /// what came with one read. Between messages that follow each other, one at a time, there is more.
 const SOON: Duration = Duration::from_micros(30);
 
+/// Waiting for publishes is tried one time of two to this power, however often it was in vain.
+const MOST_IN_VAIN: u32 = 6;
+
 /// How many acks wait for company while the reader still has something to read. What a broker sends as fast as it can is
 /// acked in few writes; it never waits for these acks, because the reader then has nothing left to read.
 const HELD_ACKS: usize = 64;
@@ -40,8 +43,6 @@ const HELD_ACKS: usize = 64;
 #[derive(Debug)]
 pub(super) struct Sender {
     state: Mutex<State>,
-    /// Wakes the writer.
-    filled: Notify,
     /// Wakes publishers that wait for room.
     room: Notify,
     /// Wakes whoever waits for the end.
@@ -62,22 +63,44 @@ struct State {
     blocked: Option<String>,
     /// Nothing more is taken, and why.
     closed: Option<Error>,
-    writer_waits: bool,
+    /// The writer, while it waits.
+    writer: Option<Waker>,
     /// There is more than acks to write.
     has_frames: bool,
     /// How many publishes are likely to come at once, see [`Sender::expect`].
     expected: usize,
+    /// Whether waiting for them is worth it.
+    hope: Hope,
+}
+
+/// What came of waiting for those who are expected to publish. It costs the runtime something, so the more often it was in vain
+/// the more seldom it is tried.
+#[derive(Debug, Default)]
+struct Hope {
+    /// How often in a row it was in vain.
+    in_vain: u32,
+    /// How often it is not tried before the next time.
+    leave_out: u32,
+}
+
+impl Hope {
+    /// Whether to try it this time.
+    fn has_some(&mut self) -> bool {
+        let has_some = self.leave_out == 0;
+        self.leave_out = self.leave_out.saturating_sub(1);
+        has_some
+    }
+
+    /// It was tried, and somebody has published or not.
+    fn came_true(&mut self, did: bool) {
+        self.in_vain = if did { 0 } else { (self.in_vain + 1).min(MOST_IN_VAIN) };
+        self.leave_out = (1 << self.in_vain) - 1;
+    }
 }
 
 impl Sender {
     pub(super) fn new(frame_max: FrameMax) -> Self {
-        Sender {
-            state: Mutex::default(),
-            filled: Notify::new(),
-            room: Notify::new(),
-            closing: Notify::new(),
-            frame_max,
-        }
+        Sender { state: Mutex::default(), room: Notify::new(), closing: Notify::new(), frame_max }
     }
 
     pub(super) fn frame_max(&self) -> FrameMax {
@@ -199,28 +222,23 @@ impl Sender {
                 state.ack = Some((channel, ack));
             }
         }
-        if state.reading && state.held < HELD_ACKS {
-            state.held += 1;
-            return Ok(());
+        state.held += 1;
+        if state.is_due() {
+            self.wake_writer(state);
         }
-        self.wake_writer(state);
         Ok(())
     }
 
-    /// Whether the reader has something to read at once. If not, acks that waited go out.
+    /// Whether the reader has something to read at once. If not, acks that waited go out: the writer, which shares a task with
+    /// the reader and has its turn after it, finds them.
     pub(super) fn set_reading(&self, reading: bool) {
-        let mut state = lock(&self.state);
-        state.reading = reading;
-        if !reading && state.held > 0 {
-            self.wake_writer(state);
-        }
+        lock(&self.state).reading = reading;
     }
 
     fn wake_writer(&self, mut state: MutexGuard<'_, State>) {
-        if state.writer_waits {
-            state.writer_waits = false;
+        if let Some(writer) = state.writer.take() {
             drop(state);
-            self.filled.notify_one();
+            writer.wake();
         }
     }
 
@@ -253,8 +271,7 @@ impl Sender {
             last(&mut state.outbound, self.frame_max);
             state.closed = Some(error);
         }
-        drop(state);
-        self.filled.notify_one();
+        self.wake_writer(state);
         self.room.notify_waiters();
         self.closing.notify_waiters();
     }
@@ -273,52 +290,49 @@ impl Sender {
 
     /// The writer's side: waits for bytes and swaps them against its empty buffer. False when closed and empty. `last` is when
     /// it wrote before, if that was little.
+    ///
+    /// One who is expected to publish is waited for once, in the queue of tasks, behind those who are ready already. Unlike tokio's
+    /// `yield_now`, that does not wait for one that computes if another thread is free, and the sockets are not polled in between.
     pub(super) async fn take(&self, buffer: &mut Outbound, last: Option<Instant>) -> bool {
-        loop {
+        let (mut has_waited, mut before) = (false, None);
+        poll_fn(|context| {
+            let mut state = lock(&self.state);
+            if has_waited
+                && before.is_none()
+                && state.is_more_expected(last)
+                && state.hope.has_some()
             {
-                let mut state = lock(&self.state);
+                before = Some(state.outbound.remaining());
+                drop(state);
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            if state.is_due() {
+                if let Some(before) = before {
+                    let gained = state.outbound.remaining() > before;
+                    state.hope.came_true(gained);
+                }
                 state.flush_ack(self.frame_max);
                 state.held = 0;
                 state.has_frames = false;
                 state.expected = 0;
-                if state.outbound.has_remaining() {
-                    std::mem::swap(&mut state.outbound, buffer);
-                    drop(state);
-                    self.room.notify_waiters();
-                    return true;
-                }
-                if state.closed.is_some() {
-                    return false;
-                }
-                state.writer_waits = true;
+                std::mem::swap(&mut state.outbound, buffer);
+                drop(state);
+                self.room.notify_waiters();
+                return Poll::Ready(true);
             }
-            // A permit is kept for us if the wake-up comes before we wait.
-            self.filled.notified().await;
-            if self.is_more_expected(last) {
-                step_back().await;
+            if state.closed.is_some() {
+                return Poll::Ready(false);
             }
-        }
-    }
-
-    fn is_more_expected(&self, last: Option<Instant>) -> bool {
-        let is_soon = last.is_some_and(|last| last.elapsed() < SOON);
-        let state = lock(&self.state);
-        state.has_frames && (is_soon || state.expected > 0)
-    }
-}
-
-/// Lets those run that are ready already. Unlike tokio's `yield_now`, it waits in the queue with them: it does not have to wait
-/// for one that computes if another thread is free, and the sockets are not polled in between.
-async fn step_back() {
-    let mut is_first = true;
-    poll_fn(|context| match std::mem::take(&mut is_first) {
-        true => {
-            context.waker().wake_by_ref();
+            has_waited = true;
+            match &mut state.writer {
+                Some(writer) => writer.clone_from(context.waker()),
+                None => state.writer = Some(context.waker().clone()),
+            }
             Poll::Pending
-        }
-        false => Poll::Ready(()),
-    })
-    .await;
+        })
+        .await
+    }
 }
 
 impl State {
@@ -327,6 +341,18 @@ impl State {
             None => Ok(()),
             Some(error) => Err(error.clone()),
         }
+    }
+
+    /// Whether there is something to write, and no reason to wait for more of it.
+    fn is_due(&self) -> bool {
+        let is_empty = self.ack.is_none() && !self.outbound.has_remaining();
+        let may_wait = self.reading && self.held <= HELD_ACKS;
+        !is_empty && (self.has_frames || self.closed.is_some() || !may_wait)
+    }
+
+    fn is_more_expected(&self, last: Option<Instant>) -> bool {
+        let is_soon = || last.is_some_and(|last| last.elapsed() < SOON);
+        self.has_frames && (self.expected > 0 || is_soon())
     }
 
     fn has_room(&self, paused: &AtomicU8) -> bool {
@@ -440,5 +466,41 @@ mod tests {
         assert!(!is_woken(writer.as_mut()));
         publish(&sender);
         assert!(is_woken(writer.as_mut()));
+    }
+
+    #[test]
+    fn waiting_that_was_in_vain_is_tried_more_and_more_seldom_until_it_is_not() {
+        let mut hope = Hope::default();
+        // Between those that are tried, so many are left out.
+        let mut left_out = |came_true| {
+            let count =
+                std::iter::repeat_with(|| hope.has_some()).take_while(|tried| !tried).count();
+            hope.came_true(came_true);
+            count
+        };
+        assert_eq!([(); 4].map(|()| left_out(true)), [0; 4]);
+        assert_eq!([(); 8].map(|()| left_out(false)), [0, 1, 3, 7, 15, 31, 63, 63]);
+        assert_eq!(
+            [left_out(true), left_out(true), left_out(false), left_out(false)],
+            [63, 0, 0, 1]
+        );
+    }
+
+    #[test]
+    fn the_writer_stops_waiting_for_those_who_never_publish() {
+        let sender = sender();
+        let mut waited = 0;
+        for _ in 0..100 {
+            let mut buffer = Outbound::new();
+            let mut writer = pin!(sender.take(&mut buffer, None));
+            assert!(!is_woken(writer.as_mut()));
+            sender.expect(2);
+            publish(&sender);
+            if !is_woken(writer.as_mut()) {
+                waited += 1;
+                assert!(is_woken(writer.as_mut()));
+            }
+        }
+        assert!((1..10).contains(&waited), "{waited}");
     }
 }

@@ -1,17 +1,19 @@
 //! Running a handler: deliveries in, outcomes out, until it is told to stop.
 
+use std::future::poll_fn;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::stream::FuturesUnordered;
-use futures_util::{FutureExt as _, StreamExt as _};
+use futures_util::FutureExt as _;
+use futures_util::future::CatchUnwind;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 use tracing::{Instrument as _, Span};
 
+use super::beside::Beside;
 use super::failing::Failing;
-use super::handler::{BoxError, BoxFuture};
+use super::handler::BoxError;
 use super::incoming::Incoming;
 use super::seen::Seen;
 use super::service::{Call, contained};
@@ -371,20 +373,20 @@ impl Loop {
 type Handled = Result<Fate, Box<(Delivery, Diagnosis)>>;
 
 /// Messages that are being handled.
-enum AtWork {
+enum AtWork<F> {
     /// Each in a task of its own, so that they compute at the same time.
     Tasks(JoinSet<Handled>),
     /// All in the task of the loop: no other thread has to be woken for them, which costs more than most of them do.
-    Here(FuturesUnordered<BoxFuture<Result<Handled, Panicked>>>),
+    Here(Beside<CatchUnwind<AssertUnwindSafe<F>>>),
 }
 
 /// Something panicked that is not the handler, whose panic is an error.
 struct Panicked;
 
-impl AtWork {
+impl<F: Future<Output = Handled> + Send + 'static> AtWork<F> {
     fn new(in_one_task: bool) -> Self {
         match in_one_task {
-            true => AtWork::Here(FuturesUnordered::new()),
+            true => AtWork::Here(Beside::new()),
             false => AtWork::Tasks(JoinSet::new()),
         }
     }
@@ -396,15 +398,12 @@ impl AtWork {
         }
     }
 
-    fn begin(&mut self, handling: impl Future<Output = Handled> + Send + 'static) {
+    fn begin(&mut self, handling: F) {
         match self {
             AtWork::Tasks(tasks) => {
                 tasks.spawn(handling);
             }
-            AtWork::Here(here) => {
-                let handled = AssertUnwindSafe(handling).catch_unwind();
-                here.push(Box::pin(handled.map(|handled| handled.map_err(|_| Panicked))));
-            }
+            AtWork::Here(here) => here.push(AssertUnwindSafe(handling).catch_unwind()),
         }
     }
 
@@ -415,7 +414,10 @@ impl AtWork {
                 let handled = tasks.join_next().await?;
                 Some(handled.map_err(|_| Panicked))
             }
-            AtWork::Here(here) => here.next().await,
+            AtWork::Here(here) => {
+                let handled = poll_fn(|context| here.poll_next(context)).await?;
+                Some(handled.map_err(|_| Panicked))
+            }
         }
     }
 }
