@@ -8,6 +8,7 @@ mod engine {
     mod ends;
     mod frames;
     mod publishing;
+    mod turns;
 }
 
 use std::time::Duration;

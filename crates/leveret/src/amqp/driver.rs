@@ -48,7 +48,7 @@ where
     let error = {
         let mut read = pin!(inlet.run());
         tokio::select! {
-            // First read, then write: what is read may be a reason to write, and need not wake this task for that.
+            // First read, then write: acks that have waited for more to read are found by the writer, which is not woken for them.
             biased;
             error = &mut read => error,
             result = &mut write => {
@@ -108,7 +108,8 @@ fn deserved_code(error: &Error) -> ReplyCode {
 async fn write(core: &Core, writer: &mut (impl AsyncWrite + Unpin)) -> Result<(), Error> {
     let lost = |error| Error::caused(ErrorKind::ConnectionLost, "the connection broke", error);
     let mut buffer = Outbound::new();
-    let mut silence = Silence::new(core.agreed.heartbeat / 2);
+    // Noticed after half an interval at the latest; with long ticks, so that a runtime that is held up delays it little.
+    let mut silence = Silence::of(core.agreed.heartbeat / 4, 1);
     let mut last = None;
     loop {
         let more = match silence.until(core.sender.take(&mut buffer, last)).await {

@@ -34,6 +34,10 @@ use super::silence::Silence;
 /// large messages would pile up, in memory that is new for each of them and costs a page fault every 4 KiB.
 const AHEAD: usize = 256 * 1024;
 
+/// How often it is read, however little, before the writer gets a chance. tokio lets a task do 128 things before it has to let
+/// others run; what reads first, and has all of them, would leave nothing for who writes.
+const IN_A_ROW: u32 = 32;
+
 /// The reading half of a connection.
 #[derive(Debug)]
 pub(super) struct Inlet<R> {
@@ -49,8 +53,9 @@ pub(super) struct Inlet<R> {
     wakers: Vec<Waker>,
     /// What the sender was told: the last read gave something at once.
     reading: bool,
-    /// How much was read since consumers had a chance to run.
+    /// How much was read since others had a chance to run, and how often.
     ahead: usize,
+    in_a_row: u32,
 }
 
 /// A channel number.
@@ -119,7 +124,7 @@ enum Carrier {
 impl<R: AsyncRead + Unpin> Inlet<R> {
     pub(super) fn new(core: Arc<Core>, reader: Reader<R>) -> Self {
         // Two intervals, as the specification has it: one for the broker's, one for the network's delay.
-        let silence = Silence::new(core.agreed.heartbeat * 2);
+        let silence = Silence::of(core.agreed.heartbeat * 2, 4);
         Inlet {
             core,
             reader,
@@ -130,6 +135,7 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
             wakers: Vec::new(),
             reading: false,
             ahead: 0,
+            in_a_row: 0,
         }
     }
 
@@ -142,7 +148,7 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
             if let Err(error) = sorted {
                 return error;
             }
-            self.let_consumers_run().await;
+            self.let_others_run().await;
             self.wait_for_consumers().await;
             if let Err(error) = self.read().await {
                 return error;
@@ -175,8 +181,12 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
             }
             Ok(read) => {
                 self.silence.broken();
-                // Who had to wait has let others run.
-                self.ahead = if self.reading { self.ahead + read } else { read };
+                if !self.reading {
+                    // Who had to wait has let others run.
+                    (self.ahead, self.in_a_row) = (0, 0);
+                }
+                self.ahead += read;
+                self.in_a_row += 1;
                 Ok(())
             }
             Err(error) => {
@@ -185,10 +195,10 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
         }
     }
 
-    /// Those that were woken have to share a thread with this task, it may be.
-    async fn let_consumers_run(&mut self) {
-        if self.ahead >= AHEAD && !self.consumers.is_empty() {
-            self.ahead = 0;
+    /// Consumers that were woken have to share a thread with this task, it may be; and the writer shares the task.
+    async fn let_others_run(&mut self) {
+        if self.ahead >= AHEAD || self.in_a_row >= IN_A_ROW {
+            (self.ahead, self.in_a_row) = (0, 0);
             tokio::task::yield_now().await;
         }
     }

@@ -71,6 +71,8 @@ struct State {
     expected: usize,
     /// Whether waiting for them is worth it.
     hope: Hope,
+    /// How many publishes there were.
+    published: u64,
 }
 
 /// What came of waiting for those who are expected to publish. It costs the runtime something, so the more often it was in vain
@@ -132,6 +134,7 @@ impl Sender {
             return None;
         }
         state.expected = state.expected.saturating_sub(1);
+        state.published += 1;
         Some(self.encode(state, encode))
     }
 
@@ -158,9 +161,10 @@ impl Sender {
                 // Registered before the check, so that no wake-up falls between the two.
                 room.as_mut().enable();
                 {
-                    let state = lock(&self.state);
+                    let mut state = lock(&self.state);
                     state.check_open()?;
                     if state.has_room(paused) {
+                        state.published += 1;
                         return self.encode(state, encode);
                     }
                 }
@@ -194,7 +198,8 @@ impl Sender {
     ) -> Result<T, Error> {
         state.flush_ack(self.frame_max);
         let result = encode(&mut state.outbound, self.frame_max);
-        state.has_frames = true;
+        // Nothing is encoded if the channel is closed.
+        state.has_frames |= state.outbound.has_remaining();
         self.wake_writer(state);
         result
     }
@@ -292,7 +297,8 @@ impl Sender {
     /// it wrote before, if that was little.
     ///
     /// One who is expected to publish is waited for once, in the queue of tasks, behind those who are ready already. Unlike tokio's
-    /// `yield_now`, that does not wait for one that computes if another thread is free, and the sockets are not polled in between.
+    /// `yield_now`, that does not wait for one that computes if another thread is free, and the runtime does not poll for events in
+    /// between.
     pub(super) async fn take(&self, buffer: &mut Outbound, last: Option<Instant>) -> bool {
         let (mut has_waited, mut before) = (false, None);
         poll_fn(|context| {
@@ -302,15 +308,15 @@ impl Sender {
                 && state.is_more_expected(last)
                 && state.hope.has_some()
             {
-                before = Some(state.outbound.remaining());
+                before = Some(state.published);
                 drop(state);
                 context.waker().wake_by_ref();
                 return Poll::Pending;
             }
             if state.is_due() {
                 if let Some(before) = before {
-                    let gained = state.outbound.remaining() > before;
-                    state.hope.came_true(gained);
+                    let did = state.published != before;
+                    state.hope.came_true(did);
                 }
                 state.flush_ack(self.frame_max);
                 state.held = 0;
@@ -372,7 +378,9 @@ impl State {
 #[cfg(test)]
 mod tests {
     use std::pin::Pin;
-    use std::task::{Context, Waker};
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+    use std::task::{Context, Wake};
 
     use super::*;
 
@@ -380,9 +388,28 @@ mod tests {
         sender.ack(1, basic::Ack { delivery_tag, multiple: false }, true, || Ok(())).unwrap();
     }
 
-    /// Whether the writer, which waits already, is given something.
-    fn is_woken(writer: Pin<&mut impl Future<Output = bool>>) -> bool {
-        writer.poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    fn noop() -> Context<'static> {
+        Context::from_waker(Waker::noop())
+    }
+
+    /// Whether the writer is given something when it has its turn.
+    fn is_given(writer: Pin<&mut impl Future<Output = bool>>) -> bool {
+        writer.poll(&mut noop()).is_ready()
+    }
+
+    /// Whether the writer, which waits already, is woken by this.
+    fn is_woken(writer: Pin<&mut impl Future<Output = bool>>, by: impl FnOnce()) -> bool {
+        struct Bell(AtomicBool);
+        impl Wake for Bell {
+            fn wake(self: Arc<Self>) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        let bell = Arc::new(Bell(AtomicBool::new(false)));
+        let waker = Waker::from(Arc::clone(&bell));
+        assert!(writer.poll(&mut Context::from_waker(&waker)).is_pending());
+        by();
+        bell.0.load(Ordering::Relaxed)
     }
 
     fn sender() -> Sender {
@@ -394,21 +421,21 @@ mod tests {
         let (sender, mut buffer) = (sender(), Outbound::new());
         sender.set_reading(true);
         let mut writer = pin!(sender.take(&mut buffer, None));
-        assert!(!is_woken(writer.as_mut()));
+        assert!(!is_given(writer.as_mut()));
         ack(&sender, 1);
         ack(&sender, 2);
-        assert!(!is_woken(writer.as_mut()));
+        assert!(!is_given(writer.as_mut()));
         sender.set_reading(false);
-        assert!(is_woken(writer.as_mut()));
+        assert!(is_given(writer.as_mut()));
     }
 
     #[test]
     fn acks_do_not_wait_otherwise() {
         let (sender, mut buffer) = (sender(), Outbound::new());
         let mut writer = pin!(sender.take(&mut buffer, None));
-        assert!(!is_woken(writer.as_mut()));
+        assert!(!is_given(writer.as_mut()));
         ack(&sender, 1);
-        assert!(is_woken(writer.as_mut()));
+        assert!(is_given(writer.as_mut()));
     }
 
     #[test]
@@ -416,11 +443,11 @@ mod tests {
         let (sender, mut buffer) = (sender(), Outbound::new());
         sender.set_reading(true);
         let mut writer = pin!(sender.take(&mut buffer, None));
-        assert!(!is_woken(writer.as_mut()));
+        assert!(!is_given(writer.as_mut()));
         (1..=HELD_ACKS as u64).for_each(|tag| ack(&sender, tag));
-        assert!(!is_woken(writer.as_mut()));
+        assert!(!is_given(writer.as_mut()));
         ack(&sender, HELD_ACKS as u64 + 1);
-        assert!(is_woken(writer.as_mut()));
+        assert!(is_given(writer.as_mut()));
     }
 
     fn publish(sender: &Sender) {
@@ -435,24 +462,24 @@ mod tests {
     fn the_writer_waits_once_for_those_who_are_expected_to_publish() {
         let (sender, mut buffer) = (sender(), Outbound::new());
         let mut writer = pin!(sender.take(&mut buffer, None));
-        assert!(!is_woken(writer.as_mut()));
+        assert!(!is_given(writer.as_mut()));
         sender.expect(3);
         publish(&sender);
-        assert!(!is_woken(writer.as_mut()));
+        assert!(!is_given(writer.as_mut()));
         publish(&sender);
         // The third has something else to do.
-        assert!(is_woken(writer.as_mut()));
+        assert!(is_given(writer.as_mut()));
     }
 
     #[test]
     fn the_writer_waits_for_nobody_who_has_published() {
         let (sender, mut buffer) = (sender(), Outbound::new());
         let mut writer = pin!(sender.take(&mut buffer, None));
-        assert!(!is_woken(writer.as_mut()));
+        assert!(!is_given(writer.as_mut()));
         sender.expect(2);
         publish(&sender);
         publish(&sender);
-        assert!(is_woken(writer.as_mut()));
+        assert!(is_given(writer.as_mut()));
     }
 
     #[test]
@@ -460,12 +487,12 @@ mod tests {
         let (sender, mut buffer) = (sender(), Outbound::new());
         sender.expect(3);
         publish(&sender);
-        assert!(is_woken(pin!(sender.take(&mut buffer, None))));
+        assert!(is_given(pin!(sender.take(&mut buffer, None))));
         buffer = Outbound::new();
         let mut writer = pin!(sender.take(&mut buffer, None));
-        assert!(!is_woken(writer.as_mut()));
+        assert!(!is_given(writer.as_mut()));
         publish(&sender);
-        assert!(is_woken(writer.as_mut()));
+        assert!(is_given(writer.as_mut()));
     }
 
     #[test]
@@ -493,14 +520,34 @@ mod tests {
         for _ in 0..100 {
             let mut buffer = Outbound::new();
             let mut writer = pin!(sender.take(&mut buffer, None));
-            assert!(!is_woken(writer.as_mut()));
+            assert!(!is_given(writer.as_mut()));
             sender.expect(2);
             publish(&sender);
-            if !is_woken(writer.as_mut()) {
+            if !is_given(writer.as_mut()) {
                 waited += 1;
-                assert!(is_woken(writer.as_mut()));
+                assert!(is_given(writer.as_mut()));
             }
         }
         assert!((1..10).contains(&waited), "{waited}");
+    }
+
+    #[test]
+    fn a_writer_that_waits_is_woken_for_what_there_is_to_write() {
+        let sender = sender();
+        let wakes = |what: &dyn Fn()| {
+            let mut buffer = Outbound::new();
+            let mut writer = pin!(sender.take(&mut buffer, None));
+            is_woken(writer.as_mut(), what) && writer.poll(&mut noop()).is_ready()
+        };
+        assert!(wakes(&|| ack(&sender, 1)));
+        assert!(wakes(&|| publish(&sender)));
+        sender.set_reading(true);
+        assert!(!wakes(&|| (2..=65).for_each(|tag| ack(&sender, tag))));
+        assert!(wakes(&|| ack(&sender, 66)));
+        assert!(wakes(&|| publish(&sender)));
+        let closed = Error::new(ErrorKind::ConnectionClosedHere, "closed");
+        assert!(wakes(&|| sender.close(closed.clone(), |_, _| ())));
+        let mut buffer = Outbound::new();
+        assert_eq!(pin!(sender.take(&mut buffer, None)).poll(&mut noop()), Poll::Ready(false));
     }
 }

@@ -41,7 +41,7 @@ struct List {
 /// Wakes one place.
 struct Bell {
     place: usize,
-    /// It is on the list already.
+    /// The place is on the list or in the round, once, and is going to be polled.
     has_rung: AtomicBool,
     woken: Arc<Woken>,
 }
@@ -92,7 +92,10 @@ impl<F: Future> Beside<F> {
                 place
             }
         };
-        self.round.push_back(place);
+        // One who was there before may have been woken too late.
+        if !self.places[place].bell.has_rung.swap(true, Ordering::AcqRel) {
+            self.round.push_back(place);
+        }
     }
 
     /// What one of them gave; `None` if there is none.
@@ -125,13 +128,21 @@ impl<F: Future> Beside<F> {
 
 impl<F: Future> Place<F> {
     fn poll(&mut self) -> Poll<F::Output> {
-        // Before it is polled: whoever wakes it from here on has something new for it.
-        self.bell.has_rung.store(false, Ordering::Release);
+        // Before it is polled: whoever wakes it from here on has something new for it. Not by a mere store, which a processor may
+        // let wait until the future has looked for that in vain, while the one who has it finds the bell rung already.
+        self.bell.has_rung.swap(false, Ordering::AcqRel);
         match self.future.as_mut().as_pin_mut() {
             Some(future) => future.poll(&mut Context::from_waker(&self.waker)),
             // Woken by what it had left behind, after it was done.
             None => Poll::Pending,
         }
+    }
+}
+
+impl<F> Drop for Beside<F> {
+    fn drop(&mut self) {
+        // Whoever keeps one of the wakers does not keep the task.
+        lock(&self.woken.0).task = None;
     }
 }
 
@@ -145,6 +156,8 @@ impl<F> fmt::Debug for Beside<F> {
 mod tests {
     use std::future::poll_fn;
     use std::sync::atomic::AtomicUsize;
+    use std::sync::mpsc;
+    use std::time::Duration;
 
     use tokio::sync::oneshot;
 
@@ -234,6 +247,69 @@ mod tests {
             // The task is to be polled again, and is not kept here.
             assert_eq!(wakes(&task), polls);
         }
+    }
+
+    #[test]
+    fn those_who_are_done_at_once_leave_nothing_behind() {
+        let (mut beside, task) = (Beside::new(), Arc::new(Task::default()));
+        for _ in 0..1000 {
+            beside.push(poll_fn(|context| {
+                context.waker().wake_by_ref();
+                Poll::Ready(())
+            }));
+            assert_eq!(poll(&mut beside, &task), Poll::Ready(Some(())));
+        }
+        assert!(beside.places.len() == 1 && beside.round.len() <= 1, "{beside:?}");
+    }
+
+    /// Looks at two flags, and is done when both are set. As little as that is not enough to have a processor do in order what
+    /// was done before.
+    async fn both(flags: Arc<[AtomicBool; 2]>, wakers: mpsc::Sender<Waker>) {
+        let mut is_first = true;
+        poll_fn(|context| {
+            if std::mem::take(&mut is_first) {
+                wakers.send(context.waker().clone()).unwrap();
+            }
+            match flags.iter().all(|flag| flag.load(Ordering::Acquire)) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            }
+        })
+        .await;
+    }
+
+    /// Two wake the same place at the same time, again and again, and one of them is the last to do so.
+    #[test]
+    fn who_is_woken_while_being_polled_is_polled_again() {
+        let (calls, called) = mpsc::channel::<(Arc<[AtomicBool; 2]>, Waker)>();
+        let ringing = std::thread::spawn(move || {
+            for (flags, waker) in called {
+                for flag in &*flags {
+                    flag.store(true, Ordering::Release);
+                    waker.wake_by_ref();
+                }
+            }
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let mut beside = Beside::new();
+            let (wakers, woken) = mpsc::channel();
+            for _ in 0..20_000 {
+                let flags: Arc<[AtomicBool; 2]> = Arc::default();
+                beside.push(both(Arc::clone(&flags), wakers.clone()));
+                let done = poll_fn(|context| {
+                    let done = beside.poll_next(context);
+                    if let Ok(waker) = woken.try_recv() {
+                        calls.send((Arc::clone(&flags), waker)).unwrap();
+                    }
+                    done
+                });
+                let done = tokio::time::timeout(Duration::from_secs(60), done).await;
+                assert!(done.is_ok(), "somebody is forgotten");
+            }
+        });
+        drop(calls);
+        ringing.join().unwrap();
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

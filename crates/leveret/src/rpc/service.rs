@@ -119,7 +119,8 @@ impl ServiceBuilder {
     }
 
     /// Requests come over a topic exchange that several services share, and the routing key is the service, a dot and the
-    /// method: `prices.quote`.
+    /// method: `prices.quote`. Where names of methods have dots, no service should be named like the beginning of another: the
+    /// method `b.c` of a service `a` and the method `c` of a service `a.b` have the same key, and both get the requests for either.
     pub fn shared_exchange(mut self, exchange: impl Into<String>) -> Self {
         self.methods.address.style = Style::Shared(exchange.into());
         self
