@@ -29,7 +29,7 @@ mod tags;
 mod targets;
 mod toolkit;
 
-pub(crate) use child::{Server, answer, ask, run_one};
+pub(crate) use child::{Server, answer, answer_on, ask, run_one};
 pub(crate) use jobs::{Run, display_as_argument};
 pub(crate) use meter::{Failure, Latency, Measured, Meter, all, all_in_one_task, expect};
 pub(crate) use null_peer::run as run_null_peer;

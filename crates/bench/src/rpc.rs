@@ -45,6 +45,9 @@ pub(crate) struct Arguments {
     /// Bytes per body
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(8..))]
     size: u32,
+    /// Threads of client and server each; as many as there are cores if not said
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
     /// Which RabbitMQ
     #[arg(long, default_value_t = Version::V4_3)]
     rabbitmq: Version,
@@ -133,6 +136,7 @@ async fn over(
             in_flight,
             callers,
             size: arguments.size,
+            threads: arguments.threads,
         };
         let start = async |candidate| child::start(Run { candidate, ..run }).await;
         let results = in_turns(chosen(&arguments.candidate), rounds, start).await?;

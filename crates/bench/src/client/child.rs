@@ -5,6 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio::runtime::Runtime;
 
 use super::jobs::{Client, Run};
 use super::meter::{Failure, Measured};
@@ -47,9 +48,17 @@ pub(crate) fn answer(
     patience: Duration,
     run: impl Future<Output = Result<Measured, Failure>>,
 ) -> io::Result<()> {
+    answer_on(Runtime::new()?, patience, run)
+}
+
+/// The same on a runtime of one's own.
+pub(crate) fn answer_on(
+    runtime: Runtime,
+    patience: Duration,
+    run: impl Future<Output = Result<Measured, Failure>>,
+) -> io::Result<()> {
     #[cfg(feature = "count-allocations")]
     let _profiler = dhat::Profiler::builder().testing().build();
-    let runtime = tokio::runtime::Runtime::new()?;
     let done = runtime.block_on(async {
         match tokio::time::timeout(patience, run).await {
             Ok(done) => done.map_err(|error| error.to_string()),

@@ -7,11 +7,12 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::Command;
+use tokio::runtime;
 use tokio::time::timeout;
 
 use super::jobs::{Candidate, Run, Side};
 use super::{lapin, leveret};
-use crate::client::{Failure, Measured, answer, ask};
+use crate::client::{Failure, Measured, answer_on, ask};
 
 /// A run takes seconds; one that takes this long hangs.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -21,7 +22,11 @@ const READY: &str = "ready";
 
 /// The child's side.
 pub(crate) fn run_one(run: Run) -> io::Result<()> {
-    answer(PATIENCE, async {
+    let mut runtime = runtime::Builder::new_multi_thread();
+    if let Some(threads) = run.threads {
+        runtime.worker_threads(threads.into());
+    }
+    answer_on(runtime.enable_all().build()?, PATIENCE, async {
         match (run.side, run.candidate) {
             (Side::Client, Candidate::Leveret) => leveret::call(run).await,
             (Side::Client, Candidate::Lapin) => lapin::call(run).await,
@@ -81,8 +86,8 @@ pub(super) async fn start(run: Run) -> Result<Result<Both, String>, Failure> {
     Ok(client.and_then(|client| Ok(Both { client, server: server? })))
 }
 
-fn options(run: Run) -> [(&'static str, String); 7] {
-    [
+fn options(run: Run) -> Vec<(&'static str, String)> {
+    let mut options = vec![
         ("--candidate", run.candidate.to_string()),
         ("--side", run.side.to_string()),
         ("--port", run.port.to_string()),
@@ -90,5 +95,7 @@ fn options(run: Run) -> [(&'static str, String); 7] {
         ("--in-flight", run.in_flight.to_string()),
         ("--callers", run.callers.to_string()),
         ("--size", run.size.to_string()),
-    ]
+    ];
+    options.extend(run.threads.map(|threads| ("--threads", threads.to_string())));
+    options
 }

@@ -66,6 +66,9 @@ pub(crate) struct Run {
     pub(super) callers: Callers,
     #[arg(long)]
     pub(super) size: u32,
+    /// Threads of the runtime
+    #[arg(long)]
+    pub(super) threads: Option<u16>,
 }
 
 /// The body of a request, known again in its reply.
