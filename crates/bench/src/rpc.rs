@@ -39,6 +39,12 @@ pub(crate) struct Arguments {
     /// Only callers that run so
     #[arg(long, value_enum)]
     callers: Vec<Callers>,
+    /// How the server's handlers run
+    #[arg(long, value_enum, default_value_t = Callers::Together)]
+    handlers: Callers,
+    /// Calls have a timeout, as most have
+    #[arg(long)]
+    timeout: bool,
     /// Calls per run with 100 in flight; a tenth of it with one
     #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(1..))]
     calls: u64,
@@ -135,6 +141,8 @@ async fn over(
             calls,
             in_flight,
             callers,
+            handlers: arguments.handlers,
+            timeout: arguments.timeout,
             size: arguments.size,
             threads: arguments.threads,
         };

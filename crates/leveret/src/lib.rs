@@ -162,8 +162,8 @@ pub use retry::{
     Redelivered, Redelivery, Retry, RetryPolicy, Verdict,
 };
 pub use rpc::{
-    Call, End, FromReply, IntoReply, Method, RemoteError, Replier, Replies, Reply, ReplyStream,
-    Rpc, RpcBuilder, ServiceBuilder, StreamCall,
+    Call, CallFuture, End, FromReply, IntoReply, Method, RemoteError, Replier, Replies, Reply,
+    ReplyStream, Rpc, RpcBuilder, ServiceBuilder, StreamCall,
 };
 pub use topology::{
     Applied, Binding, Change, Conflict, Destination, Exchange, ExchangeKind, Overflow, Plan, Queue,

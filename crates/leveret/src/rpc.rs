@@ -41,7 +41,7 @@ mod stream;
 mod transaction;
 
 pub(crate) use asker::{Asker, Question, Room, Seat, Settings as AskerSettings, Shared as Calling};
-pub use call::Call;
+pub use call::{Call, CallFuture};
 pub(crate) use correlation::new_correlation_id;
 pub(crate) use desk::{Failed, Wanted};
 pub(crate) use method::Shapes;

@@ -469,7 +469,7 @@ mod counted {
 }
 
 pub(crate) use counted::{
-    Called, Consumed, Delivered, Published, Remembered, Replied, Strays, waited_for_channel,
+    Began, Called, Consumed, Delivered, Published, Remembered, Replied, Strays, waited_for_channel,
 };
 
 macro_rules! debug {

@@ -94,6 +94,8 @@ fn options(run: Run) -> Vec<(&'static str, String)> {
         ("--calls", run.calls.to_string()),
         ("--in-flight", run.in_flight.to_string()),
         ("--callers", run.callers.to_string()),
+        ("--handlers", run.handlers.to_string()),
+        ("--timeout", run.timeout.to_string()),
         ("--size", run.size.to_string()),
     ];
     options.extend(run.threads.map(|threads| ("--threads", threads.to_string())));

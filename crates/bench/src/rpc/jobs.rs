@@ -1,5 +1,7 @@
 //! What is measured: candidates, brokers, and the description of one run.
 
+use std::time::Duration;
+
 use clap::{Args, ValueEnum};
 use futures_util::future::BoxFuture;
 
@@ -30,10 +32,13 @@ pub(crate) enum Broker {
     Rabbitmq,
 }
 
-/// How those who call run beside each other.
+/// How long a call may take, if that is watched: it never does.
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How those who call, or answer, run beside each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Callers {
-    /// All of them in one task, as one writes it who sends many requests and gathers the replies
+    /// All of them in one task, as one writes it who sends many requests and gathers the replies, or answers quickly
     Together,
     /// Each in a task of its own, as in a server: tokio wakes its threads for them
     Tasks,
@@ -64,6 +69,10 @@ pub(crate) struct Run {
     pub(super) in_flight: u64,
     #[arg(long)]
     pub(super) callers: Callers,
+    #[arg(long)]
+    pub(super) handlers: Callers,
+    #[arg(long, action = clap::ArgAction::Set)]
+    pub(super) timeout: bool,
     #[arg(long)]
     pub(super) size: u32,
     /// Threads of the runtime

@@ -3,6 +3,7 @@
 //! many of them at once.
 
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -15,9 +16,10 @@ use lapin::options::{
 };
 use lapin::types::{FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 
-use super::jobs::{PREFETCH, Run, SERVICE, all_callers, body, share};
+use super::jobs::{Callers, PATIENCE, PREFETCH, Run, SERVICE, all_callers, body, share};
 use crate::client::{Failure, Latency, Measured, Meter};
 
 const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
@@ -51,7 +53,12 @@ pub(super) async fn call(run: Run) -> Result<Measured, Failure> {
             let mut times = Vec::new();
             for number in share(caller, run) {
                 let began = Instant::now();
-                one_call(&channel, &waiting, number, run.size).await?;
+                let call = one_call(&channel, &waiting, number, run.size);
+                if run.timeout {
+                    timeout(PATIENCE, call).await??;
+                } else {
+                    call.await?;
+                }
                 times.push(began.elapsed());
             }
             Ok(times)
@@ -120,19 +127,43 @@ pub(super) async fn serve(
         .take_until(Box::pin(stop));
     let meter = Meter::start();
     ready();
-    let answer = async |delivery: lapin::Result<Delivery>| {
-        let delivery = delivery?;
-        let to = delivery.properties.reply_to().clone().ok_or("a request without reply-to")?;
-        let id = delivery.properties.correlation_id().clone().ok_or("and without an id")?;
-        let properties = BasicProperties::default().with_correlation_id(id);
-        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-        let sent = replying.basic_publish("".into(), to, options, &delivery.data, properties);
-        sent.await?.await?;
-        Ok::<_, Failure>(delivery.ack(BasicAckOptions::default()).await?)
-    };
-    let answers = requests.map(answer).buffer_unordered(PREFETCH.into());
-    answers.try_for_each(async |_| Ok(())).await?;
+    match run.handlers {
+        Callers::Together => {
+            let answer = |delivery| answer(&replying, delivery);
+            let answers = requests.map(answer).buffer_unordered(PREFETCH.into());
+            answers.try_for_each(async |_| Ok(())).await?;
+        }
+        Callers::Tasks => {
+            // The prefetch bounds how many there are.
+            let (failed, mut failures) = mpsc::channel(1);
+            let mut requests = pin!(requests);
+            while let Some(delivery) = requests.next().await {
+                let (replying, failed) = (replying.clone(), failed.clone());
+                tokio::spawn(async move {
+                    if let Err(failure) = answer(&replying, delivery).await {
+                        let _ = failed.try_send(failure);
+                    }
+                });
+            }
+            drop(failed);
+            if let Some(failure) = failures.recv().await {
+                return Err(failure);
+            }
+        }
+    }
     let measured = meter.stop(run.calls);
     let _ = connection.close(200, "done".into()).await;
     Ok(measured)
+}
+
+async fn answer(replying: &Channel, delivery: lapin::Result<Delivery>) -> Result<(), Failure> {
+    let delivery = delivery?;
+    let to = delivery.properties.reply_to().clone().ok_or("a request without reply-to")?;
+    let id = delivery.properties.correlation_id().clone().ok_or("and without an id")?;
+    let properties = BasicProperties::default().with_correlation_id(id);
+    let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+    let sent = replying.basic_publish("".into(), to, options, &delivery.data, properties);
+    sent.await?.await?;
+    delivery.ack(BasicAckOptions::default()).await?;
+    Ok(())
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use leveret::{Client, Queue};
 
-use super::jobs::{METHOD, PREFETCH, Run, SERVICE, all_callers, body, share};
+use super::jobs::{Callers, METHOD, PATIENCE, PREFETCH, Run, SERVICE, all_callers, body, share};
 use crate::client::{Failure, Latency, Measured, Meter};
 
 async fn connect(run: Run) -> Result<Client, Failure> {
@@ -23,7 +23,11 @@ pub(super) async fn call(run: Run) -> Result<Measured, Failure> {
             for number in share(caller, run) {
                 let began = Instant::now();
                 let request = Bytes::from(body(number, run.size));
-                let reply: Bytes = rpc.call(METHOD, request.clone()).await?;
+                let mut call = rpc.call(METHOD, request.clone());
+                if run.timeout {
+                    call = call.timeout(PATIENCE);
+                }
+                let reply: Bytes = call.await?;
                 if reply != request {
                     return Err(format!("call {number} got the reply to another").into());
                 }
@@ -47,14 +51,15 @@ pub(super) async fn serve(
 ) -> Result<Measured, Failure> {
     let client = connect(run).await?;
     // As lapin's: both find it there, whoever comes first.
-    let service = client
+    let mut service = client
         .service(SERVICE)
         .queue(Queue::classic(SERVICE))
         .workers(PREFETCH.into())
-        // As lapin's by hand: what is written so runs in one task.
-        .in_one_task()
         .prefetch(PREFETCH)
         .method(METHOD, async |body: Bytes| body);
+    if run.handlers == Callers::Together {
+        service = service.in_one_task();
+    }
     client.apply(&service.topology()).await?;
     let meter = Meter::start();
     ready();

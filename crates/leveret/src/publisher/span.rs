@@ -1,6 +1,8 @@
 //! The span of a publish, by the conventions of OpenTelemetry for messaging, and the trace context that a message takes
 //! along from it.
 
+use std::sync::Arc;
+
 use tracing::{Span, field};
 
 use crate::amqp::{Properties, Table};
@@ -8,7 +10,8 @@ use crate::error::Error;
 use crate::trace::{self, TraceContext};
 
 /// A publish that is traced, or nothing: then it costs nothing, either.
-pub(crate) struct PublishSpan(Option<Box<Traced>>);
+#[derive(Clone)]
+pub(crate) struct PublishSpan(Option<Arc<Traced>>);
 
 struct Traced {
     /// Disabled if nobody collects spans.
@@ -104,7 +107,7 @@ impl PublishSpan {
             describe(&span);
             context.record(&span, parent.as_ref());
         }
-        PublishSpan(Some(Box::new(Traced { span, context })))
+        PublishSpan(Some(Arc::new(Traced { span, context })))
     }
 
     /// Gives a message the context, unless it has one.
@@ -138,14 +141,14 @@ impl PublishSpan {
     pub(crate) fn for_message(&self) -> Self {
         PublishSpan(
             self.0.as_ref().map(|traced| {
-                Box::new(Traced { span: Span::none(), context: traced.context.clone() })
+                Arc::new(Traced { span: Span::none(), context: traced.context.clone() })
             }),
         )
     }
 
     /// It is over.
     #[inline]
-    pub(crate) fn end<T>(self, outcome: &Result<T, Error>) {
+    pub(crate) fn end<T>(&self, outcome: &Result<T, Error>) {
         if let (Some(traced), Err(error)) = (&self.0, outcome) {
             traced.span.record("error.type", field::debug(error.kind()));
         }

@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::Replies;
 use super::correlation::CorrelationId;
-use super::desk::{Answer, Desk, Received, Request, Wanted};
+use super::desk::{Answer, Desk, Received, Request, Told, Wanted};
 use super::keeper::Keeper;
 use super::reply::Reply;
 use crate::amqp::{
@@ -166,15 +166,16 @@ impl Asker {
     ///
     /// It asks now if it need not wait for room or a channel: then what is awaited is small, because who need not wait does not
     /// carry what waiting needs. Dropped while waiting, it has asked nothing.
-    pub(crate) fn ask<'a>(&'a self, question: Question<'a>, span: &'a PublishSpan) -> Asking<'a> {
+    pub(crate) fn ask<'a>(&'a self, question: Question<'a>, span: &PublishSpan) -> Asking<'a> {
         // What cannot be sent need not wait for anything.
         if let Err(error) = question.message.check() {
             return Either::Left(ready(Err(error)));
         }
         if question.room == Room::OfItsOwn && !self.handle.shared.has_room() {
+            let span = span.clone();
             return Either::Right(Box::pin(async move {
                 self.handle.shared.until_room().await?;
-                self.ask_with_room(question, span).await
+                self.ask_with_room(question, &span).await
             }));
         }
         self.ask_with_room(question, span)
@@ -183,7 +184,8 @@ impl Asker {
     /// The same for who has room.
     fn ask_with_room<'a>(&'a self, question: Question<'a>, span: &PublishSpan) -> Asking<'a> {
         let (wanted, room, id) = (question.wanted, question.room, CorrelationId::fresh());
-        let mut seat = Seat { handle: Arc::clone(&self.handle), id, room, own: None };
+        let handle = Arc::clone(&self.handle);
+        let mut seat = Seat { handle, id, room, own: None, is_forgotten: false };
         let shared = &self.handle.shared;
         match shared.send_now(question, span, id) {
             Ok(None) => Either::Left(ready(Ok(seat))),
@@ -222,6 +224,8 @@ pub(crate) struct Seat {
     room: Room,
     /// The consumer of a queue for this question alone.
     own: Option<Box<Consumer>>,
+    /// The desk has forgotten it already.
+    is_forgotten: bool,
 }
 
 /// Somebody who asks.
@@ -239,9 +243,13 @@ impl Seat {
     #[inline]
     pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Answer>> {
         loop {
-            let answer = lock(&self.handle.shared.desk).poll(self.id, context);
-            if answer.is_ready() || !self.take_own(context) {
-                return answer;
+            let told = lock(&self.handle.shared.desk).poll(self.id, context);
+            if let Poll::Ready(Told { answer, is_last }) = told {
+                self.is_forgotten = is_last;
+                return Poll::Ready(answer);
+            }
+            if !self.take_own(context) {
+                return Poll::Pending;
             }
         }
     }
@@ -279,8 +287,10 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         let shared = &self.handle.shared;
-        // What it kept goes when nothing is locked.
-        let _forgotten = lock(&shared.desk).forget(self.id);
+        if !self.is_forgotten {
+            // What it kept goes when nothing is locked.
+            let _kept = lock(&shared.desk).forget(self.id);
+        }
         if self.room == Room::OfItsOwn {
             shared.room.add_permits(1);
         }

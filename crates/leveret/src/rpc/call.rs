@@ -1,21 +1,25 @@
 //! A call: one request, one reply.
 
 use std::fmt;
+use std::future::ready;
 use std::marker::PhantomData;
 use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use futures_util::future::Either;
 use futures_util::stream::FuturesUnordered;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Sleep, sleep, timeout};
 
-use super::asker::{Question, Room, TakenRoom};
-use super::desk::{Failed, Wanted};
+use super::asker::{Question, Room, Seat, TakenRoom};
+use super::desk::{Answer, Failed, Wanted};
 use super::reply::{FromReply, Reply};
 use super::{Rpc, What};
 use crate::error::{Error, ErrorKind};
 use crate::message::Message;
 use crate::publisher::PublishSpan;
+use crate::telemetry::Began;
 
 /// No request is sent again sooner than this.
 const SHORTEST: Duration = Duration::from_millis(1);
@@ -54,22 +58,6 @@ impl<'r, R: FromReply> Call<'r, R> {
         self.resend_after = Some(time);
         self
     }
-
-    async fn run(self) -> Result<R, Error> {
-        let Call { rpc, method, message, timeout: patience, resend_after, .. } = self;
-        let message = message?;
-        let span = PublishSpan::of_call(rpc.service(), method);
-        let began = rpc.inner.counts.begin();
-        let answered = match (patience, resend_after) {
-            (None, None) => ask(rpc, method, message, Room::OfItsOwn, &span).await,
-            // Who does not watch the time does not carry a watch.
-            _ => Box::pin(ask_in_time(rpc, method, message, &span, patience, resend_after)).await,
-        };
-        let failed = answered.as_ref().err().map(Error::kind);
-        rpc.inner.counts.end(began, failed);
-        span.end(&answered);
-        R::from_reply(answered?)
-    }
 }
 
 async fn ask(
@@ -81,25 +69,20 @@ async fn ask(
 ) -> Result<Reply, Error> {
     let question = Question { room, ..rpc.question(method, message, Wanted::One) };
     let mut seat = rpc.inner.asker.ask(question, span).await?;
-    let answer = seat.next().await;
+    reply(rpc, method, seat.next().await)
+}
+
+fn reply(rpc: &Rpc, method: &str, answer: Option<Answer>) -> Result<Reply, Error> {
     answer.unwrap_or(Err(Failed::NoValue)).map_err(|failed| failed.into_error(rpc.what(method)))
 }
 
-/// Asks, again if need be, and waits for so long.
-async fn ask_in_time(
+/// Waits for an answer for so long.
+async fn in_time(
     rpc: &Rpc,
     method: &str,
-    message: Message,
-    span: &PublishSpan,
     patience: Option<Duration>,
-    resend_after: Option<Duration>,
+    asking: impl Future<Output = Result<Reply, Error>>,
 ) -> Result<Reply, Error> {
-    let asking = async {
-        match resend_after {
-            None => ask(rpc, method, message, Room::OfItsOwn, span).await,
-            Some(first) => ask_again(rpc, method, message, span, first).await,
-        }
-    };
     match patience {
         None => asking.await,
         Some(patience) => match timeout(patience, asking).await {
@@ -168,12 +151,111 @@ fn reached_nobody(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unroutable | ErrorKind::Missing)
 }
 
-impl<'r, R: FromReply + 'r> IntoFuture for Call<'r, R> {
+impl<'r, R: FromReply> IntoFuture for Call<'r, R> {
     type Output = Result<R, Error>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Result<R, Error>> + Send + 'r>>;
+    type IntoFuture = CallFuture<'r, R>;
 
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.run())
+    fn into_future(self) -> CallFuture<'r, R> {
+        CallFuture { stage: Stage::New(self) }
+    }
+}
+
+/// A call that is awaited. It begins when it is polled for the first time, and is forgotten when it is dropped.
+///
+/// Most requests can be sent at once: those take no memory but this, and that of a timer if there is a
+/// [timeout](Call::timeout).
+#[must_use = "a call is made when it is awaited"]
+pub struct CallFuture<'r, R> {
+    stage: Stage<'r, R>,
+}
+
+enum Stage<'r, R> {
+    New(Call<'r, R>),
+    /// The request is on its way, and the reply may take so long.
+    Sent(Begun<'r>, Seat, Option<Watch>),
+    /// It waits for room or a channel first, or is to be sent again.
+    Waiting(Begun<'r>, Pin<Box<dyn Future<Output = Result<Reply, Error>> + Send + 'r>>),
+    Done,
+}
+
+/// What is known of a call from its beginning to its end.
+struct Begun<'r> {
+    rpc: &'r Rpc,
+    method: &'r str,
+    span: PublishSpan,
+    began: Began,
+}
+
+/// Tells when a reply is overdue.
+struct Watch {
+    patience: Duration,
+    time: Pin<Box<Sleep>>,
+}
+
+impl Watch {
+    fn new(patience: Duration) -> Self {
+        Watch { patience, time: Box::pin(sleep(patience)) }
+    }
+}
+
+impl<'r, R: FromReply> Stage<'r, R> {
+    fn begin(call: Call<'r, R>) -> Result<Self, Error> {
+        let Call { rpc, method, message, timeout, resend_after, .. } = call;
+        let message = message?;
+        let span = PublishSpan::of_call(rpc.service(), method);
+        let begun = Begun { rpc, method, span, began: rpc.inner.counts.begin() };
+        if let Some(first) = resend_after {
+            let span = begun.span.clone();
+            let asking = async move { ask_again(rpc, method, message, &span, first).await };
+            return Ok(Stage::Waiting(begun, Box::pin(in_time(rpc, method, timeout, asking))));
+        }
+        let question = rpc.question(method, message, Wanted::One);
+        Ok(match rpc.inner.asker.ask(question, &begun.span) {
+            Either::Left(asked) => match asked.into_inner() {
+                Ok(seat) => Stage::Sent(begun, seat, timeout.map(Watch::new)),
+                Err(error) => Stage::Waiting(begun, Box::pin(ready(Err(error)))),
+            },
+            Either::Right(asking) => {
+                let asking = async move { reply(rpc, method, asking.await?.next().await) };
+                Stage::Waiting(begun, Box::pin(in_time(rpc, method, timeout, asking)))
+            }
+        })
+    }
+}
+
+impl<R: FromReply> Future for CallFuture<'_, R> {
+    type Output = Result<R, Error>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<R, Error>> {
+        let stage = &mut self.get_mut().stage;
+        if let Stage::New(_) = stage
+            && let Stage::New(call) = std::mem::replace(stage, Stage::Done)
+        {
+            *stage = Stage::begin(call)?;
+        }
+        let result = match stage {
+            Stage::Sent(begun, seat, watch) => match (seat.poll_next(context), watch) {
+                (Poll::Ready(answer), _) => begun.end(reply(begun.rpc, begun.method, answer)),
+                (Poll::Pending, None) => return Poll::Pending,
+                (Poll::Pending, Some(watch)) => {
+                    ready!(watch.time.as_mut().poll(context));
+                    begun.end(Err(Error::timed_out(begun.rpc.what(begun.method), watch.patience)))
+                }
+            },
+            Stage::Waiting(begun, asking) => begun.end(ready!(asking.as_mut().poll(context))),
+            Stage::New(_) | Stage::Done => panic!("a call was polled after it was done"),
+        };
+        *stage = Stage::Done;
+        Poll::Ready(result)
+    }
+}
+
+impl Begun<'_> {
+    fn end<R: FromReply>(&self, answered: Result<Reply, Error>) -> Result<R, Error> {
+        let failed = answered.as_ref().err().map(Error::kind);
+        self.rpc.inner.counts.end(self.began, failed);
+        self.span.end(&answered);
+        R::from_reply(answered?)
     }
 }
 
@@ -181,5 +263,17 @@ impl<R> fmt::Debug for Call<'_, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let What { service, method } = self.rpc.what(self.method);
         write!(f, "Call({method:?} of {service:?})")
+    }
+}
+
+impl<R> fmt::Debug for CallFuture<'_, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stage = match &self.stage {
+            Stage::New(_) => "not begun",
+            Stage::Sent(..) => "sent",
+            Stage::Waiting(..) => "waiting",
+            Stage::Done => "done",
+        };
+        write!(f, "CallFuture({stage})")
     }
 }

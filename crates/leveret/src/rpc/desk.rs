@@ -9,10 +9,11 @@
 //!
 //! What comes for nobody is a stray: late, doubled, or forged.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
 
@@ -59,6 +60,15 @@ struct Waiting {
 
 /// What came for somebody.
 pub(crate) type Answer = Result<Reply, Failed>;
+
+/// What somebody is told who waits.
+#[derive(Debug)]
+pub(crate) struct Told {
+    /// The next reply, or `None` when nothing more comes.
+    pub(crate) answer: Option<Answer>,
+    /// Nothing follows, and the desk knows no more of it.
+    pub(crate) is_last: bool,
+}
 
 /// Why there is no reply. Who waits knows what it was to be a reply to.
 #[derive(Clone, Debug)]
@@ -206,16 +216,17 @@ impl Desk {
         }
     }
 
-    /// What somebody waits for, as far as it has come: the next reply, or `None` when nothing more comes.
-    pub(crate) fn poll(
-        &mut self,
-        id: CorrelationId,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Answer>> {
-        match self.waiting.get_mut(&id) {
-            Some(waiting) => waiting.poll(context),
-            None => Poll::Ready(None),
+    /// What somebody waits for, as far as it has come. Who is told the last of it is forgotten with that.
+    pub(crate) fn poll(&mut self, id: CorrelationId, context: &mut Context<'_>) -> Poll<Told> {
+        let Entry::Occupied(mut waiting) = self.waiting.entry(id) else {
+            return Poll::Ready(Told { answer: None, is_last: true });
+        };
+        let answer = ready!(waiting.get_mut().poll(context));
+        let is_last = waiting.get().is_over();
+        if is_last {
+            waiting.remove();
         }
+        Poll::Ready(Told { answer, is_last })
     }
 
     /// Nothing that is under way can be answered any more, and nothing is sent again. The wakers are to be woken when
@@ -323,6 +334,11 @@ impl Waiting {
         self.waker.take()
     }
 
+    /// All that ever comes was taken.
+    fn is_over(&self) -> bool {
+        self.ended && self.came.is_empty() && self.last.is_none()
+    }
+
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Answer>> {
         if self.came.is_empty() && !self.ended {
             self.look_at_confirmation(context);
@@ -412,13 +428,12 @@ mod tests {
         let mut context = Context::from_waker(Waker::noop());
         let mut all = Vec::new();
         loop {
-            all.push(match desk.poll(id, &mut context) {
-                Poll::Pending => return all,
-                Poll::Ready(None) => "end".to_owned(),
-                Poll::Ready(Some(Ok(reply))) => String::from_utf8_lossy(reply.body()).into_owned(),
-                Poll::Ready(Some(Err(failed))) => {
-                    format!("{:?}", failed.into_error("it").kind())
-                }
+            let Poll::Ready(told) = desk.poll(id, &mut context) else { return all };
+            assert_eq!(told.is_last, !desk.waiting.contains_key(&id));
+            all.push(match told.answer {
+                None => "end".to_owned(),
+                Some(Ok(reply)) => String::from_utf8_lossy(reply.body()).into_owned(),
+                Some(Err(failed)) => format!("{:?}", failed.into_error("it").kind()),
             });
             if all.last().is_some_and(|last| last == "end") {
                 return all;
