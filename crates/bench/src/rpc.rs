@@ -64,6 +64,8 @@ pub(crate) struct Row {
     broker: Broker,
     in_flight: u64,
     callers: Callers,
+    handlers: Callers,
+    timeout: bool,
     candidate: Candidate,
     /// The median run, or why a run failed.
     result: Result<Both, String>,
@@ -152,6 +154,8 @@ async fn over(
             broker,
             in_flight,
             callers,
+            handlers: arguments.handlers,
+            timeout: arguments.timeout,
             candidate,
             result: result.map(median),
         }));
@@ -166,6 +170,10 @@ fn median(mut runs: Vec<Both>) -> Both {
 
 pub(crate) fn table(rows: &[Row]) -> String {
     let mut out = String::new();
+    if let Some(Row { handlers, timeout, .. }) = rows.first() {
+        let timeout = if *timeout { "with" } else { "without" };
+        let _ = writeln!(out, "handlers: {handlers}; calls {timeout} a timeout");
+    }
     let _ = writeln!(
         out,
         "{:<9} {:>9} {:<8} {:<8} {:>7} {:>10} {:>10} {:>9} {:>8} {:>8} {:>11} {:>13}",
@@ -183,7 +191,7 @@ pub(crate) fn table(rows: &[Row]) -> String {
         "× lapin",
     );
     for row in rows {
-        let Row { broker, in_flight, callers, candidate, result } = row;
+        let Row { broker, in_flight, callers, candidate, result, .. } = row;
         let _ = write!(out, "{broker:<9} {in_flight:>9} {callers:<8} {candidate:<8} ");
         let _ = match result {
             Err(reason) => writeln!(out, "FAILED: {reason}"),
@@ -218,6 +226,8 @@ pub(crate) fn json(rows: &[Row]) -> Value {
             "broker": row.broker.to_string(),
             "in_flight": row.in_flight,
             "callers": row.callers.to_string(),
+            "handlers": row.handlers.to_string(),
+            "timeout": row.timeout,
             "candidate": row.candidate.to_string(),
         });
         match &row.result {

@@ -309,7 +309,7 @@ impl Publisher {
             Ok(ticket) => ticket.await,
             Err(error) => Err(error),
         };
-        span.end(&outcome);
+        span.record(&outcome);
         outcome
     }
 
@@ -324,7 +324,7 @@ impl Publisher {
     ) -> Result<Ticket, Error> {
         let span = PublishSpan::begin(self.exchange(), routing_key);
         let sent = self.send_within(&span, routing_key, message).await;
-        span.end(&sent);
+        span.record(&sent);
         sent
     }
 

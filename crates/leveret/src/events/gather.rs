@@ -169,7 +169,7 @@ impl<'e, R: FromReply> Gather<'e, R> {
             };
             let span = PublishSpan::begin(&events.shared.ingress, key);
             let asked = events.asker().ask(question, &span).await;
-            span.end(&asked);
+            span.record(&asked);
             asked
         };
         let late = |_| Error::timed_out(&what, within);

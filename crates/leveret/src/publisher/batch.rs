@@ -73,7 +73,7 @@ impl Publisher {
         match report.failed.first() {
             None => Ok(report.confirmed),
             Some((_, error)) => {
-                span.end::<()>(&Err(error.clone()));
+                span.record::<()>(&Err(error.clone()));
                 Err(report)
             }
         }

@@ -146,9 +146,9 @@ impl PublishSpan {
         )
     }
 
-    /// It is over.
+    /// How it went. It is over when the last clone is dropped.
     #[inline]
-    pub(crate) fn end<T>(&self, outcome: &Result<T, Error>) {
+    pub(crate) fn record<T>(&self, outcome: &Result<T, Error>) {
         if let (Some(traced), Err(error)) = (&self.0, outcome) {
             traced.span.record("error.type", field::debug(error.kind()));
         }

@@ -58,7 +58,7 @@ impl UnconfirmedPublisher {
     pub async fn publish(&self, routing_key: &str, message: impl IntoMessage) -> Result<(), Error> {
         let span = PublishSpan::begin(self.exchange(), routing_key);
         let published = self.publish_within(&span, routing_key, message).await;
-        span.end(&published);
+        span.record(&published);
         published
     }
 

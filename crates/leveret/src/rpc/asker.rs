@@ -185,7 +185,7 @@ impl Asker {
     fn ask_with_room<'a>(&'a self, question: Question<'a>, span: &PublishSpan) -> Asking<'a> {
         let (wanted, room, id) = (question.wanted, question.room, CorrelationId::fresh());
         let handle = Arc::clone(&self.handle);
-        let mut seat = Seat { handle, id, room, own: None, is_forgotten: false };
+        let mut seat = Seat { handle, id, room, own: None, is_left: false };
         let shared = &self.handle.shared;
         match shared.send_now(question, span, id) {
             Ok(None) => Either::Left(ready(Ok(seat))),
@@ -224,8 +224,8 @@ pub(crate) struct Seat {
     room: Room,
     /// The consumer of a queue for this question alone.
     own: Option<Box<Consumer>>,
-    /// The desk has forgotten it already.
-    is_forgotten: bool,
+    /// The last answer was taken: the desk has forgotten it, and its room is another's.
+    is_left: bool,
 }
 
 /// Somebody who asks.
@@ -245,7 +245,9 @@ impl Seat {
         loop {
             let told = lock(&self.handle.shared.desk).poll(self.id, context);
             if let Poll::Ready(Told { answer, is_last }) = told {
-                self.is_forgotten = is_last;
+                if is_last {
+                    self.leave();
+                }
                 return Poll::Ready(answer);
             }
             if !self.take_own(context) {
@@ -277,6 +279,15 @@ impl Seat {
         true
     }
 
+    /// The desk knows no more of it: there is room for another.
+    fn leave(&mut self) {
+        let is_first = !std::mem::replace(&mut self.is_left, true);
+        self.own = None;
+        if is_first && self.room == Room::OfItsOwn {
+            self.handle.shared.room.add_permits(1);
+        }
+    }
+
     /// Waits for no more than has come.
     pub(crate) fn stop(&mut self) {
         lock(&self.handle.shared.desk).stop(self.id);
@@ -286,13 +297,10 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let shared = &self.handle.shared;
-        if !self.is_forgotten {
+        if !self.is_left {
             // What it kept goes when nothing is locked.
-            let _kept = lock(&shared.desk).forget(self.id);
-        }
-        if self.room == Room::OfItsOwn {
-            shared.room.add_permits(1);
+            let _kept = lock(&self.handle.shared.desk).forget(self.id);
+            self.leave();
         }
     }
 }

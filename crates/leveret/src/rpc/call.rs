@@ -162,8 +162,7 @@ impl<'r, R: FromReply> IntoFuture for Call<'r, R> {
 
 /// A call that is awaited. It begins when it is polled for the first time, and is forgotten when it is dropped.
 ///
-/// Most requests can be sent at once: those take no memory but this, and that of a timer if there is a
-/// [timeout](Call::timeout).
+/// Most requests can be sent at once. Those need nothing to wait with but a timer, if there is a [timeout](Call::timeout).
 #[must_use = "a call is made when it is awaited"]
 pub struct CallFuture<'r, R> {
     stage: Stage<'r, R>,
@@ -173,7 +172,7 @@ enum Stage<'r, R> {
     New(Call<'r, R>),
     /// The request is on its way, and the reply may take so long.
     Sent(Begun<'r>, Seat, Option<Watch>),
-    /// It waits for room or a channel first, or is to be sent again.
+    /// All others: it waits for room, a channel or a queue of its own first, is to be sent again, or could not be sent.
     Waiting(Begun<'r>, Pin<Box<dyn Future<Output = Result<Reply, Error>> + Send + 'r>>),
     Done,
 }
@@ -233,29 +232,33 @@ impl<R: FromReply> Future for CallFuture<'_, R> {
         {
             *stage = Stage::begin(call)?;
         }
-        let result = match stage {
-            Stage::Sent(begun, seat, watch) => match (seat.poll_next(context), watch) {
-                (Poll::Ready(answer), _) => begun.end(reply(begun.rpc, begun.method, answer)),
-                (Poll::Pending, None) => return Poll::Pending,
-                (Poll::Pending, Some(watch)) => {
-                    ready!(watch.time.as_mut().poll(context));
-                    begun.end(Err(Error::timed_out(begun.rpc.what(begun.method), watch.patience)))
-                }
-            },
-            Stage::Waiting(begun, asking) => begun.end(ready!(asking.as_mut().poll(context))),
+        let (begun, answered) = match stage {
+            Stage::Sent(begun, seat, watch) => {
+                let answered = match (seat.poll_next(context), watch) {
+                    (Poll::Ready(answer), _) => reply(begun.rpc, begun.method, answer),
+                    (Poll::Pending, None) => return Poll::Pending,
+                    (Poll::Pending, Some(watch)) => {
+                        ready!(watch.time.as_mut().poll(context));
+                        Err(Error::timed_out(begun.rpc.what(begun.method), watch.patience))
+                    }
+                };
+                (begun, answered)
+            }
+            Stage::Waiting(begun, asking) => (begun, ready!(asking.as_mut().poll(context))),
             Stage::New(_) | Stage::Done => panic!("a call was polled after it was done"),
         };
+        begun.end(&answered);
+        // Reading the reply may take its time, which is not the call's.
         *stage = Stage::Done;
-        Poll::Ready(result)
+        Poll::Ready(answered.and_then(R::from_reply))
     }
 }
 
 impl Begun<'_> {
-    fn end<R: FromReply>(&self, answered: Result<Reply, Error>) -> Result<R, Error> {
+    fn end(&self, answered: &Result<Reply, Error>) {
         let failed = answered.as_ref().err().map(Error::kind);
         self.rpc.inner.counts.end(self.began, failed);
-        self.span.end(&answered);
-        R::from_reply(answered?)
+        self.span.record(answered);
     }
 }
 
@@ -275,5 +278,18 @@ impl<R> fmt::Debug for CallFuture<'_, R> {
             Stage::Done => "done",
         };
         write!(f, "CallFuture({stage})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use super::*;
+
+    #[test]
+    fn a_call_may_go_to_another_thread_whatever_it_gives() {
+        fn may_go<T: Send + Unpin>() {}
+        may_go::<CallFuture<'static, Rc<()>>>();
     }
 }

@@ -1,8 +1,8 @@
 //! The desk to which replies come: it knows who waits for which.
 //!
 //! ```text
-//!            open               reply, error, refusal, loss
-//!  (nobody) -----> waiting ------------------------------> done: taken by who waits
+//!            open               reply, error, refusal, loss              taken by who waits
+//!  (nobody) -----> waiting ------------------------------> done ------------------------------> (nobody)
 //!                     |                                      |
 //!                     +-------------- forget ----------------+-----> (nobody)
 //! ```

@@ -62,7 +62,7 @@ impl<'r, R: FromReply> StreamCall<'r, R> {
                 Err(_) => Err(Error::timed_out(rpc.what(method), patience)),
             },
         };
-        span.end(&asked);
+        span.record(&asked);
         let what = rpc.what(method).to_string();
         let (seat, overdue) = (Some(asked?), patience.map(|patience| Box::pin(sleep(patience))));
         Ok(ReplyStream { seat, what, patience, overdue, reply: PhantomData })

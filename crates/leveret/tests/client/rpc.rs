@@ -1,6 +1,8 @@
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use leveret::amqp::{DeleteExchange, DeleteQueue, Properties};
 use leveret::{
     Client, End, Error, ErrorKind, Json, Message, OnLoss, Queue, Replier, Replies, Rpc, State,
@@ -184,6 +186,28 @@ async fn no_more_calls_are_under_way_than_allowed() {
     }
     for call in calls {
         soon("a reply", call).await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_has_had_the_last_reply_takes_no_room_from_others() {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    let _service = numbers(&client).await;
+    for replies in [Replies::Direct, Replies::Queue, Replies::QueuePerCall] {
+        let rpc = client.rpc("numbers").replies(replies).max_in_flight(1).build().await.unwrap();
+        let mut numbers = rpc.stream::<Json<u64>>("double", Json(2)).await.unwrap();
+        assert_eq!(rpc.in_flight(), 1);
+        assert_eq!(soon("a reply", numbers.next()).await.unwrap().unwrap().0, 4);
+        assert_eq!(rpc.in_flight(), 0);
+        // The stream is still there, and there is room for one.
+        assert_eq!(call_double(&rpc, 3).await.unwrap(), 6);
+        assert!(numbers.next().await.is_none());
+        drop(numbers);
+        let _silent = rpc.stream::<()>("double", Json(4)).await.unwrap();
+        let mut next = pin!(call_double(&rpc, 5));
+        assert!(next.as_mut().now_or_never().is_none());
+        assert_eq!(rpc.in_flight(), 1, "one has room, and no more");
     }
 }
 
