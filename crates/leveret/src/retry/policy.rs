@@ -143,6 +143,9 @@ const MAX_RETRIES: u32 = 10;
 /// Into how many different waits jitter spreads one: each needs a queue.
 const JITTERED: u32 = 5;
 
+/// What a wait is multiplied by, if it grows at all. Less is a mistake, and would need endless retries to be seen.
+const SLOWEST_GROWTH: f64 = 1.001;
+
 /// A wait is never longer: RabbitMQ keeps a TTL in 32 bits of milliseconds, 49 days.
 const LONGEST: Duration = Duration::from_millis(u32::MAX as u64 - 1);
 
@@ -180,7 +183,7 @@ impl RetryPolicy {
         RetryPolicy::new(Waits::Linear(step))
     }
 
-    /// After `initial`, then `initial × multiplier`, then `initial × multiplier²`.
+    /// After `initial`, then `initial × multiplier`, then `initial × multiplier²`. The multiplier is 1, or 1.001 or more.
     pub fn exponential(initial: Duration, multiplier: f64) -> Self {
         RetryPolicy::new(Waits::Exponential { initial, multiplier })
     }
@@ -285,7 +288,7 @@ impl RetryPolicy {
         // Steps, and not a continuum: see `JITTERED`.
         let place = (chance * f64::from(JITTERED)).floor() / f64::from(JITTERED - 1) * 2.0 - 1.0;
         let wait = in_milliseconds(wait.as_secs_f64() * (1.0 + self.jitter * place));
-        wait.min(self.cap.unwrap_or(LONGEST))
+        wait.min(self.longest())
     }
 
     fn unjittered(&self, step: u32) -> Duration {
@@ -301,7 +304,11 @@ impl RetryPolicy {
                 waits.get(index).copied().unwrap_or_default()
             }
         };
-        wait.min(self.cap.unwrap_or(LONGEST)).min(LONGEST)
+        wait.min(self.longest())
+    }
+
+    fn longest(&self) -> Duration {
+        self.cap.unwrap_or(LONGEST).min(LONGEST)
     }
 
     /// The same, but that it always waits this long.
@@ -323,7 +330,6 @@ impl RetryPolicy {
     /// All waits there can be, or none if there are more than `most`: they need a queue each.
     pub(crate) fn all_waits(&self, most: usize) -> Option<BTreeSet<Duration>> {
         let mut waits = BTreeSet::new();
-        let mut last = None;
         for retry in 1..=self.max_retries.unwrap_or(u32::MAX) {
             let step = retry - u32::from(self.immediate_first);
             let wait = if step == 0 { Duration::ZERO } else { self.unjittered(step) };
@@ -332,15 +338,21 @@ impl RetryPolicy {
             if waits.len() > most {
                 return None;
             }
-            // From here on they stay as they are: growing ones have met their cap, a list has ended.
+            // From here on they stay as they are: growing ones have met their cap, a list has ended. That one is like the one
+            // before says nothing: in milliseconds, it may have grown too little to be seen.
             let has_settled = match &self.waits {
+                Waits::Fixed(_) => true,
                 Waits::Steps(steps) => step as usize >= steps.len(),
-                _ => step > 0 && last == Some(wait),
+                Waits::Linear(step) => step.is_zero() || wait == self.longest(),
+                Waits::Exponential { initial, multiplier } => {
+                    // Of what is no number, and refused, 1 is the greater.
+                    let does_grow = multiplier.max(1.0) >= SLOWEST_GROWTH && !initial.is_zero();
+                    !does_grow || wait == self.longest()
+                }
             };
-            if has_settled {
+            if step > 0 && has_settled {
                 break;
             }
-            last = Some(wait);
         }
         waits.remove(&Duration::ZERO);
         Some(waits)
@@ -349,9 +361,11 @@ impl RetryPolicy {
     /// What is wrong with it, if anything is.
     pub(crate) fn fault(&self) -> Option<String> {
         if let Waits::Exponential { multiplier, .. } = self.waits
-            && !(multiplier.is_finite() && multiplier >= 1.0)
+            && !(multiplier.is_finite() && (multiplier == 1.0 || multiplier >= SLOWEST_GROWTH))
         {
-            return Some(format!("the multiplier is {multiplier}, and has to be 1 or more"));
+            return Some(format!(
+                "the multiplier is {multiplier}, and has to be 1, or {SLOWEST_GROWTH} or more"
+            ));
         }
         if !(0.0..=1.0).contains(&self.jitter) {
             return Some(format!("the jitter is {}, and has to be from 0 to 1", self.jitter));
@@ -473,6 +487,19 @@ mod tests {
     }
 
     #[test]
+    fn waits_that_grow_too_little_to_be_seen_at_first_are_all_known() {
+        let slow = RetryPolicy::exponential(Duration::from_millis(4), 1.1).max_retries(5);
+        let waits = slow.all_waits(100).unwrap();
+        assert_eq!(waits, [4, 5, 6].map(Duration::from_millis).into());
+        let barely = RetryPolicy::exponential(Duration::from_nanos(1), SLOWEST_GROWTH);
+        assert_eq!(barely.unlimited_retries().all_waits(100), None);
+        for multiplier in [1.0, 0.5, f64::NAN] {
+            let constant = RetryPolicy::exponential(SECOND, multiplier).unlimited_retries();
+            assert!(constant.all_waits(100).is_some(), "{multiplier}");
+        }
+    }
+
+    #[test]
     fn no_wait_stays_none_however_often_it_is_multiplied() {
         let policy = RetryPolicy::exponential(Duration::ZERO, 2.0).unlimited_retries();
         let decision = policy.decide(&Facts::after(5000));
@@ -501,6 +528,7 @@ mod tests {
         let table = [
             (RetryPolicy::exponential(SECOND, 0.5), "multiplier"),
             (RetryPolicy::exponential(SECOND, f64::NAN), "multiplier"),
+            (RetryPolicy::exponential(SECOND, 1.000_01), "multiplier"),
             (RetryPolicy::fixed(SECOND).jitter(1.5), "jitter"),
             (RetryPolicy::steps([]).max_retries(1), "empty"),
             (RetryPolicy::fixed(50 * 24 * 3600 * SECOND), "49 days"),
@@ -516,7 +544,7 @@ mod tests {
         #[test]
         fn a_message_is_tried_max_retries_plus_one_times_and_never_waits_beyond_its_cap(
             initial in 0u64..100_000,
-            multiplier in 1.0f64..4.0,
+            multiplier in prop_oneof![Just(1.0), SLOWEST_GROWTH..1.1, 1.1f64..4.0],
             cap in 1u64..1_000_000,
             retries in 0u32..50,
             jitter in 0.0f64..1.0,
