@@ -25,6 +25,7 @@ mod seen;
 mod service;
 mod source;
 mod stream;
+mod tasks;
 
 pub use batch::{BatchOptions, BatchOutcome, BatchRunner, IntoBatchOutcome};
 pub use handler::{Attempt, BoxError, FromIncoming, Handler, Headers, IntoOutcome, State};
@@ -233,10 +234,13 @@ impl ConsumerBuilder {
         self
     }
 
-    /// The handlers of a subscription share one task, where each [worker](Self::workers) has a task of its own otherwise. They
-    /// still wait beside each other, for databases or other services, and that costs much less where each has little to do.
-    /// But no two of them compute at the same time, and one that blocks its thread holds up all of them: such work belongs
-    /// into [`spawn_blocking`](tokio::task::spawn_blocking).
+    /// All handlers of a subscription share one task. They still wait beside each other, for databases or other services, and
+    /// that costs much less where each has little to do. But no two of them compute at the same time, and one that blocks its
+    /// thread holds up all of them: such work belongs into [`spawn_blocking`](tokio::task::spawn_blocking).
+    ///
+    /// By default, each message that is handled at the same time as others has a task for its handler. Only while handlers are
+    /// done within 5 µs on average, without having to wait, are they called in the task of their subscription; the first that
+    /// takes longer ends that.
     pub fn in_one_task(mut self) -> Self {
         self.running.in_one_task = true;
         self
@@ -397,6 +401,16 @@ impl ConsumerBuilder {
     /// A handler with the layers around it.
     pub(crate) fn layered<A: 'static>(&self, handler: impl Handler<A>) -> Call {
         Call::new(handler, &self.running.layers)
+    }
+
+    /// What is called for messages, in tasks of its own if it is to have them. What is put around it from here on is done in the
+    /// task of the subscription.
+    pub(crate) fn in_tasks(&mut self, call: Call) -> Call {
+        let is_in_one_task = std::mem::replace(&mut self.running.in_one_task, true);
+        match is_in_one_task || self.running.workers == 1 {
+            true => call,
+            false => call.in_tasks(),
+        }
     }
 
     /// Takes out the inbox, for who asks it by themselves.

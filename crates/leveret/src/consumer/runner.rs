@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use futures_util::future::CatchUnwind;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 use tracing::{Instrument as _, Span};
@@ -141,10 +140,11 @@ impl Runner {
     pub async fn run_until(self, stop: impl Future) -> Result<Summary, Error> {
         let Runner { mut builder, call, .. } = self;
         builder.check()?;
-        let mut call = match builder.take_once() {
+        let call = match builder.take_once() {
             Some(once) => once.around(call),
             None => call,
         };
+        let mut call = builder.in_tasks(call);
         let mut stop = std::pin::pin!(stop);
         if builder.running.tells_senders {
             let starting = Receipts::start(&builder.client, &builder.settings.queue);
@@ -182,7 +182,6 @@ impl Runner {
             let one = Loop {
                 shared: Arc::clone(&shared),
                 workers: running.workers,
-                in_one_task: running.in_one_task,
                 drain: running.drain,
                 stopped: stopped.clone(),
             };
@@ -248,7 +247,6 @@ pub(crate) struct Observed {
 struct Loop {
     shared: Arc<Shared>,
     workers: usize,
-    in_one_task: bool,
     drain: Duration,
     stopped: tokio::sync::watch::Receiver<bool>,
 }
@@ -328,16 +326,16 @@ impl Loop {
         (done.finish(deadline_in(self.drain)).await, end)
     }
 
-    /// Up to so many at a time.
+    /// Up to so many at a time. All is done in this task but what handlers do, unless they are to do it here, too.
     async fn at_once(mut self, mut deliveries: Deliveries) -> (Summary, Result<(), Error>) {
         let mut done = Done::default();
-        let mut at_work = AtWork::new(self.in_one_task);
+        let mut at_work = Beside::new();
         let mut stopped = std::pin::pin!(async move {
             let _ = self.stopped.wait_for(|stopped| *stopped).await;
         });
         let end = loop {
             let next = tokio::select! {
-                Some(handled) = at_work.next() => {
+                Some(handled) = next_of(&mut at_work) => {
                     done.join(handled, &self.shared);
                     continue;
                 }
@@ -348,7 +346,8 @@ impl Loop {
             match next {
                 Some(Ok(delivery)) => {
                     let shared = Arc::clone(&self.shared);
-                    at_work.begin(async move { shared.handle(delivery).await });
+                    let handling = async move { shared.handle(delivery).await };
+                    at_work.push(AssertUnwindSafe(handling).catch_unwind());
                 }
                 Some(Err(error)) => break Err(error),
                 None => break Ok(()),
@@ -358,7 +357,7 @@ impl Loop {
         drop(deliveries);
         let deadline = deadline_in(self.drain);
         let drained = async {
-            while let Some(handled) = at_work.next().await {
+            while let Some(handled) = next_of(&mut at_work).await {
                 done.join(handled, &self.shared);
             }
         };
@@ -372,54 +371,16 @@ impl Loop {
 /// What a handler made of a message: it is settled, or failed and has to be.
 type Handled = Result<Fate, Box<(Delivery, Diagnosis)>>;
 
-/// Messages that are being handled.
-enum AtWork<F> {
-    /// Each in a task of its own, so that they compute at the same time.
-    Tasks(JoinSet<Handled>),
-    /// All in the task of the loop: no other thread has to be woken for them, which costs more than most of them do.
-    Here(Beside<CatchUnwind<AssertUnwindSafe<F>>>),
-}
-
 /// Something panicked that is not the handler, whose panic is an error.
 struct Panicked;
 
-impl<F: Future<Output = Handled> + Send + 'static> AtWork<F> {
-    fn new(in_one_task: bool) -> Self {
-        match in_one_task {
-            true => AtWork::Here(Beside::new()),
-            false => AtWork::Tasks(JoinSet::new()),
-        }
-    }
-
-    fn len(&self) -> usize {
-        match self {
-            AtWork::Tasks(tasks) => tasks.len(),
-            AtWork::Here(here) => here.len(),
-        }
-    }
-
-    fn begin(&mut self, handling: F) {
-        match self {
-            AtWork::Tasks(tasks) => {
-                tasks.spawn(handling);
-            }
-            AtWork::Here(here) => here.push(AssertUnwindSafe(handling).catch_unwind()),
-        }
-    }
-
-    /// Waits until one more is handled. `None` if there is none.
-    async fn next(&mut self) -> Option<Result<Handled, Panicked>> {
-        match self {
-            AtWork::Tasks(tasks) => {
-                let handled = tasks.join_next().await?;
-                Some(handled.map_err(|_| Panicked))
-            }
-            AtWork::Here(here) => {
-                let handled = poll_fn(|context| here.poll_next(context)).await?;
-                Some(handled.map_err(|_| Panicked))
-            }
-        }
-    }
+/// Waits until one more is handled. `None` if there is none.
+async fn next_of<F>(at_work: &mut Beside<F>) -> Option<Result<Handled, Panicked>>
+where
+    F: Future<Output = std::thread::Result<Handled>>,
+{
+    let handled = poll_fn(|context| at_work.poll_next(context)).await?;
+    Some(handled.map_err(|_| Panicked))
 }
 
 /// What was done so far, with what is still being settled. The prefetch bounds it.

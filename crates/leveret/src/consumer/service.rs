@@ -11,6 +11,7 @@ use tower::{Layer, Service, ServiceExt};
 
 use super::handler::{BoxError, BoxFuture, Handler};
 use super::incoming::Incoming;
+use super::tasks::{InTask, Pace};
 use crate::error::{Error, ErrorKind};
 
 /// What layers wrap: a handler, with the layers inside.
@@ -55,6 +56,14 @@ impl Call {
         call: impl Fn(Incoming) -> BoxFuture<Result<(), BoxError>> + Send + Sync + 'static,
     ) -> Self {
         Call(Arc::new(move |incoming| call(incoming.clone())))
+    }
+
+    /// The same in tasks of their own.
+    pub(crate) fn in_tasks(self) -> Self {
+        let pace = Arc::new(Pace::new());
+        Call(Arc::new(move |incoming| {
+            Box::pin(InTask::new(self.call(incoming), Arc::clone(&pace)))
+        }))
     }
 
     pub(crate) fn call(&self, incoming: &Incoming) -> Contained<()> {

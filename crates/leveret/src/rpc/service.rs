@@ -400,11 +400,15 @@ impl ServiceBuilder {
         }
         let once = consumer.take_once();
         let methods = consumer.layered(Dispatch(Arc::new(self.methods)));
-        let answering = Answering { methods, outlet, retries_calls: self.retries_calls };
-        Ok(consumer.call(match once {
-            Some(once) => answering.once(once),
-            None => answering.call(),
-        }))
+        let retries_calls = self.retries_calls;
+        let call = match once {
+            Some(once) => Answering { methods, outlet, retries_calls }.once(once),
+            None => {
+                let methods = consumer.in_tasks(methods);
+                Answering { methods, outlet, retries_calls }.call()
+            }
+        };
+        Ok(consumer.call(call))
     }
 
     fn transactions(self) -> Transactions {

@@ -136,6 +136,38 @@ async fn handlers_have_tasks_of_their_own_or_share_one() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn after_one_that_computes_they_have_tasks_of_their_own_however_quick_they_were() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    let bodies = (0..3000).map(|_| "quick").chain(["computes"]).chain(["late"; 50]);
+    publisher.publish_batch(bodies.map(|body| ("q", body))).await.unwrap();
+    let (sender, mut ids) = mpsc::unbounded_channel();
+    let handler = move |body: String| {
+        let sender = sender.clone();
+        async move {
+            if body == "computes" {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            sender.send((body, tokio::task::id()))
+        }
+    };
+    let stop = async {
+        let mut late = HashSet::new();
+        for _ in 0..3051 {
+            let (body, id) = ids.recv().await.unwrap();
+            if body == "late" {
+                late.insert(id);
+            }
+        }
+        assert_eq!(late.len(), 50);
+    };
+    let consumer = consumers(&client, 8)[0].clone();
+    let summary = soon("the end", consumer.handle(handler).run_until(stop)).await.unwrap();
+    assert_eq!(summary.handled, 3051);
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_cannot_be_decoded_is_parked_and_never_loops() {
     let broker = broker();
     let client = client_with(&broker, Queue::classic("q")).await;
