@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
     /// Only callers that run so
     #[arg(long, value_enum)]
     callers: Vec<Callers>,
-    /// How the server's handlers run
+    /// How the server's handlers run. With tasks, Leveret's service runs as it does by default: who is done at once gets none
     #[arg(long, value_enum, default_value_t = Callers::Together)]
     handlers: Callers,
     /// Calls have a timeout, as most have

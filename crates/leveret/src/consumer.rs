@@ -92,6 +92,8 @@ impl std::fmt::Debug for ConsumerBuilder {
 struct Running {
     workers: usize,
     in_one_task: bool,
+    /// What is called for a message sees to that by itself.
+    have_tasks: bool,
     subscribers: usize,
     drain: Duration,
     retry: Option<Retry>,
@@ -154,6 +156,7 @@ impl ConsumerBuilder {
         let running = Running {
             workers: 1,
             in_one_task: false,
+            have_tasks: false,
             subscribers: 1,
             drain: Duration::from_secs(30),
             retry: None,
@@ -229,6 +232,9 @@ impl ConsumerBuilder {
     }
 
     /// How many messages are handled at the same time. One by default: one after the other, in order.
+    ///
+    /// A handler should not block its thread, least of all to wait for another message of the same consumer: that may never be
+    /// handled then. What blocks belongs into [`spawn_blocking`](tokio::task::spawn_blocking).
     pub fn workers(mut self, workers: usize) -> Self {
         self.running.workers = workers.max(1);
         self
@@ -238,9 +244,9 @@ impl ConsumerBuilder {
     /// that costs much less where each has little to do. But no two of them compute at the same time, and one that blocks its
     /// thread holds up all of them: such work belongs into [`spawn_blocking`](tokio::task::spawn_blocking).
     ///
-    /// By default, each message that is handled at the same time as others has a task for its handler. Only while handlers are
-    /// done within 5 µs on average, without having to wait, are they called in the task of their subscription; the first that
-    /// takes longer ends that.
+    /// By default, handlers have tasks of their own if there is more than one [worker](Self::workers). Only while they are done
+    /// within a few microseconds each, without having to wait, are they called in the task of their subscription, which is
+    /// cheaper; one that takes longer ends that.
     pub fn in_one_task(mut self) -> Self {
         self.running.in_one_task = true;
         self
@@ -406,11 +412,12 @@ impl ConsumerBuilder {
     /// What is called for messages, in tasks of its own if it is to have them. What is put around it from here on is done in the
     /// task of the subscription.
     pub(crate) fn in_tasks(&mut self, call: Call) -> Call {
-        let is_in_one_task = std::mem::replace(&mut self.running.in_one_task, true);
-        match is_in_one_task || self.running.workers == 1 {
-            true => call,
-            false => call.in_tasks(),
+        let Running { workers, in_one_task, have_tasks, .. } = &mut self.running;
+        if *workers == 1 || *in_one_task || *have_tasks {
+            return call;
         }
+        *have_tasks = true;
+        call.in_tasks()
     }
 
     /// Takes out the inbox, for who asks it by themselves.

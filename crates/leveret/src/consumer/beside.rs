@@ -98,6 +98,13 @@ impl<F: Future> Beside<F> {
         }
     }
 
+    /// Takes out those that are not done.
+    pub(super) fn take_all(&mut self) -> impl Iterator<Item = Pin<Box<Option<F>>>> {
+        self.free.clear();
+        self.round.clear();
+        self.places.drain(..).map(|place| place.future).filter(|future| future.is_some())
+    }
+
     /// What one of them gave; `None` if there is none.
     pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<F::Output>> {
         if self.len() == 0 {

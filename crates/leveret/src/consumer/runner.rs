@@ -17,7 +17,7 @@ use super::incoming::Incoming;
 use super::seen::Seen;
 use super::service::{Call, contained};
 use super::stream::Deliveries;
-use super::{ConsumerBuilder, Mode};
+use super::{ConsumerBuilder, Mode, tasks};
 use crate::amqp::deadline_in;
 use crate::asyncapi::Shape;
 use crate::delivery::Delivery;
@@ -182,6 +182,7 @@ impl Runner {
             let one = Loop {
                 shared: Arc::clone(&shared),
                 workers: running.workers,
+                have_tasks: running.have_tasks,
                 drain: running.drain,
                 stopped: stopped.clone(),
             };
@@ -247,6 +248,7 @@ pub(crate) struct Observed {
 struct Loop {
     shared: Arc<Shared>,
     workers: usize,
+    have_tasks: bool,
     drain: Duration,
     stopped: tokio::sync::watch::Receiver<bool>,
 }
@@ -329,25 +331,25 @@ impl Loop {
     /// Up to so many at a time. All is done in this task but what handlers do, unless they are to do it here, too.
     async fn at_once(mut self, mut deliveries: Deliveries) -> (Summary, Result<(), Error>) {
         let mut done = Done::default();
-        let mut at_work = Beside::new();
+        let mut at_work = AtWork { beside: Beside::new(), have_tasks: self.have_tasks };
         let mut stopped = std::pin::pin!(async move {
             let _ = self.stopped.wait_for(|stopped| *stopped).await;
         });
         let end = loop {
             let next = tokio::select! {
-                Some(handled) = next_of(&mut at_work) => {
+                Some(handled) = at_work.next() => {
                     done.join(handled, &self.shared);
                     continue;
                 }
                 () = done.settled() => continue,
-                next = deliveries.next(), if at_work.len() < self.workers => next,
+                next = deliveries.next(), if at_work.beside.len() < self.workers => next,
                 () = &mut stopped => break Ok(()),
             };
             match next {
                 Some(Ok(delivery)) => {
                     let shared = Arc::clone(&self.shared);
                     let handling = async move { shared.handle(delivery).await };
-                    at_work.push(AssertUnwindSafe(handling).catch_unwind());
+                    at_work.beside.push(AssertUnwindSafe(handling).catch_unwind());
                 }
                 Some(Err(error)) => break Err(error),
                 None => break Ok(()),
@@ -357,12 +359,12 @@ impl Loop {
         drop(deliveries);
         let deadline = deadline_in(self.drain);
         let drained = async {
-            while let Some(handled) = next_of(&mut at_work).await {
+            while let Some(handled) = at_work.next().await {
                 done.join(handled, &self.shared);
             }
         };
         if timeout_at(deadline, drained).await.is_err() {
-            done.summary.abandoned += at_work.len() as u64;
+            done.summary.abandoned += at_work.beside.len() as u64;
         }
         (done.finish(deadline).await, end)
     }
@@ -374,13 +376,27 @@ type Handled = Result<Fate, Box<(Delivery, Diagnosis)>>;
 /// Something panicked that is not the handler, whose panic is an error.
 struct Panicked;
 
-/// Waits until one more is handled. `None` if there is none.
-async fn next_of<F>(at_work: &mut Beside<F>) -> Option<Result<Handled, Panicked>>
-where
-    F: Future<Output = std::thread::Result<Handled>>,
-{
-    let handled = poll_fn(|context| at_work.poll_next(context)).await?;
-    Some(handled.map_err(|_| Panicked))
+/// Messages that are being handled, in this task but for what their handlers do.
+struct AtWork<F: Future + Send + 'static> {
+    beside: Beside<F>,
+    /// Handlers have tasks of their own.
+    have_tasks: bool,
+}
+
+impl<F: Future<Output = std::thread::Result<Handled>> + Send + 'static> AtWork<F> {
+    /// Waits until one more is handled. `None` if there is none.
+    async fn next(&mut self) -> Option<Result<Handled, Panicked>> {
+        let handled = poll_fn(|context| self.beside.poll_next(context)).await?;
+        Some(handled.map_err(|_| Panicked))
+    }
+}
+
+impl<F: Future + Send + 'static> Drop for AtWork<F> {
+    fn drop(&mut self) {
+        if self.have_tasks {
+            self.beside.take_all().for_each(tasks::end);
+        }
+    }
 }
 
 /// What was done so far, with what is still being settled. The prefetch bounds it.

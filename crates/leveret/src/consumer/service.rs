@@ -58,11 +58,12 @@ impl Call {
         Call(Arc::new(move |incoming| call(incoming.clone())))
     }
 
-    /// The same in tasks of their own.
+    /// The same in tasks of their own. Whoever waits for one is to be [ended](super::tasks::end), and not just dropped.
     pub(crate) fn in_tasks(self) -> Self {
         let pace = Arc::new(Pace::new());
         Call(Arc::new(move |incoming| {
-            Box::pin(InTask::new(self.call(incoming), Arc::clone(&pace)))
+            let (call, incoming) = (self.clone(), incoming.clone());
+            Box::pin(InTask::new(move || call.call(&incoming), Arc::clone(&pace)))
         }))
     }
 

@@ -4,14 +4,17 @@
 //! For a task of its own tokio often wakes another thread, and by the time that has begun, such a handler is done. It has taken more
 //! than the handler, too.
 
+use std::cell::Cell;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
+use tokio::runtime::Handle;
 use tokio::task::{JoinHandle, coop};
+use tokio::time::timeout;
 use tracing::Instrument as _;
 
 use super::handler::BoxError;
@@ -31,10 +34,13 @@ const WAITING: Duration = Duration::from_micros(500);
 /// What one counts for at most. It is made up for by 200,000 that take no time.
 const LONGEST: Duration = Duration::from_secs(1);
 
+/// How long a handler that is to end, and computes, is waited for.
+const GRACE: Duration = Duration::from_secs(30);
+
 type Outcome = Result<(), BoxError>;
 
 /// Whether handlers have little to do: each may take [`LITTLE`] until it is done, and by how much one takes longer, others have to
-/// take less before it is so again. Those that are run where they are asked for thus take no more than that on average.
+/// take less before it is so again.
 #[derive(Debug)]
 pub(super) struct Pace {
     /// How many nanoseconds are to be made up for.
@@ -57,12 +63,18 @@ impl Pace {
         self.behind.store(behind, Ordering::Relaxed);
     }
 
-    /// Polls a handler for the first time, and counts what it takes.
-    fn begin(&self, handling: &mut Contained<()>, context: &mut Context<'_>) -> Poll<Outcome> {
-        let began = Instant::now();
+    /// Polls a handler for the first time, and counts what it has taken since it began, its arguments included.
+    fn poll_first(
+        &self,
+        began: Instant,
+        handling: &mut Contained<()>,
+        context: &mut Context<'_>,
+    ) -> Poll<Outcome> {
         let polled = Pin::new(handling).poll(context);
         let took = began.elapsed();
-        self.count(if polled.is_ready() { took } else { took.max(WAITING) });
+        // Tokio also makes those wait whose task has done enough for once.
+        let waits = polled.is_pending() && coop::has_budget_remaining();
+        self.count(if waits { took.max(WAITING) } else { took });
         polled
     }
 }
@@ -72,47 +84,82 @@ fn nanoseconds(time: Duration) -> u64 {
 }
 
 /// A handler that is run in a task of its own, or where it is polled. It ends with who waits for it.
-pub(super) enum InTask {
-    New(Contained<()>, Arc<Pace>),
+pub(super) enum InTask<M> {
+    /// What makes it: that picks arguments, and may take as long as the handler itself.
+    New(M, Arc<Pace>),
     Begun(Task),
     Ended,
 }
 
-impl InTask {
-    pub(super) fn new(handling: Contained<()>, pace: Arc<Pace>) -> Self {
-        InTask::New(handling, pace)
+impl<M: FnOnce() -> Contained<()> + Send + 'static> InTask<M> {
+    pub(super) fn new(make: M, pace: Arc<Pace>) -> Self {
+        InTask::New(make, pace)
+    }
+
+    /// Calls it here if that is wanted, and leaves it to a task unless it is done.
+    fn begin(&mut self, context: &mut Context<'_>) -> Poll<Outcome> {
+        let InTask::New(make, pace) = std::mem::replace(self, InTask::Ended) else {
+            return Poll::Pending;
+        };
+        let task = if pace.is_little() {
+            let began = Instant::now();
+            let mut handling = make();
+            match pace.poll_first(began, &mut handling, context) {
+                Poll::Ready(outcome) => return Poll::Ready(outcome),
+                Poll::Pending => Task::spawn(handling),
+            }
+        } else {
+            Task::spawn(async move {
+                let began = Instant::now();
+                let mut handling = make();
+                let mut is_first = true;
+                poll_fn(|context| match std::mem::take(&mut is_first) {
+                    true => pace.poll_first(began, &mut handling, context),
+                    false => Pin::new(&mut handling).poll(context),
+                })
+                .await
+            })
+        };
+        *self = InTask::Begun(task);
+        Poll::Pending
     }
 }
 
-impl Future for InTask {
+impl<M: FnOnce() -> Contained<()> + Send + Unpin + 'static> Future for InTask<M> {
     type Output = Outcome;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome> {
-        let mut task = match std::mem::replace(&mut *self, InTask::Ended) {
-            InTask::New(mut handling, pace) if pace.is_little() => {
-                // What it does is not held against the task that polls it, which would then have to make way for others.
-                let begin = poll_fn(|context| Poll::Ready(pace.begin(&mut handling, context)));
-                match Pin::new(&mut coop::unconstrained(begin)).poll(context) {
-                    Poll::Ready(Poll::Ready(outcome)) => return Poll::Ready(outcome),
-                    _ => Task::spawn(handling),
+        let this = &mut *self;
+        if let InTask::New(_, pace) = this
+            && !is_over()
+        {
+            if pace.is_little() {
+                // After so many of them, the task that polls them makes way for others.
+                ready!(coop::poll_proceed(context)).made_progress();
+            }
+            if let Poll::Ready(outcome) = this.begin(context) {
+                return Poll::Ready(outcome);
+            }
+        }
+        let InTask::Begun(task) = this else { return Poll::Pending };
+        if is_over() {
+            task.0.abort();
+        }
+        match Pin::new(&mut task.0).poll(context) {
+            Poll::Ready(ended) => {
+                *this = InTask::Ended;
+                match ended {
+                    Ok(outcome) => Poll::Ready(outcome),
+                    Err(_) if is_over() => Poll::Pending,
+                    // It does not panic: only a runtime that ends takes it away.
+                    Err(error) => Poll::Ready(Err(Failure::requeue(error).into())),
                 }
             }
-            InTask::New(mut handling, pace) => {
-                let mut pace = Some(pace);
-                Task::spawn(poll_fn(move |context| match pace.take() {
-                    Some(pace) => pace.begin(&mut handling, context),
-                    None => Pin::new(&mut handling).poll(context),
-                }))
+            Poll::Pending => {
+                let _ = OVER.try_with(|computes| computes.set(true));
+                Poll::Pending
             }
-            InTask::Begun(task) => task,
-            InTask::Ended => return Poll::Pending,
-        };
-        let polled = Pin::new(&mut task.0).poll(context);
-        if polled.is_pending() {
-            *self = InTask::Begun(task);
         }
-        // It does not panic, and only a runtime that ends takes it away.
-        polled.map(|ended| ended.unwrap_or_else(|error| Err(Failure::requeue(error).into())))
     }
 }
 
@@ -135,6 +182,30 @@ impl Drop for Task {
     }
 }
 
+tokio::task_local! {
+    /// Is there while something is polled that nobody waits for any longer. It has whether a handler computes all the same.
+    static OVER: Cell<bool>;
+}
+
+fn is_over() -> bool {
+    OVER.try_with(|_| ()).is_ok()
+}
+
+/// Ends the handling of a message, and drops it when its handler has really ended: one that computes cannot be interrupted, and its
+/// message is not to go to others meanwhile. If it is done by then, so is the message.
+pub(super) fn end<F: Future + Send + 'static>(mut handling: Pin<Box<Option<F>>>) {
+    // Without a runtime nothing is left that computes.
+    let Ok(runtime) = Handle::try_current() else { return };
+    let ended = poll_fn(move |context| {
+        OVER.with(|computes| computes.set(false));
+        match handling.as_mut().as_pin_mut().map(|handling| handling.poll(context)) {
+            Some(Poll::Pending) if OVER.with(Cell::get) => Poll::Pending,
+            _ => Poll::Ready(()),
+        }
+    });
+    runtime.spawn(timeout(GRACE, OVER.scope(Cell::new(false), ended)));
+}
+
 #[cfg(test)]
 mod tests {
     use tokio::sync::oneshot;
@@ -152,17 +223,24 @@ mod tests {
         Arc::new(Pace::new())
     }
 
-    fn in_task(
-        handling: impl Future<Output = Outcome> + Send + 'static,
+    fn in_task<F: Future<Output = Outcome> + Send + 'static>(
+        handling: F,
         pace: &Arc<Pace>,
-    ) -> InTask {
-        InTask::new(contained(|| Box::pin(handling)), Arc::clone(pace))
+    ) -> impl Future<Output = Outcome> + Send + Unpin + use<F> {
+        let handling = Box::pin(handling);
+        InTask::new(|| contained(|| handling), Arc::clone(pace))
     }
 
-    /// Which task a handler is run in, before it waits and afterwards, and whether its trace is known there.
-    async fn places(pace: &Arc<Pace>, waits: bool) -> [(task::Id, Option<TraceContext>); 2] {
+    /// Which task a handler is run in, and the trace that is known there.
+    type Place = (task::Id, Option<TraceContext>);
+
+    fn here() -> Place {
+        (task::id(), TraceContext::current())
+    }
+
+    /// Where a handler is run before it waits, and afterwards.
+    async fn places(pace: &Arc<Pace>, waits: bool) -> [Place; 2] {
         let (tell, told) = oneshot::channel();
-        let here = || (task::id(), TraceContext::current());
         let handling = async move {
             let first = here();
             if waits {
@@ -176,7 +254,7 @@ mod tests {
     }
 
     async fn each_is_run_where_it_belongs() {
-        let (here, trace) = (task::id(), TraceContext::current());
+        let (id, trace) = here();
         for (pace, waits, are_here) in [
             (little(), false, [true, true]),
             (little(), true, [true, false]),
@@ -184,8 +262,8 @@ mod tests {
             (unknown(), true, [false, false]),
         ] {
             let seen = places(&pace, waits).await;
-            assert_eq!(seen.each_ref().map(|(place, _)| *place == here), are_here);
-            assert!(seen.iter().all(|(_, known)| *known == trace), "{seen:?}");
+            assert_eq!(seen.each_ref().map(|place| place.0 == id), are_here);
+            assert!(seen.iter().all(|place| place.1 == trace), "{seen:?}");
             // Whoever waited has a task of its own the next time.
             assert!(!waits || !pace.is_little(), "{pace:?}");
         }
@@ -200,6 +278,57 @@ mod tests {
     async fn a_handler_keeps_its_trace_wherever_it_is_run() {
         let traced = TraceContext::root().scope(each_is_run_where_it_belongs());
         task::spawn(traced).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn one_that_computes_is_not_one_of_those_who_have_little_to_do() {
+        let pace = little();
+        let computes = async {
+            std::thread::sleep(Duration::from_millis(1));
+            Ok(())
+        };
+        in_task(computes, &pace).await.unwrap();
+        assert!(!pace.is_little(), "{pace:?}");
+        // Nor is one that does so before there is a future.
+        let pace = little();
+        let make = || {
+            std::thread::sleep(Duration::from_millis(1));
+            contained(|| Box::pin(std::future::ready(Ok(()))))
+        };
+        InTask::new(make, Arc::clone(&pace)).await.unwrap();
+        assert!(!pace.is_little(), "{pace:?}");
+    }
+
+    #[tokio::test]
+    async fn who_polls_many_that_have_little_to_do_makes_way_for_others() {
+        let pace = little();
+        let others = task::spawn(async {});
+        for _ in 0..10_000 {
+            in_task(std::future::ready(Ok(())), &pace).await.unwrap();
+            pace.behind.store(0, Ordering::Relaxed);
+            if others.is_finished() {
+                return;
+            }
+        }
+        panic!("others never have their turn");
+    }
+
+    #[tokio::test]
+    async fn one_that_makes_way_for_others_by_itself_goes_on_in_a_task() {
+        let pace = little();
+        let (stop, mut is_stopped) = oneshot::channel::<()>();
+        let handling = async move {
+            while is_stopped.try_recv().is_err() {
+                task::consume_budget().await;
+            }
+            Ok(())
+        };
+        let handler = task::spawn(in_task(handling, &pace));
+        task::yield_now().await;
+        stop.send(()).unwrap();
+        tokio::time::timeout(Duration::from_secs(60), handler).await.unwrap().unwrap().unwrap();
+        // It has not waited, and is as it was taken to be, but for the time that it took.
+        assert!(pace.behind.load(Ordering::Relaxed) < nanoseconds(LONGEST));
     }
 
     #[tokio::test]

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use leveret::{
-    Client, ConsumerBuilder, Headers, Incoming, Json, Message, MsgPack, Payload, Queue, Retry,
-    State, Summary,
+    Client, ConsumerBuilder, FromIncoming, Headers, Incoming, Json, Message, MsgPack, Payload,
+    Queue, Retry, State, Summary,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use crate::{broker, client_with, depth, soon};
+use crate::{broker, client_with, depth, soon, unsettled};
 
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 struct Order {
@@ -165,6 +165,83 @@ async fn after_one_that_computes_they_have_tasks_of_their_own_however_quick_they
     let consumer = consumers(&client, 8)[0].clone();
     let summary = soon("the end", consumer.handle(handler).run_until(stop)).await.unwrap();
     assert_eq!(summary.handled, 3051);
+}
+
+/// However the consumer ends: its time is over, or it is dropped.
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn a_message_stays_with_a_handler_that_computes_beyond_the_end_of_its_consumer() {
+    for (is_dropped, waits_at_last) in [(false, false), (false, true), (true, false), (true, true)]
+    {
+        let broker = broker();
+        let client = client_with(&broker, Queue::classic("q")).await;
+        let publisher = client.publisher("").build().await.unwrap();
+        publisher.publish("q", "1").await.unwrap();
+        let (begin, mut begun) = mpsc::channel(10);
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let released = Arc::new(Mutex::new(released));
+        let handler = move || {
+            let (begin, released) = (begin.clone(), Arc::clone(&released));
+            async move {
+                begin.send(()).await.unwrap();
+                let _ = released.lock().unwrap().recv();
+                if waits_at_last {
+                    std::future::pending::<()>().await;
+                }
+            }
+        };
+        let consumer = client.consumer("q").workers(2).drain(Duration::ZERO).handle(handler);
+        if is_dropped {
+            let run = tokio::spawn(consumer.run());
+            soon("the handler", begun.recv()).await.unwrap();
+            run.abort();
+            assert!(soon("the end", run).await.unwrap_err().is_cancelled());
+        } else {
+            let run = consumer.run_until(async { begun.recv().await.unwrap() });
+            assert_eq!(soon("the end", run).await.unwrap().abandoned, 1);
+        }
+        // It would have gone back by now.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert_eq!((depth(&broker, "q"), unsettled(&broker, "q")), (Some(0), Some(1)));
+        release.send(()).unwrap();
+        let settled = async {
+            while unsettled(&broker, "q") != Some(0) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        soon("the end of the handler", settled).await;
+        assert_eq!(depth(&broker, "q"), Some(usize::from(waits_at_last)));
+    }
+}
+
+/// Picking it takes long, and as long for all: they do so at the same time.
+struct Slow;
+
+static MEETING: std::sync::Barrier = std::sync::Barrier::new(2);
+
+impl FromIncoming for Slow {
+    fn from_incoming(_: &Incoming) -> Result<Self, leveret::Error> {
+        MEETING.wait();
+        Ok(Slow)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn arguments_are_picked_at_the_same_time() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    publisher.publish_batch([("q", "1"), ("q", "2")]).await.unwrap();
+    let (sender, mut done) = mpsc::channel(2);
+    let handler = move |_: Slow| {
+        let sender = sender.clone();
+        async move { sender.send(()).await }
+    };
+    let stop = async {
+        done.recv().await.unwrap();
+        done.recv().await.unwrap();
+    };
+    let runner = client.consumer("q").workers(2).handle(handler);
+    assert_eq!(soon("the end", runner.run_until(stop)).await.unwrap().handled, 2);
 }
 
 #[tokio::test(start_paused = true)]

@@ -7,7 +7,7 @@ use leveret::{BatchOptions, Incoming, Json, Message, Publisher, Queue, State, Tr
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::DefaultGuard;
-use tracing::{Dispatch, Event, Metadata, Subscriber};
+use tracing::{Dispatch, Event, Metadata, Span, Subscriber};
 
 use crate::services::{Running, double};
 use crate::{broker, client_of, client_with, soon};
@@ -165,32 +165,38 @@ async fn a_batch_is_one_span_with_links_to_its_messages() {
 
 #[tokio::test(start_paused = true)]
 async fn a_handler_is_called_in_its_span_and_not_only_awaited_there() {
-    let (_spans, _collecting) = Collected::here();
+    LazyLock::force(&OTHER);
+    let _collecting = tracing::subscriber::set_default(tracing_subscriber::registry());
     let broker = broker();
     let client = client_with(&broker, Queue::classic("q")).await;
     let publisher = client.publisher("").build().await.unwrap();
-    for is_batch in [false, true] {
+    // One after the other, in tasks of their own, and a batch.
+    for kind in 0..3 {
         publisher.publish("q", "1").await.unwrap();
-        let (sender, mut traced) = tokio::sync::mpsc::channel(1);
+        let (sender, mut traced) = tokio::sync::mpsc::channel(10);
         let tell = move || {
-            let _ = sender.try_send(TraceContext::current().is_some());
+            let _ = sender.try_send((TraceContext::current(), Span::current().id()));
         };
         let stop = tokio::time::sleep(Duration::from_secs(5));
         let consumer = client.consumer("q");
-        if is_batch {
+        if kind == 2 {
             let handler = move |_: Vec<Incoming>| {
                 tell();
-                async {}
+                let tell = tell.clone();
+                async move { tell() }
             };
             let options = BatchOptions { size: 1, within: Duration::from_secs(1) };
             consumer.handle_batches(options, handler).run_until(stop).await.unwrap();
         } else {
             let handler = move |_: Incoming| {
                 tell();
-                async {}
+                let tell = tell.clone();
+                async move { tell() }
             };
-            consumer.handle(handler).run_until(stop).await.unwrap();
+            consumer.workers(kind + 1).handle(handler).run_until(stop).await.unwrap();
         }
-        assert_eq!(traced.recv().await, Some(true), "batch: {is_batch}");
+        let (called, awaited) = (traced.recv().await.unwrap(), traced.recv().await.unwrap());
+        assert!(called.0.is_some() && called.1.is_some(), "{kind}: {called:?}");
+        assert_eq!(called, awaited, "{kind}");
     }
 }
