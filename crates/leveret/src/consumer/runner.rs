@@ -48,7 +48,8 @@ pub struct Summary {
     pub duplicates: u64,
     /// Messages that were for the inbox, see [`release`](crate::inbox::release).
     pub released: u64,
-    /// Messages whose handler did not end in time when the consumer was stopped. They went back to the queue.
+    /// Messages whose handler did not end in time when the consumer was stopped. They go back to the queue, once the handler has
+    /// ended; one that was computing, and is done after all within half a minute, settles its message.
     pub abandoned: u64,
 }
 
@@ -132,8 +133,9 @@ impl Runner {
     }
 
     /// Handles messages until `stop` is done: then takes no more, lets the handlers that are at work finish within the
-    /// time for draining, and returns what was done. What was not begun, or does not finish, goes back to the queue: a quorum
-    /// queue counts that before RabbitMQ 4.3, so its [delivery limit](crate::Retry#delivery-limits) should allow for it.
+    /// time for draining, and returns what was done. What was not begun, or does not finish, goes back to the queue (see
+    /// [`abandoned`](Summary::abandoned)): a quorum queue counts that before RabbitMQ 4.3, so its
+    /// [delivery limit](crate::Retry#delivery-limits) should allow for it.
     ///
     /// It fails if the consumer cannot begin, or ends because its queue stays away. If `stop` is done before it has begun, it
     /// does not begin.
@@ -503,6 +505,12 @@ impl Observed {
 impl Shared {
     /// Has a message handled, and settles it unless it failed.
     async fn handle(&self, mut delivery: Delivery) -> Handled {
+        // After so many of them, the task makes way for others.
+        tokio::task::consume_budget().await;
+        if tasks::is_over() {
+            // What was not begun goes back.
+            std::future::pending::<()>().await;
+        }
         match self.admit(&mut delivery) {
             Admitted::As(key) => {
                 let outcome = self.observed.call(delivery.content()).await;

@@ -9,7 +9,7 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
@@ -130,35 +130,29 @@ impl<M: FnOnce() -> Contained<()> + Send + Unpin + 'static> Future for InTask<M>
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome> {
         let this = &mut *self;
-        if let InTask::New(_, pace) = this
+        if let InTask::New(..) = this
             && !is_over()
+            && let Poll::Ready(outcome) = this.begin(context)
         {
-            if pace.is_little() {
-                // After so many of them, the task that polls them makes way for others.
-                ready!(coop::poll_proceed(context)).made_progress();
-            }
-            if let Poll::Ready(outcome) = this.begin(context) {
-                return Poll::Ready(outcome);
-            }
+            return Poll::Ready(outcome);
         }
         let InTask::Begun(task) = this else { return Poll::Pending };
         if is_over() {
             task.0.abort();
         }
-        match Pin::new(&mut task.0).poll(context) {
-            Poll::Ready(ended) => {
-                *this = InTask::Ended;
-                match ended {
-                    Ok(outcome) => Poll::Ready(outcome),
-                    Err(_) if is_over() => Poll::Pending,
-                    // It does not panic: only a runtime that ends takes it away.
-                    Err(error) => Poll::Ready(Err(Failure::requeue(error).into())),
-                }
+        let Poll::Ready(ended) = Pin::new(&mut task.0).poll(context) else {
+            let _ = OVER.try_with(|left| left.set(Left::Handler));
+            return Poll::Pending;
+        };
+        *this = InTask::Ended;
+        match ended {
+            Ok(outcome) => {
+                let _ = OVER.try_with(|left| left.set(Left::Rest));
+                Poll::Ready(outcome)
             }
-            Poll::Pending => {
-                let _ = OVER.try_with(|computes| computes.set(true));
-                Poll::Pending
-            }
+            // It was aborted, or taken away by a runtime that ends: who waits for it is about to be, too.
+            Err(error) if error.is_cancelled() => Poll::Pending,
+            Err(error) => Poll::Ready(Err(Failure::requeue(error).into())),
         }
     }
 }
@@ -183,27 +177,42 @@ impl Drop for Task {
 }
 
 tokio::task_local! {
-    /// Is there while something is polled that nobody waits for any longer. It has whether a handler computes all the same.
-    static OVER: Cell<bool>;
+    /// Is there while something is polled that was to end.
+    static OVER: Cell<Left>;
 }
 
-fn is_over() -> bool {
+/// What is left to be done of what was to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    Nothing,
+    /// The handler computes, or has not noticed yet that it is to end.
+    Handler,
+    /// The handler was done all the same.
+    Rest,
+}
+
+/// Whether who asks was to end: then nothing new is begun.
+pub(super) fn is_over() -> bool {
     OVER.try_with(|_| ()).is_ok()
 }
 
 /// Ends the handling of a message, and drops it when its handler has really ended: one that computes cannot be interrupted, and its
-/// message is not to go to others meanwhile. If it is done by then, so is the message.
+/// message is not to go to others meanwhile. If it is done by then, the rest is done as well.
 pub(super) fn end<F: Future + Send + 'static>(mut handling: Pin<Box<Option<F>>>) {
     // Without a runtime nothing is left that computes.
     let Ok(runtime) = Handle::try_current() else { return };
     let ended = poll_fn(move |context| {
-        OVER.with(|computes| computes.set(false));
+        OVER.with(|left| {
+            if left.get() == Left::Handler {
+                left.set(Left::Nothing);
+            }
+        });
         match handling.as_mut().as_pin_mut().map(|handling| handling.poll(context)) {
-            Some(Poll::Pending) if OVER.with(Cell::get) => Poll::Pending,
+            Some(Poll::Pending) if OVER.with(Cell::get) != Left::Nothing => Poll::Pending,
             _ => Poll::Ready(()),
         }
     });
-    runtime.spawn(timeout(GRACE, OVER.scope(Cell::new(false), ended)));
+    runtime.spawn(timeout(GRACE, OVER.scope(Cell::new(Left::Nothing), ended)));
 }
 
 #[cfg(test)]
@@ -297,20 +306,6 @@ mod tests {
         };
         InTask::new(make, Arc::clone(&pace)).await.unwrap();
         assert!(!pace.is_little(), "{pace:?}");
-    }
-
-    #[tokio::test]
-    async fn who_polls_many_that_have_little_to_do_makes_way_for_others() {
-        let pace = little();
-        let others = task::spawn(async {});
-        for _ in 0..10_000 {
-            in_task(std::future::ready(Ok(())), &pace).await.unwrap();
-            pace.behind.store(0, Ordering::Relaxed);
-            if others.is_finished() {
-                return;
-            }
-        }
-        panic!("others never have their turn");
     }
 
     #[tokio::test]

@@ -167,6 +167,35 @@ async fn after_one_that_computes_they_have_tasks_of_their_own_however_quick_they
     assert_eq!(summary.handled, 3051);
 }
 
+#[tokio::test(start_paused = true)]
+async fn however_many_messages_are_there_other_tasks_have_their_turn() {
+    const MESSAGES: usize = 5000;
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    for consumer in consumers(&client, 2) {
+        publisher.publish_batch((0..MESSAGES).map(|_| ("q", "1"))).await.unwrap();
+        let handled = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&handled);
+        let handler = move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+            async {}
+        };
+        let runner = consumer.prefetch(5000).handle(handler);
+        // Each of its turns comes after one of the consumer's.
+        let others = async {
+            let mut last = 0;
+            while last < MESSAGES {
+                tokio::task::yield_now().await;
+                let now = handled.load(Ordering::Relaxed);
+                assert!(now - last <= 200, "{} in one turn", now - last);
+                last = now;
+            }
+        };
+        soon("the end", runner.run_until(others)).await.unwrap();
+    }
+}
+
 /// However the consumer ends: its time is over, or it is dropped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn a_message_stays_with_a_handler_that_computes_beyond_the_end_of_its_consumer() {
