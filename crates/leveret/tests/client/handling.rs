@@ -182,13 +182,13 @@ async fn however_many_messages_are_there_other_tasks_have_their_turn() {
             async {}
         };
         let runner = consumer.prefetch(5000).handle(handler);
-        // Each of its turns comes after one of the consumer's.
+        // Each of its turns comes after a few of the consumer's.
         let others = async {
             let mut last = 0;
             while last < MESSAGES {
                 tokio::task::yield_now().await;
                 let now = handled.load(Ordering::Relaxed);
-                assert!(now - last <= 200, "{} in one turn", now - last);
+                assert!(now - last <= 1000, "{} between two turns", now - last);
                 last = now;
             }
         };
