@@ -190,7 +190,7 @@ impl ClientBuilder {
             self = self.in_memory()?;
         }
         let core = Core::new(self.options, Endpoints::new(self.endpoints));
-        let checkup = tokio::spawn(checkup::keep_checking(Arc::clone(&core)));
+        let checkup = core.spawn(checkup::keep_checking(Arc::clone(&core)));
         let client = Client { owner: Arc::new(Owner { core, checkup: Some(checkup) }) };
         client.core().home().up().await?;
         Ok(client)

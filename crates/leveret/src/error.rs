@@ -119,6 +119,14 @@ impl Error {
         Error::new(ErrorKind::Closed, format!("{what} was closed"))
     }
 
+    /// A task that works for others was dropped before it was done.
+    pub(crate) fn ended_with_its_runtime(what: impl fmt::Display) -> Self {
+        let text = format!(
+            "{what}: the runtime in which the client connected has ended; connect in one that lives as long as the client is used"
+        );
+        Error::new(ErrorKind::Closed, text)
+    }
+
     pub(crate) fn conflicting(text: impl Into<String>, conflicts: Vec<Conflict>) -> Self {
         Error::with(ErrorKind::Conflict, text, Detail::Conflicts(conflicts), None)
     }

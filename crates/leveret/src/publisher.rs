@@ -162,8 +162,8 @@ impl PublisherBuilder {
         });
         shared.set_phase(Phase::Open(Open { channel: Arc::new(channel), epoch: 0 }));
         client.core().health.publishers.add(&shared);
-        let keeper =
-            tokio::spawn(Keeper::new(Arc::clone(&shared), Arc::clone(client.core())).run());
+        let keeper = Keeper::new(Arc::clone(&shared), Arc::clone(client.core()));
+        let keeper = client.core().spawn(keeper.run());
         let handle = Handle { shared, keeper, client, to_ladder: OnceCell::new() };
         Ok(Publisher { handle: Arc::new(handle) })
     }
@@ -270,6 +270,8 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        // Nobody is left to be told anything.
+        self.shared.set_phase(Phase::Ended(Error::closed("the publisher")));
         self.keeper.abort();
     }
 }
@@ -484,7 +486,7 @@ impl Shared {
             let left = deadline.saturating_duration_since(Instant::now());
             match channel.publish_within(&publish, left).await {
                 Ok(confirmation) => {
-                    return Ok(self.enter(head, publish.body, confirmation, epoch));
+                    return self.enter(head, publish.body, confirmation, epoch);
                 }
                 // Nothing was sent: the next channel may take it.
                 Err(error) if channel.is_gone() => {
@@ -541,13 +543,22 @@ impl Shared {
         let _ = phase.wait_for(is_other).await;
     }
 
-    fn enter(&self, head: &Head, body: Bytes, confirmation: Confirmation, epoch: u64) -> u64 {
+    fn enter(
+        &self,
+        head: &Head,
+        body: Bytes,
+        confirmation: Confirmation,
+        epoch: u64,
+    ) -> Result<u64, Error> {
         let mut desk = lock(&self.desk);
+        if let Some(error) = desk.book.ended() {
+            return Err(error.clone());
+        }
         let place = desk.book.write_again(head);
         let (number, kick) = desk.book.enter(place, body, confirmation, epoch);
         drop(desk);
         self.kick_if(kick);
-        number
+        Ok(number)
     }
 
     #[inline]

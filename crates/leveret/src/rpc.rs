@@ -346,6 +346,7 @@ impl Rpc {
             kind,
             message,
             wanted,
+            patience: None,
             room: Room::OfItsOwn,
         }
     }

@@ -24,6 +24,7 @@ mod client {
     mod requeue;
     mod retry;
     mod rpc;
+    mod runtimes;
     mod spans;
     mod suspects;
     mod telemetry;

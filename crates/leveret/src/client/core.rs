@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 use super::backoff::Backoff;
 use super::endpoint::Endpoints;
@@ -55,6 +57,7 @@ pub(crate) struct Core {
     announcer: Announcer,
     lines: Mutex<Lines>,
     closing: watch::Sender<bool>,
+    runtime: Handle,
 }
 
 /// The lines by what they are for, and how many subscriptions each one for consuming has. The first of those is home.
@@ -65,6 +68,7 @@ struct Lines {
 }
 
 impl Core {
+    /// In the runtime in which this is called: all that works for the client works there, whoever asks for it first.
     pub(crate) fn new(options: Options, endpoints: Endpoints) -> Arc<Self> {
         Arc::new(Core {
             options,
@@ -77,7 +81,14 @@ impl Core {
             announcer: Announcer::new(),
             lines: Mutex::default(),
             closing: watch::Sender::new(false),
+            runtime: Handle::current(),
         })
+    }
+
+    /// Begins what lives as long as the client, or until its owner ends it: in the client's runtime, and not in that of whoever
+    /// needs it first, which may end before.
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+        self.runtime.spawn(work)
     }
 
     pub(crate) fn announcer(&self) -> &Announcer {

@@ -108,7 +108,7 @@ impl Line {
             state: sender,
             blocked: Arc::clone(&blocked),
         };
-        Line { name, state, blocked, task: tokio::spawn(driver.run()) }
+        Line { name, state, blocked, task: core.spawn(driver.run()) }
     }
 
     pub(crate) fn state(&self) -> State {
@@ -151,7 +151,7 @@ impl Line {
         match settled.as_deref() {
             Ok(State::Up(up)) => Ok(up.clone()),
             Ok(State::Ended(error)) => Err(error.clone()),
-            _ => Err(Error::closed("the client")),
+            _ => Err(Error::ended_with_its_runtime(format!("connection {:?}", self.name))),
         }
     }
 

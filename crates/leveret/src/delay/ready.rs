@@ -109,7 +109,7 @@ impl Ready {
 
     /// Sees to it that somebody is there to take messages to exchanges.
     pub(crate) fn relay(&self, client: &Client) {
-        self.relay.get_or_init(|| tokio::spawn(relay::run(client.unowned())));
+        self.relay.get_or_init(|| client.core().spawn(relay::run(client.unowned())));
     }
 
     /// Declares all levels, of this type.

@@ -165,6 +165,7 @@ impl<'e, R: FromReply> Gather<'e, R> {
                 kind: None,
                 message: question,
                 wanted: Wanted::Gather { buffer: BUFFER },
+                patience: None,
                 room: Room::OfItsOwn,
             };
             let span = PublishSpan::begin(&events.shared.ingress, key);

@@ -151,6 +151,8 @@ pub(super) struct Book {
     timestamp: Option<u64>,
     /// The keeper sleeps until something is entered.
     is_idle: bool,
+    /// Why there is no channel any more, and never will be.
+    ended: Option<Error>,
 }
 
 impl Book {
@@ -169,6 +171,7 @@ impl Book {
             tick: 0,
             timestamp: clock::seconds(clock::now()),
             is_idle: false,
+            ended: None,
         }
     }
 
@@ -441,7 +444,8 @@ impl Book {
     }
 
     /// There will be no channel any more.
-    pub(super) fn fail_all(&mut self, error: &Error) {
+    pub(super) fn end(&mut self, error: &Error) {
+        self.ended = Some(error.clone());
         for held in &mut self.held {
             held.look(&self.answering);
             if matches!(held.state, State::Sent(_) | State::Lost) {
@@ -450,6 +454,11 @@ impl Book {
             held.wake();
         }
         self.drop_answered();
+    }
+
+    /// Why nothing is entered any more, because nobody would look after it.
+    pub(super) fn ended(&self) -> Option<&Error> {
+        self.ended.as_ref()
     }
 
     /// Whether the keeper may sleep until something is entered.

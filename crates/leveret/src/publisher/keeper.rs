@@ -128,15 +128,21 @@ impl Keeper {
             let why = self.serve(&open.channel).await;
             self.shared.set_phase(Phase::Interrupted { since: Instant::now() });
             drop(open);
-            let phase = match self.watching(self.reopen(why)).await {
-                Ok(open) => Phase::Open(open),
-                Err(error) => {
-                    lock(&self.shared.desk).book.fail_all(&error);
-                    Phase::Ended(error)
-                }
-            };
-            self.shared.set_phase(phase);
+            match self.watching(self.reopen(why)).await {
+                Ok(open) => self.shared.set_phase(Phase::Open(open)),
+                Err(error) => self.end(error),
+            }
         }
+    }
+
+    /// Nothing is confirmed any more.
+    fn end(&self, error: Error) {
+        {
+            let mut desk = lock(&self.shared.desk);
+            desk.open = None;
+            desk.book.end(&error);
+        }
+        self.shared.set_phase(Phase::Ended(error));
     }
 
     /// Watches over a channel, until it is over.
@@ -363,6 +369,15 @@ impl Keeper {
     }
 }
 
+impl Drop for Keeper {
+    /// Without it, nobody would be told what became of a message.
+    fn drop(&mut self) {
+        if !matches!(&*self.shared.phase.borrow(), Phase::Ended(_)) {
+            self.end(Error::ended_with_its_runtime(self.shared.settings.what()));
+        }
+    }
+}
+
 /// Whether the broker has closed a channel, on which messages were sent again, for one of them.
 fn is_for_a_message(error: &amqp::Error, why: Why) -> bool {
     match Why::of(error) {
@@ -406,7 +421,7 @@ mod tests {
         publisher.publish("q", "the last").await.unwrap();
         up.connection.blocked().wait_for(Option::is_some).await.unwrap();
         let began = Instant::now();
-        let number = shared.enter(&head, publish.body, confirmation, u64::MAX);
+        let number = shared.enter(&head, publish.body, confirmation, u64::MAX).unwrap();
         let error = Ticket::new(Arc::clone(&publisher.handle), number).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
         assert!(began.elapsed() < 2 * patience, "after {:?}", began.elapsed());

@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::Replies;
 use super::correlation::CorrelationId;
-use super::desk::{Answer, Desk, Received, Request, Told, Wanted};
+use super::desk::{Answer, Desk, Patience, Received, Request, Told, Wanted};
 use super::keeper::Keeper;
 use super::reply::Reply;
 use crate::amqp::{
@@ -64,6 +64,8 @@ pub(crate) struct Question<'a> {
     pub(crate) kind: Option<&'a str>,
     pub(crate) message: Message,
     pub(crate) wanted: Wanted,
+    /// How long the answer may take if the question is asked at once. Who has to wait to ask it keeps the time himself.
+    pub(crate) patience: Option<Duration>,
     pub(crate) room: Room,
 }
 
@@ -105,6 +107,8 @@ pub(crate) struct Shared {
     pub(super) desk: Mutex<Desk>,
     /// Wakes the keeper: there is something to ask.
     pub(super) kick: Notify,
+    /// Wakes who looks for the overdue: somebody is so sooner than was known.
+    pub(super) sooner: Notify,
     room: Semaphore,
     /// How long a question may wait to be sent.
     patience: Duration,
@@ -141,6 +145,7 @@ impl Asker {
             phase: watch::Sender::new(Phase::Closed),
             desk: Mutex::default(),
             kick: Notify::new(),
+            sooner: Notify::new(),
             room: Semaphore::new(settings.max_in_flight.clamp(1, Semaphore::MAX_PERMITS)),
             patience: client.core().options.timeout,
             strays,
@@ -148,7 +153,7 @@ impl Asker {
         });
         client.core().health.callers.add(&shared);
         let keeper = Keeper::new(Arc::clone(&shared), Arc::clone(client.core()));
-        let keeper = tokio::spawn(keeper.run());
+        let keeper = client.core().spawn(keeper.run());
         Asker { handle: Arc::new(Handle { shared, keeper, _client: client.clone() }) }
     }
 
@@ -173,6 +178,7 @@ impl Asker {
         }
         if question.room == Room::OfItsOwn && !self.handle.shared.has_room() {
             let span = span.clone();
+            let question = Question { patience: None, ..question };
             return Either::Right(Box::pin(async move {
                 self.handle.shared.until_room().await?;
                 self.ask_with_room(question, &span).await
@@ -354,7 +360,9 @@ impl Shared {
         span: &PublishSpan,
         id: CorrelationId,
     ) -> Result<Option<Box<Request>>, Error> {
-        let Question { exchange, routing_key, mandatory, kind, mut message, wanted, .. } = question;
+        let Question {
+            exchange, routing_key, mandatory, kind, mut message, wanted, patience, ..
+        } = question;
         let text = id.to_text();
         let mut properties = match message.extra.take() {
             Some(extra) => extra.properties,
@@ -380,7 +388,7 @@ impl Shared {
             properties,
             body: message.body,
         };
-        let is_sent = self.send_letter(&mut letter, id, wanted)?;
+        let is_sent = self.send_letter(&mut letter, id, wanted, patience)?;
         Ok((!is_sent).then(|| Box::new(letter.to_request())))
     }
 
@@ -391,6 +399,7 @@ impl Shared {
         letter: &mut Letter<'_>,
         id: CorrelationId,
         wanted: Wanted,
+        patience: Option<Duration>,
     ) -> Result<bool, Error> {
         let mut desk = lock(&self.desk);
         let phase = self.phase.borrow();
@@ -406,6 +415,13 @@ impl Shared {
                 drop(phase);
                 let request = self.kept(|| letter.to_request());
                 desk.open(id, wanted, Some(confirmation), request);
+                let is_sooner = patience.is_some_and(|time| {
+                    desk.wait_until(id, Patience { time, end: deadline_in(time) })
+                });
+                if is_sooner {
+                    drop(desk);
+                    self.sooner.notify_one();
+                }
                 Ok(true)
             }
         }

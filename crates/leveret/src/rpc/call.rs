@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::future::Either;
 use futures_util::stream::FuturesUnordered;
-use tokio::time::{Sleep, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 use super::asker::{Question, Room, Seat, TakenRoom};
 use super::desk::{Answer, Failed, Wanted};
@@ -162,7 +162,7 @@ impl<'r, R: FromReply> IntoFuture for Call<'r, R> {
 
 /// A call that is awaited. It begins when it is polled for the first time, and is forgotten when it is dropped.
 ///
-/// Most requests can be sent at once. Those need nothing to wait with but a timer, if there is a [timeout](Call::timeout).
+/// Most requests can be sent at once. Those need nothing to wait with.
 #[must_use = "a call is made when it is awaited"]
 pub struct CallFuture<'r, R> {
     stage: Stage<'r, R>,
@@ -170,8 +170,8 @@ pub struct CallFuture<'r, R> {
 
 enum Stage<'r, R> {
     New(Call<'r, R>),
-    /// The request is on its way, and the reply may take so long.
-    Sent(Begun<'r>, Seat, Option<Watch>),
+    /// The request is on its way, and the desk knows how long the reply may take.
+    Sent(Begun<'r>, Seat),
     /// All others: it waits for room, a channel or a queue of its own first, is to be sent again, or could not be sent.
     Waiting(Begun<'r>, Pin<Box<dyn Future<Output = Result<Reply, Error>> + Send + 'r>>),
     Done,
@@ -185,18 +185,6 @@ struct Begun<'r> {
     began: Began,
 }
 
-/// Tells when a reply is overdue.
-struct Watch {
-    patience: Duration,
-    time: Pin<Box<Sleep>>,
-}
-
-impl Watch {
-    fn new(patience: Duration) -> Self {
-        Watch { patience, time: Box::pin(sleep(patience)) }
-    }
-}
-
 impl<'r, R: FromReply> Stage<'r, R> {
     fn begin(call: Call<'r, R>) -> Result<Self, Error> {
         let Call { rpc, method, message, timeout, resend_after, .. } = call;
@@ -208,10 +196,10 @@ impl<'r, R: FromReply> Stage<'r, R> {
             let asking = async move { ask_again(rpc, method, message, &span, first).await };
             return Ok(Stage::Waiting(begun, Box::pin(in_time(rpc, method, timeout, asking))));
         }
-        let question = rpc.question(method, message, Wanted::One);
+        let question = Question { patience: timeout, ..rpc.question(method, message, Wanted::One) };
         Ok(match rpc.inner.asker.ask(question, &begun.span) {
             Either::Left(asked) => match asked.into_inner() {
-                Ok(seat) => Stage::Sent(begun, seat, timeout.map(Watch::new)),
+                Ok(seat) => Stage::Sent(begun, seat),
                 Err(error) => Stage::Waiting(begun, Box::pin(ready(Err(error)))),
             },
             Either::Right(asking) => {
@@ -233,15 +221,9 @@ impl<R: FromReply> Future for CallFuture<'_, R> {
             *stage = Stage::begin(call)?;
         }
         let (begun, answered) = match stage {
-            Stage::Sent(begun, seat, watch) => {
-                let answered = match (seat.poll_next(context), watch) {
-                    (Poll::Ready(answer), _) => reply(begun.rpc, begun.method, answer),
-                    (Poll::Pending, None) => return Poll::Pending,
-                    (Poll::Pending, Some(watch)) => {
-                        ready!(watch.time.as_mut().poll(context));
-                        Err(Error::timed_out(begun.rpc.what(begun.method), watch.patience))
-                    }
-                };
+            Stage::Sent(begun, seat) => {
+                let answer = ready!(seat.poll_next(context));
+                let answered = reply(begun.rpc, begun.method, answer);
                 (begun, answered)
             }
             Stage::Waiting(begun, asking) => (begun, ready!(asking.as_mut().poll(context))),

@@ -1,7 +1,7 @@
 //! The desk to which replies come: it knows who waits for which.
 //!
 //! ```text
-//!            open               reply, error, refusal, loss              taken by who waits
+//!            open          reply, error, refusal, loss, end of patience     taken by who waits
 //!  (nobody) -----> waiting ------------------------------> done ------------------------------> (nobody)
 //!                     |                                      |
 //!                     +-------------- forget ----------------+-----> (nobody)
@@ -14,8 +14,10 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::time::Instant;
 
 use super::correlation::CorrelationId;
 use super::reply::{Part, RemoteError, Reply};
@@ -38,6 +40,20 @@ pub(crate) enum Wanted {
 pub(crate) struct Desk {
     waiting: HashMap<CorrelationId, Waiting, BuildHasherDefault<Random>>,
     strays: u64,
+    /// When to look for who is overdue.
+    alarm: Option<Instant>,
+}
+
+/// Those who are overdue are looked for no more often than this; and than this for each who waits, so that where nobody is
+/// answered the looking takes a small part of the time.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
+const BETWEEN_LOOKS_EACH: Duration = Duration::from_micros(1);
+
+/// How long somebody waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    pub(crate) time: Duration,
+    pub(crate) end: Instant,
 }
 
 /// Somebody who waits.
@@ -45,6 +61,7 @@ pub(crate) struct Desk {
 struct Waiting {
     wanted: Wanted,
     waker: Option<Waker>,
+    patience: Option<Patience>,
     /// Of the request, if it was sent.
     confirmation: Option<Confirmation>,
     /// The request, if it is to be sent again when it may be lost.
@@ -83,6 +100,8 @@ pub(crate) enum Failed {
     NoValue,
     /// So many replies were not taken, and there was one more.
     TooMany(usize),
+    /// It did not come within this time.
+    Late(Duration),
     /// The replies can no longer come, for this reason.
     Lost(Error),
 }
@@ -104,6 +123,7 @@ impl Failed {
                 let text = format!("{what}: more than {buffer} replies wait to be taken");
                 Error::new(ErrorKind::Lost, text)
             }
+            Failed::Late(time) => Error::timed_out(what, time),
             Failed::Lost(error) => Error::caused(error.kind(), what.to_string(), error),
         }
     }
@@ -164,6 +184,7 @@ impl Desk {
         let waiting = Waiting {
             wanted,
             waker: None,
+            patience: None,
             confirmation,
             request,
             came: VecDeque::new(),
@@ -172,6 +193,42 @@ impl Desk {
             ended: false,
         };
         self.waiting.insert(id, waiting);
+    }
+
+    /// Who has just begun to wait does so for so long. Says whether the [alarm](Self::alarm) is now sooner than it was.
+    #[must_use]
+    pub(crate) fn wait_until(&mut self, id: CorrelationId, patience: Patience) -> bool {
+        let Some(waiting) = self.waiting.get_mut(&id) else { return false };
+        waiting.patience = Some(patience);
+        let is_sooner = self.alarm.is_none_or(|alarm| patience.end < alarm);
+        if is_sooner {
+            self.alarm = Some(patience.end);
+        }
+        is_sooner
+    }
+
+    /// When [`Desk::end_overdue`] has to be called next, as far as is known now.
+    pub(crate) fn alarm(&self) -> Option<Instant> {
+        self.alarm
+    }
+
+    /// Tells those who have waited long enough. The wakers are to be woken when nothing is locked.
+    pub(crate) fn end_overdue(&mut self, now: Instant) -> Vec<Waker> {
+        let (mut next, mut wakers) = (None, Vec::new());
+        for waiting in self.waiting.values_mut().filter(|waiting| !waiting.ended) {
+            match waiting.patience {
+                Some(Patience { time, end }) if end <= now => {
+                    wakers.extend(waiting.end(Err(Failed::Late(time))));
+                }
+                Some(Patience { end, .. }) => {
+                    next = Some(next.map_or(end, |next: Instant| next.min(end)))
+                }
+                None => {}
+            }
+        }
+        let each = BETWEEN_LOOKS_EACH.saturating_mul(u32::try_from(self.len()).unwrap_or(u32::MAX));
+        self.alarm = next.map(|next| next.max(now + each.max(BETWEEN_LOOKS)));
+        wakers
     }
 
     /// The request was sent some time ago. It may have been sent again since.
@@ -551,6 +608,55 @@ mod tests {
         desk.fail_all(&Error::new(ErrorKind::Lost, "gone"));
         assert_eq!(taken(&mut desk, waits), ["Lost", "end"]);
         assert_eq!(taken(&mut desk, has), ["came", "end"]);
+    }
+
+    #[test]
+    fn who_waits_too_long_is_told_and_the_alarm_is_for_the_next() {
+        let now = Instant::now();
+        let at = |seconds| now + Duration::from_secs(seconds);
+        let mut desk = Desk::default();
+        let mut open = |seconds, is_sooner| {
+            let (id, time) = (CorrelationId::fresh(), Duration::from_secs(seconds));
+            desk.open(id, Wanted::One, None, None);
+            assert_eq!(desk.wait_until(id, Patience { time, end: at(seconds) }), is_sooner);
+            id
+        };
+        let [five, nine, three] = [open(5, true), open(9, false), open(3, true)];
+        let [answered, patient] = [open(3, false), CorrelationId::fresh()];
+        desk.open(patient, Wanted::One, None, None);
+        assert!(taken(&mut desk, three).is_empty());
+        desk.receive(reply(answered, "in time", &[]));
+        assert_eq!(desk.alarm(), Some(at(3)));
+        // One of them has asked to be woken.
+        assert_eq!(desk.end_overdue(at(3)).len(), 1);
+        assert_eq!(taken(&mut desk, three), ["TimedOut", "end"]);
+        assert_eq!(taken(&mut desk, answered), ["in time", "end"]);
+        assert_eq!(desk.alarm(), Some(at(5)));
+        // Who is answered or forgotten is not waited for.
+        desk.forget(five);
+        assert!(desk.end_overdue(at(5)).is_empty());
+        assert_eq!(desk.alarm(), Some(at(9)));
+        // Looked for late, and not again at once.
+        let soon = open_one(&mut desk, Patience { time: Duration::ZERO, end: at(10) });
+        desk.end_overdue(at(10) - Duration::from_micros(1));
+        assert_eq!(taken(&mut desk, nine), ["TimedOut", "end"]);
+        assert_eq!(desk.alarm(), Some(at(10) - Duration::from_micros(1) + BETWEEN_LOOKS));
+        desk.end_overdue(at(11));
+        assert_eq!(taken(&mut desk, soon), ["TimedOut", "end"]);
+        assert!(desk.alarm().is_none() && taken(&mut desk, patient).is_empty());
+        // Where many wait, one looks less often.
+        for _ in 1..5_000 {
+            open_one(&mut desk, Patience { time: Duration::ZERO, end: at(12) });
+        }
+        desk.end_overdue(at(12) - Duration::from_micros(1));
+        assert_eq!(desk.alarm(), Some(at(12) + Duration::from_micros(4_999)));
+    }
+
+    fn open_one(desk: &mut Desk, patience: Patience) -> CorrelationId {
+        let id = CorrelationId::fresh();
+        desk.open(id, Wanted::One, None, None);
+        let _ = desk.wait_until(id, patience);
+        id
     }
 
     #[test]

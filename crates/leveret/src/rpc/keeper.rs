@@ -1,10 +1,12 @@
-//! The keeper of an asker: opens its channel when it is needed, takes the replies to the desk, and when the channel is lost
-//! decides what becomes of the questions that were under way.
+//! The keeper of an asker: opens its channel when it is needed, takes the replies to the desk, tells who has waited too long, and
+//! when the channel is lost decides what becomes of the questions that were under way.
 
 use std::collections::HashSet;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::Waker;
+
+use tokio::time::{Instant, sleep_until};
 
 use super::Replies;
 use super::asker::{Open, Phase, Shared, declare_reply_queue};
@@ -35,8 +37,32 @@ impl Keeper {
     /// Keeps a channel open from the first question on, until the client is closed.
     pub(super) async fn run(self) {
         self.shared.kick.notified().await;
-        let Err(error) = self.keep_open().await;
+        let Err(error) = tokio::select! {
+            ended = self.keep_open() => ended,
+            never = self.watch_time() => match never {},
+        };
         self.end(Phase::Ended(error.clone()), &error);
+    }
+
+    /// Tells those whose reply is overdue: one timer for all calls, which are rarely late.
+    async fn watch_time(&self) -> Infallible {
+        loop {
+            let alarm = lock(&self.shared.desk).alarm();
+            let is_time = match alarm {
+                None => {
+                    self.shared.sooner.notified().await;
+                    false
+                }
+                Some(alarm) => tokio::select! {
+                    () = sleep_until(alarm) => true,
+                    () = self.shared.sooner.notified() => false,
+                },
+            };
+            if is_time {
+                let overdue = lock(&self.shared.desk).end_overdue(Instant::now());
+                overdue.into_iter().for_each(Waker::wake);
+            }
+        }
     }
 
     async fn keep_open(&self) -> Result<Infallible, Error> {
@@ -164,6 +190,7 @@ impl Keeper {
         }
     }
 
+    /// Tells all that wait.
     fn end(&self, phase: Phase, error: &Error) {
         let wakers = {
             let mut desk = lock(&self.shared.desk);
@@ -171,6 +198,16 @@ impl Keeper {
             desk.fail_all(error)
         };
         wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Drop for Keeper {
+    /// Without it, nobody would be answered or told that it is late.
+    fn drop(&mut self) {
+        if !matches!(&*self.shared.phase.borrow(), Phase::Ended(_)) {
+            let error = Error::ended_with_its_runtime(&self.shared.settings.what);
+            self.end(Phase::Ended(error.clone()), &error);
+        }
     }
 }
 

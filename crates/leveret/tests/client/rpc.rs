@@ -110,6 +110,57 @@ async fn a_call_takes_no_longer_than_it_may() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn each_of_many_calls_takes_no_longer_than_it_may() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("silent")).await;
+    let rpc = client.rpc("silent").build().await.unwrap();
+    let first = rpc.call::<()>("m", "").timeout(Duration::from_millis(1)).await;
+    assert_eq!(first.unwrap_err().kind(), ErrorKind::TimedOut);
+    let began = Instant::now();
+    let calls = [7_000, 3_000, 3_000, 9_000, 0, 1_000, 1_400, 8_000].map(|time| {
+        let call = rpc.call::<()>("m", "").timeout(Duration::from_millis(time));
+        async move {
+            let error = call.await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+            assert!(error.to_string().contains(&format!("{:?}", Duration::from_millis(time))));
+            let late = began.elapsed().checked_sub(Duration::from_millis(time));
+            // Timers are as precise as that, and there may be two.
+            assert!(late.is_some_and(|late| late.as_millis() <= 3), "{late:?} after {time} ms");
+        }
+    });
+    let patient = rpc.call::<()>("m", "");
+    let patient = tokio::time::timeout(Duration::from_secs(20), patient);
+    let (late, _) = tokio::join!(patient, futures_util::future::join_all(calls));
+    late.unwrap_err();
+    assert_eq!((rpc.in_flight(), began.elapsed().as_secs()), (0, 20));
+    // There is time for the next one, whoever was forgotten before.
+    let forgotten = rpc.call::<()>("m", "").timeout(Duration::from_secs(5));
+    tokio::time::timeout(Duration::from_secs(1), forgotten).await.unwrap_err();
+    let began = Instant::now();
+    let next = rpc.call::<()>("m", "").timeout(Duration::from_secs(30)).await;
+    assert_eq!(next.unwrap_err().kind(), ErrorKind::TimedOut);
+    assert_eq!(began.elapsed().as_secs(), 30);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_to_be_sent_again_takes_no_longer_than_it_may_while_there_is_no_broker() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("silent")).await;
+    let rpc = client.rpc("silent").on_loss(OnLoss::Replay).build().await.unwrap();
+    // So that there is a channel.
+    rpc.call::<()>("m", "").timeout(Duration::from_secs(1)).await.unwrap_err();
+    let began = Instant::now();
+    let mut call = pin!(rpc.call::<()>("m", "").timeout(Duration::from_secs(20)).into_future());
+    assert!((&mut call).now_or_never().is_none());
+    assert_eq!(rpc.in_flight(), 1);
+    broker.shutdown().await;
+    let error = call.await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert_eq!(began.elapsed().as_secs(), 20);
+    assert_eq!(rpc.in_flight(), 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_next_reply_of_a_stream_has_its_own_time() {
     let broker = broker();
     let client = client_of(&broker).await;

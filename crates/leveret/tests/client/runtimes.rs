@@ -1,0 +1,90 @@
+//! Callers and publishers that are used in one runtime and were set up in another, which ends before.
+
+use std::time::Duration;
+
+use leveret::{Client, Error, ErrorKind, Json, OnLoss, Publisher, Queue, Replies, Rpc};
+use leveret_testkit::eventually;
+use tokio::runtime::Runtime;
+
+use crate::services::{Running, double};
+use crate::{PATIENCE, broker, builder_of, client_with, soon};
+
+/// Longer than anybody waits for a test.
+const HOURS: Duration = Duration::from_secs(100 * 3600);
+
+/// One whose channel is open.
+async fn caller(client: &Client) -> Rpc {
+    let rpc = client.rpc("silent").on_loss(OnLoss::Replay).build().await.unwrap();
+    rpc.call::<()>("m", "").timeout(Duration::from_millis(200)).await.unwrap_err();
+    rpc
+}
+
+async fn publisher(client: &Client) -> Publisher {
+    client.publisher("").timeout(HOURS).build().await.unwrap()
+}
+
+fn says_why(error: &Error) {
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    assert!(
+        error.to_string().contains("the runtime in which the client connected has ended"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn what_is_under_way_when_the_runtime_of_its_client_ends_fails() {
+    let broker = broker();
+    let _queue = client_with(&broker, Queue::classic("silent")).await;
+    let runtime = Runtime::new().unwrap();
+    let builder = builder_of(&broker);
+    let made = runtime.spawn(async move {
+        let client = builder.connect().await.unwrap();
+        (caller(&client).await, publisher(&client).await)
+    });
+    let (rpc, publisher) = made.await.unwrap();
+    let call = tokio::spawn({
+        let rpc = rpc.clone();
+        async move { rpc.call::<()>("m", "").timeout(HOURS).await }
+    });
+    eventually(PATIENCE, "the call is under way", async || rpc.in_flight() == 1).await;
+    // The publish is on its way, and nobody answers.
+    broker.faults().freeze();
+    let ticket = publisher.send("silent", "").await.unwrap();
+
+    runtime.shutdown_background();
+    says_why(&soon("an answer", call).await.unwrap().unwrap_err());
+    says_why(&soon("an answer", ticket).await.unwrap_err());
+    says_why(&soon("an answer", rpc.call::<()>("m", "")).await.unwrap_err());
+    says_why(&soon("an answer", publisher.publish("silent", "")).await.unwrap_err());
+    assert_eq!(rpc.in_flight(), 0);
+    broker.faults().thaw();
+}
+
+#[tokio::test]
+async fn what_is_set_up_in_a_runtime_that_ends_goes_on_with_its_client() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("silent")).await;
+    let _service = Running::start(client.service("numbers").method("double", double)).await;
+    for replies in [Replies::Direct, Replies::Queue, Replies::QueuePerCall] {
+        let runtime = Runtime::new().unwrap();
+        let of_runtime = client.clone();
+        let made = runtime.spawn(async move {
+            let rpc = of_runtime.rpc("numbers").replies(replies).build().await.unwrap();
+            rpc.call::<Json<u64>>("double", Json(1)).await.unwrap();
+            (rpc, publisher(&of_runtime).await)
+        });
+        let (rpc, publisher) = made.await.unwrap();
+        runtime.shutdown_background();
+        for _ in 0..2 {
+            let call = rpc.call::<Json<u64>>("double", Json(21)).timeout(PATIENCE);
+            // A connection that was cut right before may take the first one along.
+            let call = call.resend_after(Duration::from_secs(1));
+            assert_eq!(soon("a reply", call).await.unwrap().0, 42);
+            soon("an answer", publisher.publish("silent", "")).await.unwrap();
+            broker.faults().cut_all_connections();
+        }
+        let late = client.rpc("silent").replies(replies).build().await.unwrap();
+        let late = late.call::<()>("m", "").timeout(Duration::from_millis(10)).await;
+        assert_eq!(late.unwrap_err().kind(), ErrorKind::TimedOut);
+    }
+}
