@@ -1,5 +1,5 @@
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 
 use crate::services::{CALLS, Running, crashing, double, each_its_own, storm};
-use crate::{PATIENCE, broker, builder_of, client_of, client_with, depth, soon};
+use crate::{PATIENCE, broker, builder_of, client_of, client_with, depth, soon, unsettled};
 
 async fn numbers(client: &Client) -> Running {
     Running::start(client.service("numbers").method("double", double)).await
@@ -181,6 +181,42 @@ async fn the_next_reply_of_a_stream_has_its_own_time() {
     }
     let error = soon("the end", stream.next()).await.unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
+}
+
+/// However the service ends: its time is over, or it is dropped.
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn a_method_that_computes_beyond_the_end_of_its_service_is_answered() {
+    for is_dropped in [false, true] {
+        let broker = broker();
+        let client = client_of(&broker).await;
+        let begun = Arc::new(Notify::new());
+        let begin = Arc::clone(&begun);
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let released = Arc::new(Mutex::new(released));
+        let compute = move |Json(number): Json<u64>| {
+            let (begin, released) = (Arc::clone(&begin), Arc::clone(&released));
+            async move {
+                begin.notify_one();
+                let _ = released.lock().unwrap().recv();
+                Json(2 * number)
+            }
+        };
+        let service = client.service("numbers").workers(2).drain(Duration::ZERO);
+        let service = Running::start(service.method("double", compute)).await;
+        let rpc = client.rpc("numbers").build().await.unwrap();
+        let call = tokio::spawn(async move { call_double(&rpc, 21).await });
+        soon("a request", begun.notified()).await;
+        match is_dropped {
+            true => drop(service),
+            false => assert_eq!(soon("the end", service.stop()).await.abandoned, 1),
+        }
+        release.send(()).unwrap();
+        assert_eq!(soon("a reply", call).await.unwrap().unwrap(), 42);
+        eventually(PATIENCE, "nothing is left", async || {
+            (depth(&broker, "numbers"), unsettled(&broker, "numbers")) == (Some(0), Some(0))
+        })
+        .await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -7,7 +7,7 @@ use leveret_testkit::eventually;
 use tokio::runtime::Runtime;
 
 use crate::services::{Running, double};
-use crate::{PATIENCE, broker, builder_of, client_with, soon};
+use crate::{PATIENCE, broker, builder_of, client_of, client_with, soon};
 
 /// Longer than anybody waits for a test.
 const HOURS: Duration = Duration::from_secs(100 * 3600);
@@ -58,6 +58,41 @@ async fn what_is_under_way_when_the_runtime_of_its_client_ends_fails() {
     says_why(&soon("an answer", publisher.publish("silent", "")).await.unwrap_err());
     assert_eq!(rpc.in_flight(), 0);
     broker.faults().thaw();
+}
+
+#[tokio::test]
+async fn a_request_whose_service_ends_with_its_runtime_is_handled_by_another() {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    for workers in [1, 8] {
+        let runtime = Runtime::new().unwrap();
+        let (begin, mut begun) = tokio::sync::mpsc::channel(10);
+        let builder = builder_of(&broker);
+        runtime.spawn(async move {
+            let forever = move |_: Json<u64>| {
+                let begin = begin.clone();
+                async move {
+                    begin.send(()).await.unwrap();
+                    std::future::pending::<Json<u64>>().await
+                }
+            };
+            let client = builder.connect().await.unwrap();
+            let service = client.service("numbers").workers(workers).method("double", forever);
+            service.run().await
+        });
+        let service = client.service("numbers").method("double", double);
+        client.apply(&service.topology()).await.unwrap();
+        let rpc = client.rpc("numbers").build().await.unwrap();
+        let call = tokio::spawn(async move {
+            let Json(doubled): Json<u64> = rpc.call("double", Json(21)).timeout(HOURS).await?;
+            Ok::<u64, Error>(doubled)
+        });
+        soon("a request", begun.recv()).await.unwrap();
+        runtime.shutdown_background();
+        let _other = Running::start(service).await;
+        // The first one has not said that it failed.
+        assert_eq!(soon("a reply", call).await.unwrap().unwrap(), 42);
+    }
 }
 
 #[tokio::test]
