@@ -518,8 +518,8 @@ async fn an_unknown_exchange_type_is_refused_by_name() {
     let declared = channel.declare_exchange("e", "fancy", ExchangeOptions::default()).await;
     let error = declared.unwrap_err();
     let expected = match Version::under_test() {
-        Version::V4_3 => ErrorKind::ChannelClosed(ReplyCode::PRECONDITION_FAILED),
-        _ => ErrorKind::ConnectionClosed(ReplyCode::COMMAND_INVALID),
+        Version::V3_10 => ErrorKind::ConnectionClosed(ReplyCode::COMMAND_INVALID),
+        _ => ErrorKind::ChannelClosed(ReplyCode::PRECONDITION_FAILED),
     };
     assert_eq!(error.kind(), expected, "{error}");
     assert!(error.to_string().contains("fancy"), "{error}");
