@@ -27,7 +27,8 @@ const LONG_BODY: usize = 14_000;
 pub(super) fn generate(seed: u64) -> Program {
     let mut random = Random::new(seed);
     let plan = Plan::new(&mut random);
-    let mut maker = Maker { random, plan, cancelled: Vec::new(), steps: Vec::new() };
+    let mut maker =
+        Maker { random, plan, cancelled: Vec::new(), has_global_limit: false, steps: Vec::new() };
     maker.set_up();
     for _ in 0..5 + maker.random.below(20) {
         maker.step();
@@ -191,6 +192,8 @@ struct Maker {
     plan: Plan,
     /// Consumers that may have been cancelled: where there are quorum queues, 3.10 stumbles (541) over those that come back.
     cancelled: Vec<String>,
+    /// A channel may have a prefetch for all its consumers together.
+    has_global_limit: bool,
     steps: Vec<Step>,
 }
 
@@ -365,6 +368,7 @@ impl Maker {
             _ => Which::Held(self.random.below(4)),
         };
         let (multiple, requeue) = (self.random.percent(20), self.random.percent(45));
+        let requeue = requeue && !self.has_global_limit;
         let how = match self.random.below(3) {
             0 => How::Ack { multiple },
             1 => How::Nack { multiple, requeue },
@@ -435,6 +439,7 @@ impl Maker {
         let prefetch_size = if self.random.below(60) == 0 { 10 } else { 0 };
         let prefetch_count = self.random.pick(&[0, 1, 1, 2, 3]);
         let global = self.random.percent(15);
+        self.has_global_limit |= global;
         self.call(basic::Qos { prefetch_size, prefetch_count, global });
     }
 
@@ -586,6 +591,7 @@ impl Maker {
 
     fn recover(&mut self) {
         match self.random.below(16) {
+            _ if self.has_global_limit => {}
             0 => self.call(basic::Recover { requeue: false }),
             1 => self.call(basic::RecoverAsync { requeue: false }),
             2..6 => self.call(basic::RecoverAsync { requeue: true }),

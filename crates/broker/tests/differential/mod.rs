@@ -20,6 +20,8 @@
 //!   and where there are dead letters, messages are published one at a time: what dies of the first would race with the
 //!   second.
 //! - **A message for a quorum queue and for a classic one** that dead-letters to it may come second there. No program has both.
+//! - **A message that goes back on a channel with a prefetch for all its consumers** may come after the next one: the queue puts the
+//!   news that there is room before it, if it finds both at once. In a program, none goes back after such a prefetch was set.
 //! - **A method during `tx.commit`** costs the connection (504) if RabbitMQ still waits for the disk, and nothing if not. No
 //!   program sends one.
 //! - **Deleting an exchange while it deletes itself** (auto-delete) ends a connection to 3.10 with 541. No program does it.
