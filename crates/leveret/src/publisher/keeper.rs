@@ -138,6 +138,7 @@ impl Keeper {
     /// Nothing is confirmed any more.
     fn end(&self, error: Error) {
         {
+            // At once: what is published after this finds no channel, and what was before is told.
             let mut desk = lock(&self.shared.desk);
             desk.open = None;
             desk.book.end(&error);

@@ -40,8 +40,9 @@ pub(crate) enum Wanted {
 pub(crate) struct Desk {
     waiting: HashMap<CorrelationId, Waiting, BuildHasherDefault<Random>>,
     strays: u64,
-    /// When to look for who is overdue.
+    /// When to look for who is overdue, and before when not again.
     alarm: Option<Instant>,
+    rest: Option<Instant>,
 }
 
 /// Those who are overdue are looked for no more often than this; and than this for each who waits, so that where nobody is
@@ -200,9 +201,10 @@ impl Desk {
     pub(crate) fn wait_until(&mut self, id: CorrelationId, patience: Patience) -> bool {
         let Some(waiting) = self.waiting.get_mut(&id) else { return false };
         waiting.patience = Some(patience);
-        let is_sooner = self.alarm.is_none_or(|alarm| patience.end < alarm);
+        let end = self.rest.map_or(patience.end, |rest| rest.max(patience.end));
+        let is_sooner = self.alarm.is_none_or(|alarm| end < alarm);
         if is_sooner {
-            self.alarm = Some(patience.end);
+            self.alarm = Some(end);
         }
         is_sooner
     }
@@ -227,7 +229,9 @@ impl Desk {
             }
         }
         let each = BETWEEN_LOOKS_EACH.saturating_mul(u32::try_from(self.len()).unwrap_or(u32::MAX));
-        self.alarm = next.map(|next| next.max(now + each.max(BETWEEN_LOOKS)));
+        let rest = now + each.max(BETWEEN_LOOKS);
+        self.rest = Some(rest);
+        self.alarm = next.map(|next| next.max(rest));
         wakers
     }
 
@@ -649,7 +653,11 @@ mod tests {
             open_one(&mut desk, Patience { time: Duration::ZERO, end: at(12) });
         }
         desk.end_overdue(at(12) - Duration::from_micros(1));
-        assert_eq!(desk.alarm(), Some(at(12) + Duration::from_micros(4_999)));
+        let rest = at(12) + Duration::from_micros(4_999);
+        assert_eq!(desk.alarm(), Some(rest));
+        // Whoever comes.
+        open_one(&mut desk, Patience { time: Duration::ZERO, end: at(12) });
+        assert_eq!(desk.alarm(), Some(rest));
     }
 
     fn open_one(desk: &mut Desk, patience: Patience) -> CorrelationId {
