@@ -18,6 +18,7 @@ mod reach;
 mod run;
 mod status;
 mod tail;
+mod text;
 mod topology;
 
 use std::process::ExitCode;

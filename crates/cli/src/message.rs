@@ -9,8 +9,9 @@ use leveret::amqp::{Properties, ShortStr, Value};
 use leveret::{Delivery, Message, ParkedMessage};
 
 use crate::failure::Failure;
-use crate::output::{lines, one_line, size};
+use crate::output::size;
 use crate::reach::duration;
+use crate::text::{escape, escape_lines};
 
 /// The body of a message.
 #[derive(Clone, Debug, Args)]
@@ -176,17 +177,15 @@ impl Shown<'_> {
     pub(crate) fn in_full(&self) -> String {
         let exchange = match self.exchange.as_str() {
             "" => "(default)".to_owned(),
-            name => one_line(name),
+            name => escape(name),
         };
-        let mut text = format!(
-            "exchange        {exchange}\nrouting key     {}\n",
-            one_line(&self.routing_key)
-        );
+        let mut text =
+            format!("exchange        {exchange}\nrouting key     {}\n", escape(&self.routing_key));
         for (name, value) in self.facts() {
-            text += &format!("{name:<15} {}\n", one_line(&value));
+            text += &format!("{name:<15} {}\n", escape(&value));
         }
         for (name, value) in self.properties.headers.iter().flat_map(|headers| headers.iter()) {
-            text += &format!("  {}: {}\n", one_line(&name.to_str_lossy()), one_line(&told(&value)));
+            text += &format!("  {}: {}\n", escape(&name.to_str_lossy()), escape(&told(&value)));
         }
         format!("{text}\n{}", readable(self.body))
     }
@@ -245,9 +244,9 @@ pub(crate) fn readable(body: &[u8]) -> String {
     };
     match serde_json::from_str::<serde_json::Value>(text) {
         Ok(json) if json.is_object() || json.is_array() => {
-            lines(&serde_json::to_string_pretty(&json).unwrap_or_else(|_| text.to_owned()))
+            escape_lines(&serde_json::to_string_pretty(&json).unwrap_or_else(|_| text.to_owned()))
         }
-        _ => lines(text),
+        _ => escape_lines(text),
     }
 }
 
@@ -271,7 +270,7 @@ mod tests {
     #[test]
     fn bodies_are_shown_as_what_they_are() {
         assert_eq!(readable(b"{\"a\":1}"), "{\n  \"a\": 1\n}");
-        assert_eq!(readable(b"a\x1b[0mb"), "a·[0mb");
+        assert_eq!(readable(b"a\x1b[0mb"), "a\\u{1b}[0mb");
         assert!(readable(&[0xff; 2048]).starts_with("(2.0 KiB"));
     }
 }

@@ -8,6 +8,7 @@ use console::{measure_text_width, truncate_str};
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::text::{escape, escape_json};
 
 /// In which form results are told.
 #[derive(Clone, Copy, Debug, Args)]
@@ -40,7 +41,7 @@ pub(crate) fn print_bytes(text: &[u8]) -> Result<(), Failure> {
 
 /// Says a result as a line of JSON.
 pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
-    print(&serde_json::to_string(value).map_err(Failure::new)?)
+    print(&escape_json(&serde_json::to_string(value).map_err(Failure::new)?))
 }
 
 /// Rows under headings. On a terminal the last column is cut to what has room.
@@ -56,7 +57,7 @@ impl Table {
 
     pub(crate) fn row(&mut self, cells: Vec<String>) {
         // A cell is a line.
-        self.rows.push(cells.into_iter().map(|cell| one_line(&cell)).collect());
+        self.rows.push(cells.into_iter().map(|cell| escape(&cell)).collect());
     }
 
     pub(crate) fn print(&self) -> Result<(), Failure> {
@@ -91,16 +92,6 @@ impl Table {
         }
         lines.join("\n")
     }
-}
-
-/// Text from elsewhere, with what would break a line or move the cursor made visible.
-pub(crate) fn one_line(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '·' } else { c }).collect()
-}
-
-/// Text from elsewhere, in lines; what would move the cursor is made visible.
-pub(crate) fn lines(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '·' } else { c }).collect()
 }
 
 /// How long ago something was, for a person: `3 min`.
@@ -155,7 +146,7 @@ mod tests {
 
     #[test]
     fn columns_stand_below_each_other() {
-        let expected = "#   id        error\n1   order-17  no such customer:·17\n12  é";
+        let expected = "#   id        error\n1   order-17  no such customer:\\n17\n12  é";
         assert_eq!(table().to_text(None), expected);
     }
 
@@ -165,12 +156,6 @@ mod tests {
         assert_eq!(table().to_text(Some(24)), expected);
         // There is always room for a little.
         assert_eq!(table().to_text(Some(1)), expected);
-    }
-
-    #[test]
-    fn what_moves_the_cursor_is_made_visible() {
-        assert_eq!(one_line("a\u{1b}[2Jb\r\n"), "a·[2Jb··");
-        assert_eq!(lines("a\u{1b}[2Jb\r\n"), "a·[2Jb·\n");
     }
 
     #[test]

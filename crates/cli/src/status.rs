@@ -8,8 +8,9 @@ use leveret::{Client, ErrorKind};
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::output::{Form, Table, one_line, print, print_json};
+use crate::output::{Form, Table, print, print_json};
 use crate::reach::Reach;
+use crate::text::escape;
 
 /// Tells which brokers answer, and how many messages and consumers queues have.
 ///
@@ -163,7 +164,7 @@ fn print_errors<'a>(
 ) -> Result<(), Failure> {
     for (name, error) in errors {
         if let Some(error) = error {
-            print(&format!("  {}: {}", one_line(name), one_line(error)))?;
+            print(&format!("  {}: {}", escape(name), escape(error)))?;
         }
     }
     Ok(())

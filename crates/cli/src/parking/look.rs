@@ -10,10 +10,9 @@ use serde_json::{Value, json};
 use super::{Lot, Which};
 use crate::failure::Failure;
 use crate::message::Shown;
-use crate::output::{
-    Table, ago, counted, one_line, print, print_bytes, print_json, rough, timestamp,
-};
+use crate::output::{Table, ago, counted, print, print_bytes, print_json, rough, timestamp};
 use crate::reach::Reach;
+use crate::text::escape;
 
 /// Lists messages: the first ones that are meant. They stay where they are.
 #[derive(Debug, Args)]
@@ -148,11 +147,11 @@ fn in_full(message: &ParkedMessage) -> String {
     let mut text = format!("message {}\n", message.position());
     for (name, fact) in facts {
         if let Some(fact) = fact {
-            text += &format!("{name:<15} {}\n", one_line(&fact));
+            text += &format!("{name:<15} {}\n", escape(&fact));
         }
     }
     for past in &story.history {
-        text += &format!("  {} {}\n", ago(past.at), one_line(&past.error));
+        text += &format!("  {} {}\n", ago(past.at), escape(&past.error));
     }
     text + &Shown::from(message).in_full()
 }
