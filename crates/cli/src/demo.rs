@@ -1,6 +1,7 @@
-//! `leveret demo`: five small systems on one broker, whose connections are cut while they work, and whose books balance.
+//! `leveret demo`: small systems on one broker, whose connections are cut while they work, and whose books balance.
 
 mod acapi;
+#[cfg(feature = "demo-bank")]
 mod bank;
 mod books;
 mod chandra;
@@ -28,11 +29,12 @@ use cutter::Cutter;
 use ledger::Ledger;
 use scenario::{Scenario, Stage};
 
-/// Runs five small systems on one broker while their connections are cut, and balances their books.
+/// Runs small systems on one broker while their connections are cut, and balances their books.
 ///
 /// Each is the scenario of a design that is in use: the Cover Art Archive's indexer with jobs that are tried again hours later,
-/// ACAPI's events and requests, Orb's redelivery with its pools, Chandra's batches with confirms, and a bank whose transfers
-/// are called for more than once and done exactly once, in SQLite. Without a URL it runs on a broker of its own in memory. It
+/// ACAPI's events and requests, Orb's redelivery with its pools, Chandra's batches with confirms, and, where
+/// the program was built with the feature `demo-bank`, a bank whose transfers are called for more than once and done exactly
+/// once, in SQLite. Without a URL it runs on a broker of its own in memory. It
 /// ends by itself, with a table; the exit status is 0 only if nothing was lost, what was parked should be, and every reply and
 /// every balance is right.
 #[derive(Debug, Args)]
@@ -60,8 +62,14 @@ const LOOK: Duration = Duration::from_millis(20);
 const CLEAN_UP: Duration = Duration::from_secs(20);
 
 /// The systems that take part.
-const SCENARIOS: [Scenario; 5] =
-    [cover_art::SCENARIO, acapi::SCENARIO, orb::SCENARIO, chandra::SCENARIO, bank::SCENARIO];
+const SCENARIOS: &[Scenario] = &[
+    cover_art::SCENARIO,
+    acapi::SCENARIO,
+    orb::SCENARIO,
+    chandra::SCENARIO,
+    #[cfg(feature = "demo-bank")]
+    bank::SCENARIO,
+];
 
 pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let mut stops = Stops::new()?;
@@ -115,8 +123,9 @@ async fn broker(arguments: &Arguments) -> Result<(ClientBuilder, Cutter), Failur
 }
 
 fn introduce(books: &Books, cuts: u32) {
+    let systems = SCENARIOS.len();
     let times = counted(cuts.into(), "time");
-    say(&format!("Five systems share a broker. All connections are cut {times} meanwhile."));
+    say(&format!("{systems} systems share a broker. All connections are cut {times} meanwhile."));
     for (Scenario { title, about, .. }, ledger) in SCENARIOS.iter().zip(books.ledgers()) {
         let title = style(format!("{title:<9}")).bold();
         say(&format!("  {title} {:>6} {about}", ledger.total()));

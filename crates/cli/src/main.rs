@@ -1,5 +1,10 @@
 //! The `leveret` program.
 
+#[cfg(not(unix))]
+compile_error!(
+    "the program `leveret` needs a Unix system: it ends the processes of handlers by their group. The libraries do not"
+);
+
 mod bench;
 mod broker;
 mod call;

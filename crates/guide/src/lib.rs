@@ -17,11 +17,14 @@ macro_rules! pages {
 }
 
 pages! {
+    broker: "crates/broker/README.md",
+    cli: "crates/cli/README.md",
     consume: "docs/consume.md",
     delay: "docs/delay.md",
     events: "docs/events.md",
     exactly_once: "docs/exactly-once.md",
     failover: "docs/failover.md",
+    leveret: "crates/leveret/README.md",
     map: "docs/README.md",
     migrating: "docs/migrating.md",
     operations: "docs/operations.md",
@@ -30,7 +33,9 @@ pages! {
     readme: "README.md",
     retry: "docs/retry.md",
     rpc: "docs/rpc.md",
+    sql: "crates/sql/README.md",
     testing: "docs/testing.md",
+    wire: "crates/wire/README.md",
 }
 
 #[cfg(test)]

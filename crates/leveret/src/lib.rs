@@ -105,8 +105,12 @@
 //!
 //! # Features
 //!
-//! All of them are on by default: `embedded` (a broker in the process), `files` (topologies from TOML and YAML), `metrics`,
-//! `tls`.
+//! | feature | default | what |
+//! |---|---|---|
+//! | `files` | on | topologies from TOML and YAML |
+//! | `metrics` | on | counters for the facade `metrics` |
+//! | `tls` | on | `amqps://`, by rustls |
+//! | `embedded` | off | [`Client::embedded`] and `memory://`: a broker in the process, for tests and demonstrations |
 
 pub mod amqp;
 mod asyncapi;

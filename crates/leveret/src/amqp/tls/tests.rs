@@ -175,7 +175,10 @@ async fn no_part_of_a_key_gets_into_an_error() {
 async fn keys_are_read_in_every_usual_form() {
     let files = Files::new();
     let pkcs8 = Authority::new("authority").client("client").key;
-    let (pkcs1, sec1) = (include_str!("rsa_key.pem"), include_str!("ec_key.pem"));
+    let (pkcs1, sec1) = (
+        include_str!("../../../tests/keys/rsa_key.pem"),
+        include_str!("../../../tests/keys/ec_key.pem"),
+    );
     let with_certificate = format!("{}{pkcs8}", Authority::new("another").certificate());
     for key in [&pkcs8, pkcs1, sec1, &with_certificate] {
         let path = files.write("some.key", key);
