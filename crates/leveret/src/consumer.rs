@@ -10,7 +10,7 @@ use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 use crate::inbox::Inbox;
 use crate::inbox::once::Once;
-use crate::retry::{Profile, Retry};
+use crate::retry::{Classification, Classifiers, Profile, Retry};
 use crate::topology::Topology;
 use crate::topology::arguments::Arguments;
 
@@ -100,6 +100,7 @@ struct Running {
     mode: Mode,
     seen: Option<Seen>,
     states: States,
+    classifiers: Classifiers,
     layers: Vec<BoxLayer>,
     on_park: Option<OnPark>,
     tells_senders: bool,
@@ -163,6 +164,7 @@ impl ConsumerBuilder {
             mode: Mode::AtLeastOnce,
             seen: None,
             states: States::default(),
+            classifiers: Classifiers::default(),
             layers: Vec::new(),
             on_park: None,
             tells_senders: false,
@@ -355,6 +357,55 @@ impl ConsumerBuilder {
         self
     }
 
+    /// What errors of one type mean for their messages, wherever such an error stands in the chain of causes. The function
+    /// returns a [`Verdict`](crate::Verdict), or one with a kind. It may be called for several types. What a handler returns as a
+    /// [`Failure`](crate::Failure) made by name, such as `Failure::permanent`, is not asked about.
+    ///
+    /// ```
+    /// use leveret::{Client, Verdict};
+    ///
+    /// #[derive(Debug)]
+    /// enum BillError {
+    ///     Declined,
+    ///     Offline,
+    /// }
+    /// # impl std::fmt::Display for BillError {
+    /// #     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+    /// #         write!(f, "{self:?}")
+    /// #     }
+    /// # }
+    /// impl std::error::Error for BillError {} // as thiserror writes it
+    ///
+    /// async fn bill(card: String) -> Result<(), BillError> {
+    ///     match card.as_str() {
+    ///         "stolen" => Err(BillError::Declined),
+    ///         _ => Err(BillError::Offline),
+    ///     }
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leveret::Error> {
+    /// let client = Client::embedded().await?;
+    /// let runner = client
+    ///     .consumer("cards")
+    ///     .classify(|error: &BillError| match error {
+    ///         BillError::Declined => Verdict::Permanent.kind("declined"), // parked at once
+    ///         BillError::Offline => Verdict::Retry.kind("offline"),
+    ///     })
+    ///     .handle(bill);
+    /// # let _ = runner;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn classify<E, C>(mut self, classify: impl Fn(&E) -> C + Send + Sync + 'static) -> Self
+    where
+        E: std::error::Error + 'static,
+        C: Into<Classification>,
+    {
+        self.running.classifiers.add(classify);
+        self
+    }
+
     /// A layer of tower around the handler: timeouts, limits, tracing. The first one is the outermost.
     pub fn layer<L>(mut self, layer: L) -> Self
     where
@@ -370,8 +421,9 @@ impl ConsumerBuilder {
     /// With a handler for each message: an async function whose arguments are picked by type, see [`FromIncoming`].
     pub fn handle<A: 'static>(self, handler: impl Handler<A>) -> Runner {
         let shape = handler.shape();
+        let checked = handler.check(&self.running.states);
         let call = self.layered(handler);
-        self.call(call).of_shape(shape)
+        self.needing(checked.map(|()| Topology::new())).call(call).of_shape(shape)
     }
 
     /// The same for another queue.
@@ -406,7 +458,7 @@ impl ConsumerBuilder {
 
     /// A handler with the layers around it.
     pub(crate) fn layered<A: 'static>(&self, handler: impl Handler<A>) -> Call {
-        Call::new(handler, &self.running.layers)
+        Call::new(handler, &self.running.layers).classified(self.running.classifiers.clone())
     }
 
     /// What is called for messages, in tasks of its own if it is to have them. What is put around it from here on is done in the
@@ -424,6 +476,11 @@ impl ConsumerBuilder {
     pub(crate) fn take_once(&mut self) -> Option<Once> {
         let inbox = self.running.inbox.take()?;
         Some(Once::new(inbox, &self.client, &self.settings.queue))
+    }
+
+    /// What handlers share.
+    pub(crate) fn states(&self) -> &States {
+        &self.running.states
     }
 
     pub(crate) fn has_inbox(&self) -> bool {

@@ -162,8 +162,8 @@ pub use publisher::{
     BatchError, OnLoss, Publisher, PublisherBuilder, Ticket, UnconfirmedPublisher,
 };
 pub use retry::{
-    Acapi, Chandra, CoverArt, Death, Deaths, Decision, Facts, Failure, Orb, ParkReason,
-    Redelivered, Redelivery, Retry, RetryPolicy, Verdict,
+    Acapi, Chandra, Classification, CoverArt, Death, Deaths, Decision, Facts, Failure, Orb,
+    ParkReason, Redelivered, Redelivery, Retry, RetryPolicy, Verdict,
 };
 pub use rpc::{
     Call, CallFuture, End, FromReply, IntoReply, Method, RemoteError, Replier, Replies, Reply,

@@ -10,6 +10,7 @@ use crate::topology::QueueType;
 
 mod acapi;
 mod chandra;
+mod classify;
 mod cover_art;
 mod deaths;
 mod failure;
@@ -26,12 +27,14 @@ mod traps;
 
 pub use acapi::Acapi;
 pub use chandra::Chandra;
+pub use classify::Classification;
 pub use cover_art::CoverArt;
 pub use deaths::{Death, Deaths};
 pub use failure::{Failure, Verdict};
 pub use orb::{Orb, Redelivered, Redelivery};
 pub use policy::{Decision, Facts, ParkReason, RetryPolicy};
 
+pub(crate) use classify::Classifiers;
 pub(crate) use failure::{Diagnosis, named};
 pub(crate) use profile::Profile;
 

@@ -4,6 +4,7 @@ mod client {
     mod abuse;
     mod asyncapi;
     mod batches;
+    mod classifying;
     mod consuming;
     mod cuts;
     mod delay;

@@ -1,11 +1,15 @@
 //! How a client is: the truth of the moment about its connections, consumers, publishers, callers and pools.
 
+use serde::ser::SerializeStruct as _;
+use serde::{Serialize, Serializer};
 use tokio::time::Instant;
 
 use super::line::{Line, State};
 use crate::error::Error;
 
 /// What [`Client::health`](super::Client::health) found.
+///
+/// It can be serialized, as the answer of a health endpoint: `{"healthy": true, "connections": [..], ..}`.
 #[derive(Clone, Debug)]
 pub struct Health {
     /// The client's connections.
@@ -32,46 +36,78 @@ impl Health {
     }
 }
 
+impl Serialize for Health {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("Health", 6)?;
+        fields.serialize_field("healthy", &self.is_healthy())?;
+        fields.serialize_field("connections", &self.connections)?;
+        fields.serialize_field("consumers", &self.consumers)?;
+        fields.serialize_field("publishers", &self.publishers)?;
+        fields.serialize_field("callers", &self.callers)?;
+        fields.serialize_field("pools", &self.pools)?;
+        fields.end()
+    }
+}
+
+/// How long ago that was, in seconds.
+fn seconds_since<S: Serializer>(
+    since: &(impl Copy + Into<Option<Instant>>),
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    (*since).into().map(|since| since.elapsed().as_secs_f64()).serialize(serializer)
+}
+
+fn text<S: Serializer>(error: &Option<Error>, serializer: S) -> Result<S::Ok, S::Error> {
+    error.as_ref().map(ToString::to_string).serialize(serializer)
+}
+
 /// One connection.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct ConnectionHealth {
     /// Its name, as the broker's management pages show it.
     pub name: String,
     /// Whether it is there, with its topology.
+    #[serde(rename = "up")]
     pub is_up: bool,
     /// The broker it is connected to.
     pub endpoint: Option<String>,
     /// Why the broker takes no publishes on it, while it does not.
     pub blocked: Option<String>,
     /// Why it is not there.
+    #[serde(serialize_with = "text")]
     pub error: Option<Error>,
 }
 
 /// One consumer.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct ConsumerHealth {
     /// The queue it consumes.
     pub queue: String,
     /// Whether the broker delivers to it.
+    #[serde(rename = "live")]
     pub is_live: bool,
     /// Since when it has been so.
+    #[serde(rename = "seconds", serialize_with = "seconds_since")]
     pub since: Instant,
     /// Why not.
+    #[serde(serialize_with = "text")]
     pub error: Option<Error>,
 }
 
 /// One publisher.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct PublisherHealth {
     /// The exchange it publishes to.
     pub exchange: String,
     /// How many of its messages have no outcome yet.
     pub unconfirmed: usize,
     /// Since when what is published waits: there is no channel, or the broker takes no publishes.
+    #[serde(rename = "held_back_seconds", serialize_with = "seconds_since")]
     pub held_back_since: Option<Instant>,
     /// Why the broker takes no publishes, while it does not.
     pub blocked: Option<String>,
     /// Why it will never publish again.
+    #[serde(serialize_with = "text")]
     pub error: Option<Error>,
 }
 
@@ -83,18 +119,19 @@ impl PublisherHealth {
 }
 
 /// One who calls a service, or gathers.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct CallerHealth {
     /// What it does: `calling service "prices"`.
     pub what: String,
     /// How many of its calls have no reply yet.
     pub in_flight: usize,
     /// Why the broker did not let it call the last time, or why it will never call again.
+    #[serde(serialize_with = "text")]
     pub error: Option<Error>,
 }
 
 /// One channel pool.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct PoolHealth {
     /// How many channels it is to have; 0 if each borrower gets one of its own.
     pub size: usize,
@@ -107,6 +144,7 @@ pub struct PoolHealth {
     /// How many borrowers wait for one.
     pub waiting: usize,
     /// Why the last channel that was to be opened could not be.
+    #[serde(serialize_with = "text")]
     pub error: Option<Error>,
 }
 

@@ -20,7 +20,7 @@ use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 use crate::inbox::once::{Once, is_done, is_permanent, kept};
 use crate::inbox::{Changes, OpenedBatch, Standing};
-use crate::retry::Diagnosis;
+use crate::retry::{Classifiers, Diagnosis};
 use crate::telemetry::Consumed;
 use crate::trace::TraceContext;
 
@@ -46,6 +46,18 @@ pub enum BatchOutcome {
     Whole(Result<(), BoxError>),
     /// Of each message, in the order of the batch. One that is missing counts as failed.
     Each(Vec<Result<(), BoxError>>),
+}
+
+impl BatchOutcome {
+    fn classified(self, classifiers: &Classifiers) -> Self {
+        let classify = |outcome: Result<(), BoxError>| outcome.map_err(|e| classifiers.apply(e));
+        match self {
+            BatchOutcome::Whole(outcome) => BatchOutcome::Whole(classify(outcome)),
+            BatchOutcome::Each(outcomes) => {
+                BatchOutcome::Each(outcomes.into_iter().map(classify).collect())
+            }
+        }
+    }
 }
 
 impl<T: IntoOutcome> IntoBatchOutcome for T {
@@ -74,9 +86,11 @@ impl BatchRunner {
         F: Fn(Vec<Incoming>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output: IntoBatchOutcome> + Send + 'static,
     {
+        let classifiers = Arc::new(builder.running.classifiers.clone());
         let call = move |batch| -> BoxFuture<BatchOutcome> {
             let handling = handler(batch);
-            Box::pin(async move { handling.await.into_batch_outcome() })
+            let classifiers = Arc::clone(&classifiers);
+            Box::pin(async move { handling.await.into_batch_outcome().classified(&classifiers) })
         };
         BatchRunner { builder, options, call: Arc::new(call) }
     }

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
-use super::incoming::Incoming;
+use super::incoming::{Incoming, States};
 use crate::amqp::Table;
 use crate::asyncapi::Shape;
 use crate::error::{Error, ErrorKind};
@@ -26,6 +26,12 @@ pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 /// There are [`Json`], [`MsgPack`] and [`Payload`] for bodies as values, [`Bytes`] for the body as it is, [`State`] for what
 /// handlers share, [`Headers`], [`Attempt`], and [`Incoming`] for everything else; methods of a service may have a
 /// [`Replier`](crate::Replier).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be an argument of a handler or method",
+    label = "this argument is not picked from a message",
+    note = "arguments are `Json<T>`, `MsgPack<T>`, `Payload<T>`, `String` or `Bytes` for the body, `State<T>` for what `.state(..)` was given, \
+            `Headers`, `Attempt` and `Incoming`; a plain value of your own goes into one of them, as in `Json(order): Json<Order>`"
+)]
 pub trait FromIncoming: Sized {
     /// Picks it. A failure counts as one of the message, which is not tried again.
     fn from_incoming(incoming: &Incoming) -> Result<Self, Error>;
@@ -33,6 +39,12 @@ pub trait FromIncoming: Sized {
     /// What the body has to be, if this is made of it.
     fn shape() -> Option<Shape> {
         None
+    }
+
+    /// Whether it can be picked at all, asked before the consumer begins.
+    #[doc(hidden)]
+    fn check(_given: &States) -> Result<(), Error> {
+        Ok(())
     }
 }
 
@@ -124,18 +136,29 @@ pub struct State<T>(pub T);
 
 impl<T: Clone + Send + Sync + 'static> FromIncoming for State<T> {
     fn from_incoming(incoming: &Incoming) -> Result<Self, Error> {
-        incoming.state().map(State).ok_or_else(|| {
-            let text = format!(
-                "the handler asks for State<{}>, which the consumer was not given: call .state(…) with one",
-                std::any::type_name::<T>()
-            );
-            Error::new(ErrorKind::Invalid, text)
-        })
+        incoming.state().map(State).ok_or_else(missing_state::<T>)
     }
+
+    fn check(given: &States) -> Result<(), Error> {
+        if given.has::<T>() { Ok(()) } else { Err(missing_state::<T>()) }
+    }
+}
+
+fn missing_state<T>() -> Error {
+    let text = format!(
+        "a handler takes State<{0}>, and no such value was given: call .state(value) with a {0} before the handler is set",
+        std::any::type_name::<T>()
+    );
+    Error::new(ErrorKind::Invalid, text)
 }
 
 /// What a handler may return: nothing, or a `Result`. An error that is a [`Failure`](crate::Failure) says what should become of
 /// the message; any other one is tried again.
+#[diagnostic::on_unimplemented(
+    message = "a handler cannot return `{Self}`",
+    label = "not an outcome of a message",
+    note = "a handler returns nothing, or a `Result<(), E>` whose error is a `Failure`, a `BoxError` or any `std::error::Error` that is `Send + Sync`"
+)]
 pub trait IntoOutcome {
     /// Whether the message is done.
     fn into_outcome(self) -> Result<(), BoxError>;
@@ -155,6 +178,15 @@ impl<E: Into<BoxError>> IntoOutcome for Result<(), E> {
 
 /// An async function that handles a message. Its arguments are picked by type, see [`FromIncoming`]; what it returns
 /// decides whether the message is done.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a handler",
+    label = "not an async function that leveret can call with a message",
+    note = "a handler is an `async fn` with at most 6 arguments, each of which can be picked from a message: `Json<T>`, `String`, `Bytes`, `State<T>`, \
+            `Headers`, `Attempt`, `Incoming`",
+    note = "it returns nothing or a `Result<(), E>`, where `E` is a `Failure`, a `BoxError` or any error that is `Send + Sync`",
+    note = "its future has to be `Send`: no `Rc`, `RefCell` borrow or `MutexGuard` of std may be held across an `.await`",
+    note = "a closure has to be `Fn + Send + Sync + 'static`: move clones into it, and shared values into `.state(..)`"
+)]
 pub trait Handler<Arguments>: Send + Sync + 'static {
     /// Handles a message.
     fn call(&self, incoming: &Incoming) -> BoxFuture<Result<(), BoxError>>;
@@ -162,6 +194,12 @@ pub trait Handler<Arguments>: Send + Sync + 'static {
     /// What the body has to be, as far as the arguments tell.
     fn shape(&self) -> Option<Shape> {
         None
+    }
+
+    /// Whether the arguments can be picked at all, asked before the consumer begins.
+    #[doc(hidden)]
+    fn check(&self, _given: &States) -> Result<(), Error> {
+        Ok(())
     }
 }
 
@@ -194,6 +232,12 @@ macro_rules! handlers {
             fn shape(&self) -> Option<Shape> {
                 [None, $($argument::shape()),*].into_iter().flatten().next()
             }
+
+            #[allow(unused_variables)]
+            fn check(&self, given: &States) -> Result<(), Error> {
+                $($argument::check(given)?;)*
+                Ok(())
+            }
         }
 
         impl<F, Fut, Out, $($argument),*> Method<($($argument,)*)> for F
@@ -212,6 +256,12 @@ macro_rules! handlers {
 
             fn shape(&self) -> Option<Shape> {
                 [None, $($argument::shape()),*].into_iter().flatten().next()
+            }
+
+            #[allow(unused_variables)]
+            fn check(&self, given: &States) -> Result<(), Error> {
+                $($argument::check(given)?;)*
+                Ok(())
             }
 
             fn reply_shape(&self) -> Option<Shape> {

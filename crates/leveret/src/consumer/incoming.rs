@@ -183,11 +183,15 @@ impl Common {
 
 /// What handlers share, one value of each type.
 #[derive(Clone, Default)]
-pub(crate) struct States(HashMap<TypeId, Arc<dyn Any + Send + Sync>>);
+pub struct States(HashMap<TypeId, Arc<dyn Any + Send + Sync>>);
 
 impl States {
     pub(super) fn set<T: Send + Sync + 'static>(&mut self, value: T) {
         self.0.insert(TypeId::of::<T>(), Arc::new(value));
+    }
+
+    pub(super) fn has<T: 'static>(&self) -> bool {
+        self.0.contains_key(&TypeId::of::<T>())
     }
 
     fn get<T: Clone + 'static>(&self) -> Option<T> {

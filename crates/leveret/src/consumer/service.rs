@@ -13,6 +13,7 @@ use super::handler::{BoxError, BoxFuture, Handler};
 use super::incoming::Incoming;
 use super::tasks::{InTask, Pace};
 use crate::error::{Error, ErrorKind};
+use crate::retry::Classifiers;
 
 /// What layers wrap: a handler, with the layers inside.
 pub type HandlerService = BoxCloneSyncService<Incoming, (), BoxError>;
@@ -64,6 +65,18 @@ impl Call {
         Call(Arc::new(move |incoming| {
             let (call, incoming) = (self.clone(), incoming.clone());
             Box::pin(InTask::new(move || call.call(&incoming), Arc::clone(&pace)))
+        }))
+    }
+
+    /// The same, and its errors are classified.
+    pub(super) fn classified(self, classifiers: Classifiers) -> Self {
+        if classifiers.is_empty() {
+            return self;
+        }
+        let classifiers = Arc::new(classifiers);
+        Call(Arc::new(move |incoming| {
+            let (handling, classifiers) = (self.call(incoming), Arc::clone(&classifiers));
+            Box::pin(async move { handling.await.map_err(|error| classifiers.apply(error)) })
         }))
     }
 

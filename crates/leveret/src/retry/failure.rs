@@ -1,5 +1,6 @@
 //! What a handler's error means for its message.
 
+use std::borrow::Cow;
 use std::error::Error as StdError;
 use std::fmt;
 use std::time::Duration;
@@ -41,30 +42,13 @@ pub enum Verdict {
 /// }
 /// ```
 ///
-/// An error type of one's own says what it means by a conversion:
-///
-/// ```
-/// # use leveret::Failure;
-/// #[derive(Debug)]
-/// enum BillError {
-///     Declined,
-///     Offline,
-/// }
-///
-/// impl From<BillError> for Failure {
-///     fn from(error: BillError) -> Self {
-///         match error {
-///             BillError::Declined => Failure::permanent("the card was declined").kind("declined"),
-///             BillError::Offline => Failure::retry("the bank does not answer").kind("offline"),
-///         }
-///     }
-/// }
-/// ```
+/// What the errors of a program's own types mean is said once for a consumer or a service:
+/// [`ConsumerBuilder::classify`](crate::ConsumerBuilder::classify).
 pub struct Failure(Box<Classified>);
 
 impl Failure {
     fn new(verdict: Verdict, error: impl Into<BoxError>) -> Self {
-        Failure(Box::new(Classified { verdict, kind: None, error: error.into() }))
+        Failure(Box::new(Classified { verdict: Some(verdict), kind: None, error: error.into() }))
     }
 
     /// It may go well another time.
@@ -103,13 +87,13 @@ impl Failure {
 
     /// What it means for the message.
     pub fn verdict(&self) -> Verdict {
-        self.0.verdict
+        self.0.verdict()
     }
 }
 
 impl fmt::Debug for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}({})", self.0.verdict, self.0.error)
+        write!(f, "{:?}({})", self.0.verdict(), self.0.error)
     }
 }
 
@@ -125,7 +109,7 @@ impl<E: StdError + Send + Sync + 'static> From<E> for Failure {
         let error: BoxError = Box::new(error);
         let seen = Diagnosis::of_plain(&error, String::new());
         let kind = if seen.kind == UNNAMED { short_name::<E>() } else { Some(seen.kind) };
-        Failure(Box::new(Classified { verdict: seen.verdict, kind, error }))
+        Failure(Box::new(Classified { verdict: None, kind, error }))
     }
 }
 
@@ -137,9 +121,29 @@ impl From<Failure> for BoxError {
 
 /// The form in which a [`Failure`] goes through the layers around a handler.
 pub(crate) struct Classified {
-    verdict: Verdict,
+    /// `None` if only the error itself tells.
+    verdict: Option<Verdict>,
     kind: Option<String>,
     error: BoxError,
+}
+
+impl Classified {
+    /// By a function of the consumer. Without a word of its own the error keeps the one it has, or the name of its type.
+    pub(super) fn by(verdict: Verdict, kind: Option<Cow<'static, str>>, error: BoxError) -> Self {
+        let named = || error.downcast_ref::<Classified>().and_then(|known| known.kind.clone());
+        let kind = kind.map(Cow::into_owned).or_else(named);
+        Classified { verdict: Some(verdict), kind, error }
+    }
+
+    /// Whether the verdict was chosen, and does not follow from the error alone.
+    pub(super) fn is_explicit(&self) -> bool {
+        self.verdict.is_some()
+    }
+
+    fn verdict(&self) -> Verdict {
+        let of_error = || Diagnosis::of_plain(&self.error, String::new()).verdict;
+        self.verdict.unwrap_or_else(of_error)
+    }
 }
 
 impl fmt::Debug for Classified {
@@ -177,7 +181,7 @@ impl Diagnosis {
         if let Some(classified) = error.downcast_ref::<Classified>() {
             let within = Diagnosis::of_plain(&classified.error, String::new());
             let kind = classified.kind.clone().unwrap_or(within.kind);
-            return Diagnosis { verdict: classified.verdict, kind, text };
+            return Diagnosis { verdict: classified.verdict(), kind, text };
         }
         Diagnosis::of_plain(error, text)
     }
@@ -227,7 +231,7 @@ pub(crate) fn named<E: Into<BoxError>>(error: E) -> BoxError {
     if name.is_none() || error.is::<Classified>() || error.is::<Error>() {
         return error;
     }
-    Box::new(Classified { verdict: Verdict::Retry, kind: name, error })
+    Box::new(Classified { verdict: None, kind: name, error })
 }
 
 #[cfg(test)]

@@ -5,12 +5,23 @@ use std::sync::Arc;
 
 use super::address::ServiceAddress;
 use crate::asyncapi::Shape;
-use crate::consumer::{BoxError, BoxFuture, Handler, Incoming};
+use crate::consumer::{BoxError, BoxFuture, Handler, Incoming, States};
+use crate::error::Error;
 use crate::message::{IntoMessage, Message};
 use crate::retry::{Failure, named};
 
 /// An async function that is called for a request. Its arguments are picked by type, see
 /// [`FromIncoming`](crate::FromIncoming); what it returns is the reply, see [`IntoReply`].
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a method of a service",
+    label = "not an async function that leveret can call with a request",
+    note = "a method is an `async fn` with at most 6 arguments, each of which can be picked from a request: `Json<T>`, `String`, `Bytes`, `State<T>`, \
+            `Headers`, `Incoming`, `Replier`",
+    note = "it returns what can be published, as `Json<T>`, `String` or `()`, or a `Result` of that, whose error is a `Failure`, a `BoxError` or any error \
+            that is `Send + Sync`",
+    note = "its future has to be `Send`: no `Rc`, `RefCell` borrow or `MutexGuard` of std may be held across an `.await`",
+    note = "a closure has to be `Fn + Send + Sync + 'static`: move clones into it, and shared values into `.state(..)`"
+)]
 pub trait Method<Arguments>: Send + Sync + 'static {
     /// Handles a request.
     fn call(&self, incoming: &Incoming) -> BoxFuture<Result<Option<Message>, BoxError>>;
@@ -24,10 +35,22 @@ pub trait Method<Arguments>: Send + Sync + 'static {
     fn reply_shape(&self) -> Option<Shape> {
         None
     }
+
+    /// Whether the arguments can be picked at all, asked before the service begins.
+    #[doc(hidden)]
+    fn check(&self, _given: &States) -> Result<(), Error> {
+        Ok(())
+    }
 }
 
 /// What a method may return: `()`, which is an empty reply; anything that [can be published](IntoMessage); [`End`]; or a
 /// `Result` of one of them, whose error becomes an error reply.
+#[diagnostic::on_unimplemented(
+    message = "a method cannot reply with `{Self}`",
+    label = "not a reply",
+    note = "a method returns `()`, `Json<T>`, `MsgPack<T>`, `String`, `Bytes`, a `Message` or `End`, or a `Result` of one of them; wrap a value of your own: \
+            `Json(quote)`"
+)]
 pub trait IntoReply {
     /// The reply; `None` to end without a value.
     fn into_reply(self) -> Result<Option<Message>, BoxError>;
@@ -82,6 +105,9 @@ impl<T: IntoReply, E: Into<BoxError>> IntoReply for Result<T, E> {
 /// A method of any type.
 type BoxMethod = Arc<Calling>;
 
+/// Checks the arguments of a method against what its service was given.
+type CheckArguments = Arc<dyn Fn(&States) -> Result<(), Error> + Send + Sync>;
+
 type Calling = dyn Fn(&Incoming) -> BoxFuture<Result<Option<Message>, BoxError>> + Send + Sync;
 
 /// What a method gets and gives, as far as its types tell.
@@ -106,6 +132,8 @@ pub(super) struct Methods {
     shapes: BTreeMap<String, Shapes>,
     /// A name that was given to two of them.
     twice: Option<String>,
+    /// Whether what was given to the service is enough for each method.
+    checks: Vec<CheckArguments>,
     /// What gets the requests for other methods, with what it gets and gives.
     fallback: Option<(BoxMethod, Shapes)>,
 }
@@ -117,13 +145,14 @@ impl Methods {
             by_name: HashMap::new(),
             shapes: BTreeMap::new(),
             twice: None,
+            checks: Vec::new(),
             fallback: None,
         }
     }
 
     pub(super) fn add<A: 'static>(&mut self, name: &str, method: impl Method<A>) {
         self.shapes.insert(name.to_owned(), Shapes::of(&method));
-        let method: BoxMethod = Arc::new(move |incoming| method.call(incoming));
+        let method = self.checked(method);
         if self.by_name.insert(name.as_bytes().into(), method).is_some() {
             self.twice = Some(name.to_owned());
         }
@@ -136,7 +165,20 @@ impl Methods {
 
     pub(super) fn set_fallback<A: 'static>(&mut self, method: impl Method<A>) {
         let shapes = Shapes::of(&method);
-        self.fallback = Some((Arc::new(move |incoming| method.call(incoming)), shapes));
+        self.fallback = Some((self.checked(method), shapes));
+    }
+
+    /// The method as it is called. Its arguments are checked with those of the others.
+    fn checked<A: 'static>(&mut self, method: impl Method<A>) -> BoxMethod {
+        let method = Arc::new(method);
+        let called = Arc::clone(&method);
+        self.checks.push(Arc::new(move |given| method.check(given)));
+        Arc::new(move |incoming| called.call(incoming))
+    }
+
+    /// Whether the arguments of all methods can be picked from requests to a service that was given this.
+    pub(super) fn check(&self, given: &States) -> Result<(), Error> {
+        self.checks.iter().try_for_each(|check| check(given))
     }
 
     pub(super) fn has_fallback(&self) -> bool {

@@ -132,6 +132,12 @@ impl std::error::Error for RemoteError {}
 
 /// What a call may return: [`Json`], [`MsgPack`] and [`Payload`] for bodies as values, [`Bytes`] and `String` for the body as
 /// it is, `()` if it does not matter, and [`Reply`] for all of it.
+#[diagnostic::on_unimplemented(
+    message = "a call cannot return `{Self}`",
+    label = "not a type of reply",
+    note = "say what the reply is: `let Json(price): Json<f64> = rpc.call(..).await?`; also `MsgPack<T>`, `Payload<T>`, `String`, `Bytes`, `Reply`, and `()` if it does \
+            not matter"
+)]
 pub trait FromReply: Sized {
     /// Reads it.
     fn from_reply(reply: Reply) -> Result<Self, Error>;

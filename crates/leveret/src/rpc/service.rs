@@ -19,7 +19,7 @@ use crate::consumer::{
 };
 use crate::error::{Error, ErrorKind};
 use crate::inbox::Inbox;
-use crate::retry::Retry;
+use crate::retry::{Classification, Retry};
 use crate::telemetry::{Consumed, Replied};
 use crate::topology::{Applied, Exchange, Queue, Topology};
 
@@ -241,6 +241,17 @@ impl ServiceBuilder {
         self
     }
 
+    /// What errors of one type mean, see [`ConsumerBuilder::classify`]: whether a request without a reply is tried again, and the
+    /// kind of the error that a caller gets.
+    pub fn classify<E, C>(mut self, classify: impl Fn(&E) -> C + Send + Sync + 'static) -> Self
+    where
+        E: std::error::Error + 'static,
+        C: Into<Classification>,
+    {
+        self.consumer = self.consumer.classify(classify);
+        self
+    }
+
     /// A layer of tower around the methods: timeouts, limits, tracing. The first one is the outermost. An error of a layer is
     /// answered like one of a method.
     pub fn layer<L>(mut self, layer: L) -> Self
@@ -314,6 +325,7 @@ impl ServiceBuilder {
         if self.is_transactional {
             self.check_transactional()?;
         }
+        self.methods.check(self.consumer.states())?;
         let is_pattern = |name: &String| name.contains(['#', '*']);
         if let Some(name) = self.methods.names().into_iter().find(is_pattern) {
             return invalid(format!("a method cannot be named {name:?}: that is a pattern"));

@@ -208,3 +208,19 @@ async fn a_caller_tells_why_the_broker_did_not_let_it_call() {
     drop(rpc);
     until(&client, "its end", |health| health.callers.is_empty()).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn health_is_json_for_an_endpoint() {
+    let client = client_with(&broker(), Queue::classic("q")).await;
+    let _publisher = client.publisher("").build().await.unwrap();
+    let _deliveries = client.consumer("q").stream().await.unwrap();
+    let health = serde_json::to_value(client.health()).unwrap();
+    assert_eq!(health["healthy"], true);
+    assert_eq!(health["connections"][0]["up"], true);
+    assert_eq!(health["connections"][0]["error"], serde_json::Value::Null);
+    assert_eq!(health["consumers"][0]["queue"], "q");
+    assert_eq!(health["consumers"][0]["live"], true);
+    assert_eq!(health["publishers"][0]["unconfirmed"], 0);
+    client.close().await;
+    assert_eq!(serde_json::to_value(client.health()).unwrap()["healthy"], false);
+}
