@@ -189,6 +189,11 @@ impl<D: Copy + Eq + Hash> Bindings<D> {
         self.len == 0
     }
 
+    /// Where the bindings lead, each destination once.
+    pub(crate) fn destinations(&self) -> impl Iterator<Item = D> {
+        self.by_destination.keys().copied()
+    }
+
     /// The bindings, in no particular order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Binding<'_, D>> {
         self.by_destination.iter().flat_map(|(&destination, labels)| {

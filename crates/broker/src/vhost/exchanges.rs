@@ -144,42 +144,58 @@ impl Vhost {
         Ok(())
     }
 
-    /// An exchange is gone, and so are the bindings to and from it.
+    /// Deletes an exchange with the bindings to and from it, and the auto-delete exchanges that lose their last binding with it.
     pub(super) fn remove_exchange(&mut self, id: ExchangeId) {
-        let Some(exchange) = self.exchanges.remove(id) else { return };
-        self.exchange_names.remove(&*exchange.name);
-        for binding in exchange.bindings.iter() {
-            let bound_to = match binding.destination {
-                Destination::Queue(queue) => {
-                    self.queues.get_mut(queue).map(|one| &mut one.bound_to)
-                }
-                Destination::Exchange(to) => {
-                    self.exchanges.get_mut(to).map(|one| &mut one.bound_to)
-                }
-            };
-            if let Some(bound_to) = bound_to {
-                bound_to.retain(|source| *source != id);
-            }
-        }
-        self.unbind_from_all(exchange.bound_to, Destination::Exchange(id));
+        self.remove_exchanges(vec![id]);
     }
 
-    /// A destination is gone: takes its bindings out of these exchanges. Those of them that delete themselves do so with
-    /// their last binding.
+    /// In a loop: clients decide how long a chain of auto-delete exchanges is.
+    fn remove_exchanges(&mut self, mut ids: Vec<ExchangeId>) {
+        while let Some(id) = ids.pop() {
+            let Some(exchange) = self.exchanges.remove(id) else { continue };
+            self.exchange_names.remove(&*exchange.name);
+            for destination in exchange.bindings.destinations() {
+                let bound_to = match destination {
+                    Destination::Queue(queue) => {
+                        self.queues.get_mut(queue).map(|one| &mut one.bound_to)
+                    }
+                    Destination::Exchange(to) => {
+                        self.exchanges.get_mut(to).map(|one| &mut one.bound_to)
+                    }
+                };
+                if let Some(bound_to) = bound_to {
+                    bound_to.retain(|source| *source != id);
+                }
+            }
+            ids.extend(self.unbind_sources(exchange.bound_to, Destination::Exchange(id)));
+        }
+    }
+
+    /// A destination is gone: deletes its bindings, and the auto-delete exchanges that lose their last binding with it.
     pub(super) fn unbind_from_all(&mut self, sources: Vec<ExchangeId>, destination: Destination) {
-        for source in sources {
-            if let Some(exchange) = self.exchanges.get_mut(source) {
-                exchange.bindings.remove_destination(destination);
-                self.delete_if_unbound(source);
-            }
-        }
+        let unused = self.unbind_sources(sources, destination);
+        self.remove_exchanges(unused);
     }
 
-    fn delete_if_unbound(&mut self, id: ExchangeId) {
+    /// Deletes the bindings to a destination. Gives back the exchanges that are to be deleted as well.
+    fn unbind_sources(
+        &mut self,
+        mut sources: Vec<ExchangeId>,
+        destination: Destination,
+    ) -> Vec<ExchangeId> {
+        sources.retain(|source| {
+            if let Some(exchange) = self.exchanges.get_mut(*source) {
+                exchange.bindings.remove_destination(destination);
+            }
+            self.is_left_over(*source)
+        });
+        sources
+    }
+
+    /// Whether this is an auto-delete exchange without bindings.
+    fn is_left_over(&self, id: ExchangeId) -> bool {
         let exchange = self.exchanges.get(id);
-        if exchange.is_some_and(|one| one.auto_delete && one.bindings.is_empty()) {
-            self.remove_exchange(id);
-        }
+        exchange.is_some_and(|one| one.auto_delete && one.bindings.is_empty())
     }
 
     pub(super) fn bind_exchange(
@@ -258,8 +274,9 @@ impl Vhost {
     ) {
         if let Some(exchange) = self.exchanges.get_mut(source)
             && exchange.bindings.unbind(key, arguments, destination)
+            && self.is_left_over(source)
         {
-            self.delete_if_unbound(source);
+            self.remove_exchange(source);
         }
     }
 

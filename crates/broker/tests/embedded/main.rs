@@ -3,6 +3,7 @@
 
 mod alarm;
 mod at_least_once;
+mod chains;
 mod expiring;
 mod faults;
 mod hostile;

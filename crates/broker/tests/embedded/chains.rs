@@ -1,0 +1,101 @@
+//! Objects that lead to objects that lead to objects: how far is for clients to decide, and costs the broker neither its stack
+//! nor the time of other clients.
+
+use bytes::Buf;
+use leveret_broker::Broker;
+use leveret_testkit::peer::Peer;
+use leveret_wire::method::{Encode, basic, channel, exchange, queue};
+use leveret_wire::{FrameMax, Outbound, Properties, ShortStr, Table};
+use tokio::io::DuplexStream;
+
+use crate::support::{broker, peer};
+
+/// More than there is room for on a stack.
+const LINKS: usize = 20_000;
+
+fn name(number: usize) -> ShortStr<'static> {
+    ShortStr::try_from(format!("c{number}")).unwrap()
+}
+
+/// What a client says on its first channel, all at once.
+#[derive(Default)]
+struct Script(Outbound);
+
+impl Script {
+    fn ask(&mut self, method: &impl Encode) {
+        self.0.method(1, method, FrameMax::DEFAULT).unwrap();
+    }
+
+    fn publish(&mut self, exchange: ShortStr<'static>, routing_key: ShortStr<'static>) {
+        let publish = basic::Publish { exchange, routing_key, ..Default::default() };
+        let body = bytes::Bytes::from_static(b"through all of it");
+        self.0.content(1, &publish, &Properties::default(), &body, FrameMax::DEFAULT).unwrap();
+    }
+
+    /// Says it, and returns when all is done.
+    async fn play(mut self, broker: &Broker) -> Peer<DuplexStream> {
+        let mut peer = peer(broker).await;
+        peer.send(1, &channel::Open {}).await;
+        peer.expect::<channel::OpenOk>(1).await;
+        self.ask(&basic::Qos::default());
+        peer.send_bytes(&self.0.copy_to_bytes(self.0.remaining())).await;
+        peer.expect::<basic::QosOk>(1).await;
+        peer
+    }
+}
+
+fn fanout(number: usize) -> exchange::Declare<'static> {
+    exchange::Declare {
+        exchange: name(number),
+        kind: ShortStr::from_static("fanout"),
+        nowait: true,
+        ..Default::default()
+    }
+}
+
+fn last_queue(script: &mut Script, first_exchange: usize) {
+    let queue = ShortStr::from_static("last");
+    script.ask(&queue::Declare { queue: queue.clone(), nowait: true, ..Default::default() });
+    let exchange = name(first_exchange);
+    script.ask(&queue::Bind { queue, exchange, nowait: true, ..Default::default() });
+}
+
+#[tokio::test]
+async fn a_chain_of_auto_delete_exchanges_is_deleted_with_the_queue_at_its_end() {
+    let broker = broker();
+    let before = broker.snapshot().virtual_host("/").unwrap().exchanges.len();
+    let mut script = Script::default();
+    for number in 0..LINKS {
+        script.ask(&exchange::Declare { auto_delete: true, ..fanout(number) });
+        if let Some(destination) = number.checked_sub(1).map(name) {
+            let (source, nowait) = (name(number), true);
+            script.ask(&exchange::Bind { destination, source, nowait, ..Default::default() });
+        }
+    }
+    last_queue(&mut script, 0);
+    script.publish(name(LINKS - 1), ShortStr::default());
+    let mut peer = script.play(&broker).await;
+    assert_eq!(broker.statistics().ready, 1);
+
+    peer.send(1, &queue::Delete { queue: "last".try_into().unwrap(), ..Default::default() }).await;
+    assert_eq!(peer.expect::<queue::DeleteOk>(1).await.message_count, 1);
+    let snapshot = broker.snapshot();
+    let host = snapshot.virtual_host("/").unwrap();
+    assert_eq!((host.exchanges.len(), host.bindings.len()), (before, 0));
+}
+
+#[tokio::test]
+async fn a_message_gets_through_any_number_of_alternate_exchanges() {
+    let broker = broker();
+    let mut script = Script::default();
+    for number in 0..LINKS {
+        let next = name(number + 1).to_string();
+        let arguments = Table::from_pairs([("alternate-exchange", next.into())]).unwrap();
+        script.ask(&exchange::Declare { arguments, ..fanout(number) });
+    }
+    script.ask(&fanout(LINKS));
+    last_queue(&mut script, LINKS);
+    script.publish(name(0), ShortStr::default());
+    script.play(&broker).await;
+    assert_eq!(broker.statistics().ready, 1);
+}
