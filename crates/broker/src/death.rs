@@ -19,6 +19,9 @@
 //!   client claims under the same names is overwritten by the first death. There are `x-last-death-*`, too, and `CC`
 //!   stays. A headers exchange sees `x-first-death-*` and `x-last-death-*` of the broker but not its `x-death`.
 //!
+//! Either way the story is put together only when a client, or a headers exchange, is to see it: a message may die thousands of
+//! times on its way.
+//!
 //! Both sort the headers by name, take `expiration` away (whatever the reason; it is recorded as
 //! `original-expiration`), leave every other property alone, and write all values anew in their usual spelling. An
 //! entry whose queue and reason come again counts up; exchange, keys, time and expiration stay those of the first time.
@@ -38,14 +41,17 @@ mod history;
 mod tests;
 
 use std::slice;
+use std::sync::{Arc, OnceLock};
 
 use leveret_wire::{RawProperties, ShortStr, Table};
 
 use crate::profile::Profile;
-pub(crate) use history::Deaths;
 
 const X_DEATH: &str = "x-death";
 const REJECTED: &str = "rejected";
+
+/// What is kept of a death, beside names.
+const DEATH: usize = 160;
 
 /// Why a queue gives a message up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -75,7 +81,7 @@ impl Reason {
 /// A message in its queue, as far as its death is concerned.
 #[derive(Clone, Debug)]
 pub(crate) struct Dying<'a> {
-    /// As consumers of this queue get them, but for the delivery counts.
+    /// As they were published or, after a death, as [`DeadLetter`] has them.
     pub(crate) properties: &'a RawProperties,
     /// What the message brought along from queues before this one.
     pub(crate) deaths: &'a Deaths,
@@ -105,7 +111,7 @@ pub(crate) struct Death<'a> {
 /// A message on its way to the dead-letter exchange.
 #[derive(Clone, Debug)]
 pub(crate) struct DeadLetter<'a> {
-    /// As consumers get them.
+    /// Without what is told of its deaths: consumers get [`Deaths::told`].
     pub(crate) properties: RawProperties,
     /// To be kept with the message.
     pub(crate) deaths: Deaths,
@@ -122,12 +128,8 @@ pub(crate) fn dead_letter<'a>(
     dying: &Dying<'a>,
     death: &Death<'a>,
 ) -> DeadLetter<'a> {
-    let in_header = profile == Profile::RabbitMq3_10 && dying.properties.fault().is_none();
-    let (properties, deaths) = if in_header {
-        (header::after(dying, death), Deaths::default())
-    } else {
-        dying.deaths.after(dying, death)
-    };
+    let deaths = dying.deaths.after(profile, dying, death);
+    let properties = deaths.properties().cloned().unwrap_or_default();
     let routing_keys = match death.routing_key {
         Some(key) => slice::from_ref(key),
         None => dying.routing_keys,
@@ -143,17 +145,110 @@ impl DeadLetter<'_> {
     /// Whether a queue that it is routed to does not get it, because it would come back there without anybody's doing:
     /// it has died there, and neither then nor later was it rejected.
     pub(crate) fn is_cycle(&self, queue: &ShortStr<'_>) -> bool {
-        match self.deaths.newest_first() {
-            Some(deaths) => is_cycle(queue.as_bytes(), deaths),
-            None => header::is_cycle(queue.as_bytes(), &self.properties),
-        }
+        self.deaths.is_cycle(queue.as_bytes())
     }
 
     /// What a headers exchange goes by.
     pub(crate) fn routing_headers(&self) -> Table<'static> {
-        match self.deaths.routing_headers() {
-            Some(headers) => headers,
-            None => self.properties.get().headers.unwrap_or_default().into_owned(),
+        self.deaths.routing_headers()
+    }
+}
+
+/// What a message has behind it. Nothing for one that has not died here.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Deaths(Option<Arc<Story>>);
+
+#[derive(Debug)]
+struct Story {
+    history: History,
+    /// What clients get, once it was asked for.
+    told: OnceLock<RawProperties>,
+    /// How much memory the deaths take, about.
+    size: usize,
+}
+
+#[derive(Debug)]
+enum History {
+    InHeader(header::History),
+    Beside(history::History),
+}
+
+impl Deaths {
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// In how many queues, and for how many reasons in each.
+    pub(crate) fn len(&self) -> usize {
+        match self.history() {
+            None => 0,
+            Some(History::InHeader(history)) => history.len(),
+            Some(History::Beside(history)) => history.len(),
+        }
+    }
+
+    /// How much memory they take, about.
+    pub(crate) fn size(&self) -> usize {
+        self.0.as_ref().map_or(0, |story| story.size)
+    }
+
+    fn history(&self) -> Option<&History> {
+        self.0.as_ref().map(|story| &story.history)
+    }
+
+    /// These and one more.
+    fn after(&self, profile: Profile, dying: &Dying<'_>, death: &Death<'_>) -> Deaths {
+        let history = match self.history() {
+            Some(History::InHeader(before)) => {
+                History::InHeader(header::History::after(Some(before), dying, death))
+            }
+            Some(History::Beside(before)) => {
+                History::Beside(history::History::after(Some(before), dying, death))
+            }
+            None if profile == Profile::RabbitMq3_10 && dying.properties.fault().is_none() => {
+                History::InHeader(header::History::after(None, dying, death))
+            }
+            None => History::Beside(history::History::after(None, dying, death)),
+        };
+        // Name of the queue twice, that of the exchange, the keys: what one entry tells.
+        let keys = dying.routing_keys.iter().map(|key| key.len()).sum::<usize>();
+        let size = self.size() + DEATH + death.queue.len() + dying.exchange.len() + keys;
+        Deaths(Some(Arc::new(Story { history, told: OnceLock::new(), size })))
+    }
+
+    /// The properties without what is told of the deaths.
+    fn properties(&self) -> Option<&RawProperties> {
+        Some(match self.history()? {
+            History::InHeader(history) => &history.properties,
+            History::Beside(history) => &history.published,
+        })
+    }
+
+    /// The properties as consumers get them, if there is anything to tell.
+    pub(crate) fn told(&self) -> Option<&RawProperties> {
+        let story = self.0.as_deref()?;
+        Some(story.told.get_or_init(|| match &story.history {
+            History::InHeader(history) => history.told(),
+            History::Beside(history) => history.told(),
+        }))
+    }
+
+    fn is_cycle(&self, queue: &[u8]) -> bool {
+        match self.history() {
+            None => false,
+            Some(History::InHeader(history)) => is_cycle(queue, history.newest_first()),
+            Some(History::Beside(history)) => is_cycle(queue, history.newest_first()),
+        }
+    }
+
+    fn routing_headers(&self) -> Table<'static> {
+        match self.history() {
+            Some(History::Beside(history)) => history.routing_headers(),
+            _ => {
+                let headers = self.told().and_then(|told| told.get().headers);
+                headers.unwrap_or_default().into_owned()
+            }
         }
     }
 }

@@ -115,18 +115,24 @@ impl Message {
         usize::from(self.head().routing_key) + self.head().properties as usize
     }
 
-    /// The properties in their encoded form.
+    /// The properties that consumers get, in their encoded form.
+    #[inline]
     pub(crate) fn encoded_properties(&self) -> &[u8] {
+        match self.aside().and_then(|aside| aside.deaths.told()) {
+            Some(told) => told.as_bytes(),
+            None => self.published_properties(),
+        }
+    }
+
+    /// The same without what is told of its deaths.
+    #[inline]
+    pub(crate) fn published_properties(&self) -> &[u8] {
         &self.0.slice[usize::from(self.head().routing_key)..self.properties_end()]
     }
 
-    /// The properties, decoded: none at all if they are malformed.
+    /// The properties without what is told of its deaths, decoded: none at all if they are malformed.
     pub(crate) fn properties(&self) -> Properties<'_> {
-        Properties::decode(self.encoded_properties()).unwrap_or_default()
-    }
-
-    pub(crate) fn raw_properties(&self) -> RawProperties {
-        RawProperties::new(Bytes::copy_from_slice(self.encoded_properties()))
+        Properties::decode(self.published_properties()).unwrap_or_default()
     }
 
     #[inline]
@@ -155,7 +161,8 @@ impl Message {
     /// How much memory it takes, about.
     pub(crate) fn size(&self) -> usize {
         let large = self.head().large_body.as_ref().map_or(0, |body| body.len());
-        std::mem::size_of::<Head>() + self.0.slice.len() + large
+        let deaths = self.aside().map_or(0, |aside| aside.deaths.size());
+        std::mem::size_of::<Head>() + self.0.slice.len() + large + deaths
     }
 
     pub(crate) fn aside(&self) -> Option<&Aside> {

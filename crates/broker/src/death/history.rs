@@ -7,18 +7,15 @@ use leveret_wire::{RawProperties, ShortStr, Table, Value};
 use super::{Death, Dying, Reason, Station, X_DEATH};
 use crate::fields::{Fields, array, text};
 
-/// What a message has behind it. Nothing for one that has not died, and for every one of 3.10, whose headers say it.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Deaths(Option<Arc<History>>);
-
 #[derive(Clone, Debug)]
-struct History {
+pub(super) struct History {
     /// The properties as they were published, but for the expiration: what clients say about deaths is hidden, not
     /// gone. A headers exchange still sees their `x-death`.
-    published: RawProperties,
+    pub(super) published: RawProperties,
     first: Circumstances,
     last: Circumstances,
-    newest_first: Vec<Record>,
+    /// Shared by all messages that have been through the same.
+    newest_last: Vec<Arc<Record>>,
 }
 
 /// How it died, once.
@@ -41,74 +38,70 @@ struct Record {
     expiration: Option<String>,
 }
 
-impl Deaths {
-    /// Whether there are none.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_none()
-    }
-
-    /// The properties of a message after one more death, and its deaths.
-    pub(super) fn after(&self, dying: &Dying<'_>, death: &Death<'_>) -> (RawProperties, Deaths) {
+impl History {
+    /// The story of a message after one more death.
+    pub(super) fn after(before: Option<&History>, dying: &Dying<'_>, death: &Death<'_>) -> Self {
         let last = Circumstances {
             exchange: dying.exchange.clone().into_owned(),
             queue: death.queue.clone().into_owned(),
             reason: death.reason,
         };
-        let mut history = match &self.0 {
-            Some(history) => History { last, ..History::clone(history) },
+        let mut history = match before {
+            Some(history) => History { last, ..history.clone() },
             None => History {
                 published: without_expiration(dying.properties),
                 first: last.clone(),
                 last,
-                newest_first: Vec::new(),
+                newest_last: Vec::new(),
             },
         };
         history.add(dying, death);
-        (history.told(), Deaths(Some(Arc::new(history))))
+        history
     }
 
-    /// For the cycle rule. `None` if the headers are to be asked.
-    pub(super) fn newest_first(&self) -> Option<impl Iterator<Item = Station<'_>>> {
-        let history = self.0.as_deref()?;
-        Some(history.newest_first.iter().map(|record| Station {
+    pub(super) fn len(&self) -> usize {
+        self.newest_last.len()
+    }
+
+    /// For the cycle rule.
+    pub(super) fn newest_first(&self) -> impl Iterator<Item = Station<'_>> {
+        self.newest_last.iter().rev().map(|record| Station {
             queue: Some(record.queue.as_bytes()),
             rejected: record.reason == Reason::Rejected,
-        }))
+        })
     }
 
-    /// What a headers exchange goes by. `None` if the headers are to be asked.
-    pub(super) fn routing_headers(&self) -> Option<Table<'static>> {
-        let history = self.0.as_deref()?;
-        let headers = history.published.get().headers.unwrap_or_default();
+    /// What a headers exchange goes by.
+    pub(super) fn routing_headers(&self) -> Table<'static> {
+        let headers = self.published.get().headers.unwrap_or_default();
         let mut fields = Fields::of(&headers);
-        history.tell_circumstances(&mut fields);
+        self.tell_circumstances(&mut fields);
         fields.sort_once_each();
-        Some(fields.to_table())
+        fields.to_table()
     }
-}
 
-impl History {
     fn add(&mut self, dying: &Dying<'_>, death: &Death<'_>) {
-        let alike = |record: &Record| record.queue == death.queue && record.reason == death.reason;
-        let record = match self.newest_first.iter().position(alike) {
+        let alike =
+            |record: &Arc<Record>| record.reason == death.reason && record.queue == death.queue;
+        let record = match self.newest_last.iter().position(alike) {
             Some(place) => {
-                let record = self.newest_first.remove(place);
+                let record = Record::clone(&self.newest_last.remove(place));
                 Record { count: record.count + 1, ..record }
             }
             None => Record::new(dying, death),
         };
-        self.newest_first.insert(0, record);
+        self.newest_last.push(Arc::new(record));
     }
 
     /// The properties as consumers get them.
-    fn told(&self) -> RawProperties {
+    pub(super) fn told(&self) -> RawProperties {
         if self.published.fault().is_some() {
             return self.published.clone();
         }
         let mut properties = self.published.get();
         let headers = properties.headers.take().unwrap_or_default();
         let mut fields = Fields::of(&headers);
-        fields.set(X_DEATH, array(self.newest_first.iter().map(Record::told)));
+        fields.set(X_DEATH, array(self.newest_last.iter().rev().map(|record| record.told())));
         self.tell_circumstances(&mut fields);
         fields.sort_once_each();
         properties.headers = Some(fields.to_table());

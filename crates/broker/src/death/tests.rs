@@ -29,7 +29,10 @@ fn list<'a>(values: impl IntoIterator<Item = Value<'a>>) -> Value<'static> {
 #[derive(Clone, Debug)]
 struct Life {
     profile: Profile,
+    /// As consumers get them.
     properties: RawProperties,
+    /// Without its deaths.
+    published: RawProperties,
     deaths: Deaths,
     exchange: &'static str,
     keys: Vec<ShortStr<'static>>,
@@ -43,6 +46,7 @@ impl Life {
         Life {
             profile,
             properties: RawProperties::from(properties),
+            published: RawProperties::from(properties),
             deaths: Deaths::default(),
             exchange: "",
             keys: keys.iter().map(|key| short(key)).collect(),
@@ -70,7 +74,7 @@ impl Life {
         let letter = dead_letter(
             self.profile,
             &Dying {
-                properties: &self.properties,
+                properties: &self.published,
                 deaths: &self.deaths,
                 exchange: short(self.exchange),
                 routing_keys: &self.keys,
@@ -82,8 +86,9 @@ impl Life {
         let cycles = ["a", "b", "c", "d"].into_iter().filter(|name| letter.is_cycle(&short(name)));
         self.cycles = cycles.map(str::to_owned).collect();
         let keys = letter.routing_keys.iter().map(|key| key.clone().into_owned()).collect();
-        let DeadLetter { properties, deaths, .. } = letter;
-        Life { properties, deaths, keys, time: self.time + 1, ..self }
+        let DeadLetter { properties: published, deaths, .. } = letter;
+        let properties = deaths.told().unwrap().clone();
+        Life { properties, published, deaths, keys, time: self.time + 1, ..self }
     }
 
     fn header(&self, name: &str) -> String {
@@ -471,7 +476,7 @@ fn a_headers_exchange_sees_the_story_as_it_is_kept() {
     let [old, new] = BOTH.map(|profile| {
         let life = Life::new(profile, &with_headers([("n", 1.into())]), &["k"]);
         let dying = Dying {
-            properties: &life.properties,
+            properties: &life.published,
             deaths: &life.deaths,
             exchange: short(""),
             routing_keys: &life.keys,
@@ -495,9 +500,9 @@ fn a_headers_exchange_sees_the_story_as_it_is_kept() {
 fn unreadable_properties_go_on_as_they_are_and_still_meet_the_cycle_rule() {
     for profile in BOTH {
         let mut life = Life::plain(profile);
-        life.properties = RawProperties::new(bytes::Bytes::from_static(b"\x80\x00\x05ab"));
-        assert!(life.properties.fault().is_some());
-        let unreadable = life.properties.clone();
+        life.published = RawProperties::new(bytes::Bytes::from_static(b"\x80\x00\x05ab"));
+        assert!(life.published.fault().is_some());
+        let unreadable = life.published.clone();
         let life = life.dies("a", Reason::Expired).dies("b", Reason::Expired);
         assert_eq!((&life.properties, life.cycles), (&unreadable, vec!["a".into(), "b".into()]));
     }

@@ -64,7 +64,7 @@ impl Order {
     fn bytes_of(self, message: &Message) -> usize {
         match self {
             Order::Quorum(Profile::RabbitMq4_3) => {
-                message.body_len() + message.encoded_properties().len()
+                message.body_len() + message.published_properties().len()
             }
             _ => message.body_len(),
         }

@@ -3,9 +3,11 @@
 //! A quorum queue that dead-letters at least once keeps a dead message until all queues it is routed to have taken it, each
 //! once. It counts towards the queue's limits and is not seen otherwise.
 
+use std::cell::LazyCell;
 use std::sync::Arc;
 
-use leveret_wire::ShortStr;
+use bytes::Bytes;
+use leveret_wire::{RawProperties, ShortStr};
 
 use super::deadlines::Deadline;
 use super::{QueueId, Vhost};
@@ -17,6 +19,9 @@ use crate::queue::{Entry, Publisher};
 /// How many dead letters are sent on by one call of the virtual host. A millisecond's work or two: others wait for the
 /// lock, and a 3.10 passes some messages round for ever.
 const BURIALS: usize = 512;
+
+/// How many earlier deaths of a message are looked through in the time that it takes to send one on.
+const DEATHS_AT_ONCE: usize = 128;
 
 /// When those beyond that go on, in milliseconds.
 const TICK: u64 = 1;
@@ -58,6 +63,13 @@ pub(super) struct Dying {
     time: u64,
     /// Who keeps it until it has arrived, if anybody does.
     keeper: Option<Keeper>,
+}
+
+impl Dying {
+    /// How much work it is to send it on, in terms of messages that die for the first time: its deaths are looked through.
+    fn work(&self) -> usize {
+        1 + self.message.aside().map_or(0, |aside| aside.deaths.len()) / DEATHS_AT_ONCE
+    }
 }
 
 /// A queue that keeps a dead message, and the queues that have taken it.
@@ -122,7 +134,7 @@ impl Vhost {
         while self.burials.left > 0
             && let Some(dying) = self.dying.pop_front()
         {
-            self.burials.left -= 1;
+            self.burials.left = self.burials.left.saturating_sub(dying.work());
             self.send_on(dying);
         }
         if !self.dying.is_empty() && !std::mem::replace(&mut self.burials.go_on, true) {
@@ -217,7 +229,8 @@ impl Vhost {
             .chain(aside.copies.iter().map(ShortStr::borrowed))
             .collect();
         let bcc: Vec<ShortStr<'_>> = aside.blind.iter().map(ShortStr::borrowed).collect();
-        let properties = message.raw_properties();
+        let properties = Bytes::copy_from_slice(message.published_properties());
+        let properties = RawProperties::new(properties);
         let routing_key = dying.routing_key.as_ref().map(ShortStr::borrowed);
         let death = Death {
             queue: dying.queue.borrowed(),
@@ -234,9 +247,9 @@ impl Vhost {
             failures: dying.failures,
         };
         let letter = death::dead_letter(self.profile, &end, &death);
-        let headers = letter.routing_headers();
+        let headers = LazyCell::new(|| letter.routing_headers());
         let mut routes = std::mem::take(&mut self.routes);
-        self.route(&mut routes, exchange, letter.routing_keys, Some(&headers));
+        self.route(&mut routes, exchange, letter.routing_keys, &|| Some(&*headers));
         let Some((key, copies)) = letter.routing_keys.split_first() else { return reached };
         let dead = Message::new(
             &mut self.scratch,

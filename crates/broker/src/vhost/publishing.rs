@@ -1,5 +1,6 @@
 //! From a publish to queues: what is refused, what is sent back, what is confirmed.
 
+use std::cell::LazyCell;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -220,17 +221,15 @@ impl Vhost {
         let aside = message.aside();
         let copies = aside.map_or(&[][..], |aside| &aside.copies);
         let key = message.routing_key();
-        let has_headers = flags(message.encoded_properties()) & flag::HEADERS != 0;
-        let properties = has_headers.then(|| message.properties());
-        let headers = aside
-            .and_then(|aside| aside.headers.as_ref())
-            .or_else(|| properties.as_ref()?.headers.as_ref());
+        let properties = LazyCell::new(|| message.properties());
+        let own = || aside.and_then(|aside| aside.headers.as_ref());
+        let headers = || own().or_else(|| properties.headers.as_ref());
         if copies.is_empty() {
-            self.route(routes, exchange, std::slice::from_ref(&key), headers);
+            self.route(routes, exchange, std::slice::from_ref(&key), &headers);
         } else {
             let keys: Vec<_> =
                 std::iter::once(key).chain(copies.iter().map(ShortStr::borrowed)).collect();
-            self.route(routes, exchange, &keys, headers);
+            self.route(routes, exchange, &keys, &headers);
         }
     }
 

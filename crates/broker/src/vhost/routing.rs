@@ -1,42 +1,69 @@
 //! Which queues a message reaches.
 
+use std::collections::HashSet;
+
+use foldhash::fast::RandomState;
 use leveret_wire::{ShortStr, Table};
 
 use super::{Destination, ExchangeId, QueueId, Vhost};
+use crate::exchange::Kind;
 
 /// Memory for routing, used again for every message.
 #[derive(Debug, Default)]
 pub(super) struct Routes {
     pub(super) queues: Vec<QueueId>,
     exchanges: Vec<ExchangeId>,
+    /// The same exchanges, if there is more than one.
+    seen: HashSet<ExchangeId, RandomState>,
     found: Vec<Destination>,
+}
+
+impl Routes {
+    fn begin(&mut self, exchange: ExchangeId) {
+        self.queues.clear();
+        self.exchanges.clear();
+        self.seen.clear();
+        self.exchanges.push(exchange);
+    }
+
+    fn add(&mut self, destination: Destination) {
+        match destination {
+            Destination::Queue(queue) => self.queues.push(queue),
+            Destination::Exchange(next) => {
+                if self.seen.is_empty() {
+                    self.seen.extend(&self.exchanges);
+                }
+                if self.seen.insert(next) {
+                    self.exchanges.push(next);
+                }
+            }
+        }
+    }
 }
 
 impl Vhost {
     /// The queues that a message with these keys and headers reaches from an exchange, each once. They are in
-    /// [`Routes::queues`], which the caller takes and gives back.
-    pub(super) fn route(
+    /// [`Routes::queues`], which the caller takes and gives back. Only a headers exchange asks for the headers.
+    pub(super) fn route<'h>(
         &self,
         routes: &mut Routes,
         exchange: ExchangeId,
         keys: &[ShortStr<'_>],
-        headers: Option<&Table<'_>>,
+        headers: &dyn Fn() -> Option<&'h Table<'h>>,
     ) {
-        let Routes { queues, exchanges, found } = routes;
-        queues.clear();
-        exchanges.clear();
-        exchanges.push(exchange);
+        routes.begin(exchange);
         let mut at = 0;
-        while let Some(id) = exchanges.get(at).copied() {
+        while let Some(id) = routes.exchanges.get(at).copied() {
             at += 1;
             let Some(exchange) = self.exchanges.get(id) else { continue };
-            found.clear();
+            let headers = if exchange.kind == Kind::Headers { headers() } else { None };
+            let mut found = std::mem::take(&mut routes.found);
             for key in keys {
                 if id == self.default_exchange {
                     let queue = self.queue_names.get(key.as_bytes());
                     found.extend(queue.map(|queue| Destination::Queue(*queue)));
                 } else {
-                    exchange.bindings.route(key.as_bytes(), headers, found);
+                    exchange.bindings.route(key.as_bytes(), headers, &mut found);
                 }
             }
             if found.is_empty()
@@ -47,14 +74,10 @@ impl Vhost {
             {
                 found.push(Destination::Exchange(*alternate));
             }
-            for destination in found.drain(..) {
-                match destination {
-                    Destination::Queue(queue) => queues.push(queue),
-                    Destination::Exchange(next) if exchanges.contains(&next) => {}
-                    Destination::Exchange(next) => exchanges.push(next),
-                }
-            }
+            found.drain(..).for_each(|destination| routes.add(destination));
+            routes.found = found;
         }
+        let queues = &mut routes.queues;
         if queues.len() > 1 {
             queues.sort_unstable();
             queues.dedup();

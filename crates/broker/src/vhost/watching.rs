@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+use leveret_wire::RawProperties;
+
 use super::{Channel, ConsumerId, Destination, Vhost};
 use crate::message::Message;
 use crate::queue::Queue;
@@ -185,7 +188,7 @@ fn message(message: &Message, redelivered: bool) -> snapshot::Message {
         exchange: message.exchange().to_string(),
         routing_key: message.routing_key().to_string(),
         redelivered,
-        properties: message.raw_properties(),
+        properties: RawProperties::new(Bytes::copy_from_slice(message.encoded_properties())),
         body: message.body_bytes(),
     }
 }

@@ -2,13 +2,14 @@
 //! nor the time of other clients.
 
 use bytes::Buf;
-use leveret_broker::Broker;
+use leveret_broker::{Broker, Profile};
+use leveret_testkit::eventually;
 use leveret_testkit::peer::Peer;
 use leveret_wire::method::{Encode, basic, channel, exchange, queue};
 use leveret_wire::{FrameMax, Outbound, Properties, ShortStr, Table};
 use tokio::io::DuplexStream;
 
-use crate::support::{broker, peer};
+use crate::support::{SOON, broker, peer};
 
 /// More than there is room for on a stack.
 const LINKS: usize = 20_000;
@@ -98,4 +99,42 @@ async fn a_message_gets_through_any_number_of_alternate_exchanges() {
     script.publish(name(0), ShortStr::default());
     script.play(&broker).await;
     assert_eq!(broker.statistics().ready, 1);
+}
+
+/// Each death adds an entry to the `x-death` of the message, which is put together once, and not at each of them.
+#[tokio::test]
+async fn a_message_dies_its_way_through_two_thousand_queues_in_no_time() {
+    const QUEUES: usize = 2000;
+    for profile in [Profile::RabbitMq3_10, Profile::RabbitMq4_3] {
+        let broker = Broker::builder().profile(profile).start().unwrap();
+        let mut script = Script::default();
+        for number in 0..QUEUES {
+            let next = name(number + 1).to_string();
+            let arguments = [
+                ("x-message-ttl", 0.into()),
+                ("x-dead-letter-exchange", "".into()),
+                ("x-dead-letter-routing-key", next.into()),
+            ];
+            let arguments = Table::from_pairs(arguments).unwrap();
+            let queue = name(number);
+            script.ask(&queue::Declare { queue, nowait: true, arguments, ..Default::default() });
+        }
+        let queue = name(QUEUES);
+        script.ask(&queue::Declare { queue, nowait: true, ..Default::default() });
+        script.publish(ShortStr::default(), name(0));
+        let mut peer = script.play(&broker).await;
+        eventually(SOON, "the message at the end", async || broker.statistics().ready == 1).await;
+
+        let last = name(QUEUES).to_string();
+        let message = broker.peek("/", &last, 1).unwrap().remove(0);
+        let deaths = message.properties.header("x-death").unwrap();
+        let deaths: Vec<_> = deaths.as_array().unwrap().iter().collect();
+        assert_eq!(deaths.len(), QUEUES);
+        let newest = deaths[0].as_table().unwrap().get("queue").unwrap();
+        assert_eq!(newest.as_str(), Some(name(QUEUES - 1).to_string().as_str()));
+
+        peer.send(1, &queue::Purge { queue: name(QUEUES), nowait: false }).await;
+        peer.expect::<queue::PurgeOk>(1).await;
+        assert_eq!(broker.statistics().memory, 0, "{profile:?}");
+    }
 }
