@@ -5,10 +5,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::watch;
 
 /// Counts the memory that messages take, in all virtual hosts together, and says when it is too much.
+///
+/// Messages that are still being received count as well, but for half of the limit at most. Only their senders can finish them:
+/// if they alone could raise the alarm, nothing that consumers do would end it. Beyond that, senders are refused.
 #[derive(Debug)]
 pub(crate) struct Alarm {
     used: AtomicUsize,
     limit: usize,
+    unfinished: AtomicUsize,
+    most_unfinished: usize,
     raised: watch::Sender<Raised>,
 }
 
@@ -21,6 +26,11 @@ pub(crate) struct Raised {
 }
 
 impl Raised {
+    /// Whether it is for want of memory.
+    pub(crate) fn is_memory(&self) -> bool {
+        self.memory
+    }
+
     /// The reason that clients are told, if publishers are stopped.
     pub(crate) fn reason(&self) -> Option<&str> {
         match self {
@@ -32,25 +42,44 @@ impl Raised {
 }
 
 impl Alarm {
-    pub(crate) fn new(limit: usize) -> Self {
-        Alarm { used: AtomicUsize::new(0), limit, raised: watch::Sender::default() }
+    /// There is always room for one message of the largest size to be received.
+    pub(crate) fn new(limit: usize, max_message_size: u64) -> Self {
+        let max_message_size = usize::try_from(max_message_size).unwrap_or(usize::MAX);
+        Alarm {
+            used: AtomicUsize::new(0),
+            limit,
+            unfinished: AtomicUsize::new(0),
+            most_unfinished: max_message_size.max(limit / 2),
+            raised: watch::Sender::default(),
+        }
     }
 
     /// A virtual host takes more memory than before, or less.
     pub(crate) fn changed(&self, before: usize, after: usize) {
-        if before == after {
-            return;
+        if change(&self.used, before, after) {
+            self.look();
         }
-        let used = match after.checked_sub(before) {
-            Some(more) => self.used.fetch_add(more, Ordering::Relaxed) + more,
-            None => self.used.fetch_sub(before - after, Ordering::Relaxed) - (before - after),
-        };
-        let too_much = used > self.limit;
-        if self.raised.borrow().memory != too_much {
+    }
+
+    /// A connection has sent more of messages that are not finished than before, or less. Says whether there is too much of
+    /// them in all connections together.
+    pub(crate) fn unfinished_changed(&self, before: usize, after: usize) -> bool {
+        if change(&self.unfinished, before, after) {
+            self.look();
+        }
+        self.unfinished.load(Ordering::Relaxed) > self.most_unfinished
+    }
+
+    fn look(&self) {
+        if self.raised.borrow().memory != self.is_too_much() {
             // Looked at anew: another one may have been quicker.
-            let too_much = || self.used.load(Ordering::Relaxed) > self.limit;
-            self.raised.send_modify(|raised| raised.memory = too_much());
+            self.raised.send_modify(|raised| raised.memory = self.is_too_much());
         }
+    }
+
+    fn is_too_much(&self) -> bool {
+        let unfinished = self.unfinished.load(Ordering::Relaxed).min(self.limit / 2);
+        self.used.load(Ordering::Relaxed).saturating_add(unfinished) > self.limit
     }
 
     /// Stops publishers for this reason, or lets them go on.
@@ -64,8 +93,18 @@ impl Alarm {
 
     /// How much memory messages take, about.
     pub(crate) fn used(&self) -> usize {
-        self.used.load(Ordering::Relaxed)
+        self.used.load(Ordering::Relaxed) + self.unfinished.load(Ordering::Relaxed)
     }
+}
+
+/// Says whether it has changed.
+fn change(count: &AtomicUsize, before: usize, after: usize) -> bool {
+    match after.checked_sub(before) {
+        Some(0) => return false,
+        Some(more) => count.fetch_add(more, Ordering::Relaxed),
+        None => count.fetch_sub(before - after, Ordering::Relaxed),
+    };
+    true
 }
 
 #[cfg(test)]
@@ -74,7 +113,7 @@ mod tests {
 
     #[test]
     fn it_is_raised_above_the_limit_and_by_a_wish() {
-        let alarm = Alarm::new(100);
+        let alarm = Alarm::new(100, 10);
         let reason = || alarm.watch().borrow().reason().map(str::to_owned);
         alarm.changed(0, 100);
         assert_eq!(reason(), None);
@@ -86,5 +125,31 @@ mod tests {
         assert_eq!(reason().as_deref(), Some("because"));
         alarm.wish(None);
         assert_eq!(reason(), None);
+    }
+
+    #[test]
+    fn unfinished_messages_do_not_raise_it_alone() {
+        let alarm = Alarm::new(100, 10);
+        let is_raised = || alarm.watch().borrow().is_memory();
+        assert!(!alarm.unfinished_changed(0, 50));
+        assert!(alarm.unfinished_changed(50, 200));
+        assert!(!is_raised());
+        alarm.changed(0, 51);
+        assert!(is_raised());
+        assert_eq!(alarm.used(), 251);
+        alarm.changed(51, 50);
+        assert!(!is_raised());
+        alarm.changed(50, 60);
+        assert!(is_raised());
+        assert!(!alarm.unfinished_changed(200, 40));
+        assert!(!is_raised());
+    }
+
+    #[test]
+    fn one_message_of_the_largest_size_may_always_be_received() {
+        let alarm = Alarm::new(10, 1000);
+        assert!(!alarm.unfinished_changed(0, 1000));
+        assert!(alarm.unfinished_changed(1000, 1001));
+        assert!(!alarm.watch().borrow().is_memory());
     }
 }

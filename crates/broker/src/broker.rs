@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use leveret_wire::FrameMax;
+use leveret_wire::{FrameMax, ReplyCode};
 use tokio::io::DuplexStream;
 use tokio::net::{TcpListener, ToSocketAddrs};
 use tokio::sync::{Notify, watch};
@@ -18,6 +19,7 @@ use crate::alarm::Alarm;
 use crate::events::{Event, Record};
 use crate::faults::Faults;
 use crate::profile::Profile;
+use crate::refusal::Refusal;
 use crate::session;
 use crate::snapshot::{Message, Snapshot, Statistics};
 use crate::time::Clock;
@@ -131,6 +133,9 @@ impl Builder {
     }
 
     /// How much memory messages may take before publishers are stopped. 1 GiB by default.
+    ///
+    /// Messages that are still being received count as well. If these alone take more than half of it, and more than the largest
+    /// message may have, the connection that has sent the most of them is closed (506).
     #[must_use]
     pub fn memory_limit(mut self, bytes: usize) -> Self {
         self.memory_limit = bytes;
@@ -183,7 +188,8 @@ impl Builder {
             }
         }
         let clock = Clock::new();
-        let alarm = Arc::new(Alarm::new(self.memory_limit));
+        let max_message_size = self.max_message_size.unwrap_or(self.profile.max_message_size());
+        let alarm = Arc::new(Alarm::new(self.memory_limit, max_message_size));
         let record = self.record.map(|capacity| Arc::new(Record::new(capacity)));
         let settings = Settings {
             profile: self.profile,
@@ -202,7 +208,7 @@ impl Builder {
             channel_max: self.channel_max,
             frame_max: self.frame_max,
             heartbeat: self.heartbeat,
-            max_message_size: self.max_message_size.unwrap_or(self.profile.max_message_size()),
+            max_message_size,
             alarm,
             record,
             state: watch::Sender::new(State::Running),
@@ -250,7 +256,18 @@ enum State {
 #[derive(Debug, Default)]
 struct Connections {
     next: u64,
-    all: HashMap<u64, (Option<String>, Arc<Notify>)>,
+    all: HashMap<u64, Arc<Connected>>,
+}
+
+/// A connection, as far as others may end it.
+#[derive(Debug)]
+struct Connected {
+    name: Option<String>,
+    cut: Notify,
+    /// It is to be closed because of what it holds.
+    refuse: Notify,
+    /// How much it has sent of messages that are not finished.
+    unfinished: AtomicUsize,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -320,16 +337,27 @@ impl Shared {
     pub(crate) fn enrol(self: &Arc<Self>, name: Option<String>) -> Enrolled {
         let mut connections = lock(&self.connections);
         connections.next += 1;
-        let (number, cut) = (connections.next, Arc::new(Notify::new()));
-        connections.all.insert(number, (name, Arc::clone(&cut)));
-        Enrolled { shared: Arc::clone(self), number, cut }
+        let number = connections.next;
+        let (cut, refuse) = (Notify::new(), Notify::new());
+        let connected = Arc::new(Connected { name, cut, refuse, unfinished: AtomicUsize::new(0) });
+        connections.all.insert(number, Arc::clone(&connected));
+        Enrolled { shared: Arc::clone(self), number, connected }
     }
 
     /// Cuts the connections with such names. Says how many there are.
     pub(crate) fn cut(&self, which: impl Fn(Option<&str>) -> bool) -> usize {
         let connections = lock(&self.connections);
-        let chosen = connections.all.values().filter(|(name, _)| which(name.as_deref()));
-        chosen.map(|(_, cut)| cut.notify_one()).count()
+        let chosen = connections.all.values().filter(|found| which(found.name.as_deref()));
+        chosen.map(|found| found.cut.notify_one()).count()
+    }
+
+    /// Refuses the connection that has sent the most of unfinished messages.
+    fn refuse_greediest(&self) {
+        let connections = lock(&self.connections);
+        let greediest = connections.all.values().max_by_key(|one| one.unfinished());
+        if let Some(greediest) = greediest {
+            greediest.refuse.notify_one();
+        }
     }
 
     /// Has the deadlines of the virtual hosts kept: by tasks of this runtime, if those of another have ended with it.
@@ -379,23 +407,49 @@ impl Frozen {
     }
 }
 
-/// A connection among those that can be cut.
+impl Connected {
+    fn unfinished(&self) -> usize {
+        self.unfinished.load(Ordering::Relaxed)
+    }
+}
+
+/// A connection among those that others can end.
 #[derive(Debug)]
 pub(crate) struct Enrolled {
     shared: Arc<Shared>,
     number: u64,
-    cut: Arc<Notify>,
+    connected: Arc<Connected>,
 }
 
 impl Enrolled {
     /// Waits until it is cut.
     pub(crate) async fn cut(&self) {
-        self.cut.notified().await;
+        self.connected.cut.notified().await;
+    }
+
+    /// Waits until it holds the most of too many unfinished messages.
+    pub(crate) async fn refused(&self) -> Refusal {
+        self.connected.refuse.notified().await;
+        let text = format!(
+            "low on memory: of all messages that are still being received, this connection has sent the most, {} bytes",
+            self.connected.unfinished()
+        );
+        Refusal::new(ReplyCode::RESOURCE_ERROR, text)
+    }
+
+    /// It has sent so much of messages that are not finished. If there is too much of them, somebody has to go.
+    pub(crate) fn set_unfinished(&self, bytes: usize) {
+        let before = self.connected.unfinished.swap(bytes, Ordering::Relaxed);
+        if before != bytes && self.shared.alarm.unfinished_changed(before, bytes) && before < bytes
+        {
+            self.shared.refuse_greediest();
+        }
     }
 }
 
 impl Drop for Enrolled {
     fn drop(&mut self) {
+        self.set_unfinished(0);
         lock(&self.shared.connections).all.remove(&self.number);
     }
 }
@@ -438,6 +492,11 @@ impl Broker {
         let broker = Broker::builder().start().expect("a broker with the default permissions");
         named.insert(name.to_owned(), broker.clone());
         broker
+    }
+
+    #[cfg(test)]
+    pub(crate) fn shared(&self) -> Arc<Shared> {
+        Arc::clone(&self.shared)
     }
 
     /// Which RabbitMQ it behaves like.

@@ -17,6 +17,10 @@
 //! - What a client is told of frames and methods that cannot be decoded says more than RabbitMQ does, which hangs up without
 //!   a word on methods that it does not know. A message that is too large is refused by its header, and not when all of it
 //!   has come; and one whose body is longer than announced is refused by 3.10, too, which would wait for ever.
+//! - Messages that are still being received count as memory ([`Builder::memory_limit`]). Clients that send too much of them lose
+//!   their connection (506), where RabbitMQ takes all of it or stops reading.
+//! - A client that is blocked for want of memory gets heartbeats, whether or not it has asked for any, so that the broker notices
+//!   when it is gone. If it has deliveries, its connection is closed (506) after the consumer timeout.
 //! - RabbitMQ 3.10 breaks down over a nonsensical `x-queue-master-locator` (541); here it is ignored.
 //! - RabbitMQ 3.10 loses the messages of a classic queue if its single active consumer is cancelled while others wait; here the
 //!   next one gets them.

@@ -120,6 +120,16 @@ impl Outlet {
         }
     }
 
+    /// Sends a heartbeat, unless there is something on its way anyway.
+    pub(crate) fn probe(&self) {
+        let mut state = self.lock();
+        if !state.closed && !state.outbound.has_remaining() {
+            state.outbound.heartbeat();
+            drop(state);
+            self.wake();
+        }
+    }
+
     pub(crate) fn wake(&self) {
         self.filled.notify_one();
     }

@@ -3,6 +3,8 @@
 mod channels;
 mod handshake;
 mod properties;
+#[cfg(test)]
+mod tests;
 mod texts;
 
 use std::io;
@@ -18,10 +20,10 @@ use leveret_wire::{
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::alarm::Raised;
-use crate::broker::{Frozen, Shared};
+use crate::broker::{Enrolled, Frozen, Shared};
 use crate::outlet::{Outlet, Taken};
 use crate::refusal::Refusal;
 use crate::vhost::{ConnectionId, Host};
@@ -33,6 +35,9 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 
 /// How long a client may leave answers unread before it is cut off.
 const UNREAD: Duration = Duration::from_secs(60);
+
+/// How often a client that is not read from is asked whether it is still there.
+const PROBE: Duration = Duration::from_secs(2);
 
 /// How long the last frames may take on their way out, and the client's agreement to a close on its way in.
 const LAST_WORDS: Duration = Duration::from_secs(5);
@@ -196,9 +201,10 @@ async fn converse<R, W>(
     let end = {
         let mut channels = Channels::new(&agreed, Arc::clone(outlet), shared.max_message_size());
         tokio::select! {
-            end = read(shared, &agreed, &mut reader, &mut channels) => end,
+            end = read(shared, &agreed, &enrolled, &mut reader, &mut channels) => end,
             _ = &mut write => return,
             () = enrolled.cut() => return,
+            refusal = enrolled.refused() => End::Refused(Refused::new(refusal, None)),
             () = stop.wait() => {
                 let refusal = Refusal::new(ReplyCode::CONNECTION_FORCED, "broker forced connection closure with reason 'shutdown'");
                 End::Refused(Refused::new(refusal, None))
@@ -206,14 +212,15 @@ async fn converse<R, W>(
         }
     };
     if let End::Refused(refused) = &end {
+        // What it holds is not wanted any more.
+        enrolled.set_unfinished(0);
         outlet.send(0, &refused.close());
-        let agreed_to = async {
-            tokio::select! {
-                () = until_agreed(&mut reader) => {}
-                _ = &mut write => {}
-            }
-        };
-        let _ = timeout(LAST_WORDS, agreed_to).await;
+        tokio::select! {
+            () = until_agreed(&mut reader) => {}
+            // Nothing can be said any more, and this future is not to be polled again.
+            _ = &mut write => return,
+            () = sleep(LAST_WORDS) => {}
+        }
     }
     outlet.close();
     let _ = timeout(LAST_WORDS, write).await;
@@ -237,6 +244,7 @@ impl Drop for Leave<'_> {
 async fn read<R: AsyncRead + Unpin>(
     shared: &Shared,
     agreed: &Agreed,
+    enrolled: &Enrolled,
     reader: &mut Reader<R>,
     channels: &mut Channels,
 ) -> End {
@@ -254,9 +262,13 @@ async fn read<R: AsyncRead + Unpin>(
             if let Err(end) = agreed.host.with(|vhost| channels.frames(vhost, &batch)) {
                 return end;
             }
+            enrolled.set_unfinished(channels.unfinished());
         }
-        if channels.has_published() && alarm.borrow().reason().is_some() {
-            until_unblocked(agreed, channels, &mut alarm).await;
+        if channels.has_published()
+            && alarm.borrow().reason().is_some()
+            && let Err(end) = until_unblocked(agreed, channels, &mut alarm).await
+        {
+            return end;
         }
         if timeout(UNREAD, channels.until_room()).await.is_err() {
             return End::Gone;
@@ -278,20 +290,38 @@ async fn read<R: AsyncRead + Unpin>(
 }
 
 /// A client that publishes is not read from while the alarm is raised, and is told.
+///
+/// So what it says at its end is not heard. Heartbeats are sent to it, whether or not it has asked for any: to a client that is
+/// gone they cannot be written. One that is there and has deliveries, which it cannot ack, does not keep them for longer than
+/// consumers may: nothing else would end the alarm.
 async fn until_unblocked(
     agreed: &Agreed,
     channels: &Channels,
     alarm: &mut watch::Receiver<Raised>,
-) {
+) -> Result<(), End> {
     let reason = alarm.borrow().reason().map(|reason| ShortStr::truncated(reason).into_owned());
-    let Some(reason) = reason else { return };
+    let Some(reason) = reason else { return Ok(()) };
     if agreed.hears_of_blocking {
         channels.tell(&connection::Blocked { reason });
     }
-    let _ = alarm.wait_for(|raised| raised.reason().is_none()).await;
+    let blocked = Instant::now();
+    loop {
+        tokio::select! {
+            _ = alarm.wait_for(|raised| raised.reason().is_none()) => break,
+            () = sleep(PROBE) => channels.probe(),
+        }
+        if alarm.borrow().is_memory()
+            && let Some(refusal) = agreed
+                .host
+                .with(|vhost| vhost.kept_while_blocked(agreed.connection, blocked.elapsed()))
+        {
+            return Err(Refused::new(refusal, None).into());
+        }
+    }
     if agreed.hears_of_blocking {
         channels.tell(&connection::Unblocked {});
     }
+    Ok(())
 }
 
 /// Reads until the client has agreed to a close; everything else is passed over.

@@ -201,6 +201,28 @@ impl<M> Assembler<M> {
         (body.announced > LARGE && size as u64 <= body.missing()).then_some(body)
     }
 
+    /// Copies what there is of an unfinished message into memory of its own, if it shares that of a read: its rest may take
+    /// long. `method` does so for what was given to [`Assembler::begin`], and says how many bytes that is.
+    ///
+    /// Returns how many bytes there are.
+    pub fn compact(&mut self, method: impl FnOnce(&mut M) -> usize) -> usize {
+        match &mut self.state {
+            State::Idle | State::Failed(_) => 0,
+            State::Header(begun) => method(begun),
+            State::Body(partial) => {
+                if !partial.properties.as_bytes().is_unique() {
+                    partial.properties.compact();
+                }
+                if !partial.body.first.is_empty() {
+                    let missing = usize::try_from(partial.body.missing()).unwrap_or(usize::MAX);
+                    partial.body.join(missing.min(FIRST_ROOM) + FRAME_OVERHEAD);
+                }
+                let properties = partial.properties.as_bytes().len();
+                method(&mut partial.method) + properties + partial.body.joined.len()
+            }
+        }
+    }
+
     #[cold]
     fn refuse(&mut self, found: FrameKind) -> DecodeError {
         let expected = match &self.state {
@@ -314,6 +336,29 @@ mod tests {
         }
         assert!(read.is_unique(), "a piece still refers to the read");
         assert_eq!(assembler.body(read.slice(..1)).unwrap().unwrap().body, vec![7; 3]);
+    }
+
+    #[test]
+    fn an_unfinished_message_that_was_compacted_keeps_no_read() {
+        let mut assembler = Assembler::new(1000);
+        let read = Bytes::from([vec![7; 64 * 1024], header(3).to_vec()].concat());
+        let method = |method: &mut Bytes| {
+            *method = Bytes::copy_from_slice(method);
+            method.len()
+        };
+        assert_eq!(assembler.compact(method), 0);
+        assembler.begin(read.slice(..10)).unwrap();
+        assert_eq!(assembler.compact(method), 10);
+        assembler.header(read.slice(64 * 1024..)).unwrap();
+        assert_eq!(assembler.compact(method), 10 + 2);
+        assembler.body(read.slice(..1)).unwrap();
+        for _ in 0..2 {
+            assert_eq!(assembler.compact(method), 10 + 2 + 1);
+        }
+        assert!(read.is_unique(), "something still refers to the read");
+        let content = assembler.body(read.slice(..2)).unwrap().unwrap();
+        assert_eq!((content.method.len(), content.body), (10, vec![7; 3].into()));
+        assert_eq!(assembler.compact(method), 0);
     }
 
     #[test]

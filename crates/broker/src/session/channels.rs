@@ -27,6 +27,10 @@ pub(super) struct Channels {
     /// Channel `n` at `n - 1`.
     slots: Vec<Slot>,
     has_published: bool,
+    /// How much there is of messages that are not finished.
+    unfinished: usize,
+    /// Channels on which a message went on with this read.
+    continued: Vec<u16>,
 }
 
 /// A channel number.
@@ -42,6 +46,8 @@ enum Slot {
 struct Lane {
     id: ChannelId,
     assembler: Assembler<Carrier>,
+    /// How much of a message counts as unfinished.
+    unfinished: usize,
 }
 
 /// What is kept of a `basic.publish` until its message is whole.
@@ -54,6 +60,14 @@ struct Carrier {
 }
 
 impl Carrier {
+    /// Keeps no read. Says how many bytes there are.
+    fn compact(&mut self) -> usize {
+        if !self.names.is_unique() {
+            self.names = Bytes::copy_from_slice(&self.names);
+        }
+        self.names.len()
+    }
+
     fn names(&self) -> (ShortStr<'_>, ShortStr<'_>) {
         let exchange = usize::from(self.names.first().copied().unwrap_or(0));
         let exchange_end = exchange + 1;
@@ -107,6 +121,38 @@ impl Channels {
             max_message_size,
             slots: Vec::new(),
             has_published: false,
+            unfinished: 0,
+            continued: Vec::new(),
+        }
+    }
+
+    /// How many bytes there are of messages that are not finished.
+    pub(super) fn unfinished(&self) -> usize {
+        self.unfinished
+    }
+
+    /// Sends a heartbeat, unless something else is on its way.
+    pub(super) fn probe(&self) {
+        self.outlet.probe();
+    }
+
+    /// A channel number is used otherwise from here on, and what was unfinished there is forgotten.
+    fn replace(&mut self, index: usize, by: Slot) -> Option<Slot> {
+        let slot = std::mem::replace(self.slots.get_mut(index)?, by);
+        if let Slot::Open(lane) = &slot {
+            self.unfinished -= lane.unfinished;
+        }
+        Some(slot)
+    }
+
+    /// What a read brought and is not finished is copied, so that it does not keep the whole read, and counted.
+    fn count_unfinished(&mut self) {
+        for number in std::mem::take(&mut self.continued) {
+            if let Some(Slot::Open(lane)) = self.slots.get_mut(usize::from(number) - 1) {
+                self.unfinished -= lane.unfinished;
+                lane.unfinished = lane.assembler.compact(Carrier::compact);
+                self.unfinished += lane.unfinished;
+            }
         }
     }
 
@@ -137,9 +183,7 @@ impl Channels {
     pub(super) fn frames(&mut self, vhost: &mut Vhost, batch: &FrameBatch) -> Result<(), End> {
         for number in vhost.closed_channels(self.connection) {
             // The client was told. What it sent before it heard is passed over.
-            if let Some(slot) = self.slots.get_mut(usize::from(number) - 1) {
-                *slot = Slot::Closing;
-            }
+            self.replace(usize::from(number) - 1, Slot::Closing);
         }
         for frame in batch.frames() {
             match (frame.kind, frame.channel) {
@@ -148,6 +192,9 @@ impl Channels {
                 (_, 0) => return Err(content_on_channel_0(&frame, vhost.profile())),
                 _ => self.channel_frame(vhost, frame, batch)?,
             }
+        }
+        if !self.continued.is_empty() {
+            self.count_unfinished();
         }
         Ok(())
     }
@@ -187,6 +234,7 @@ impl Channels {
                     let names = batch.keep(&frame.payload[6..frame.payload.len() - 1]);
                     let basic::Publish { mandatory, immediate, .. } = publish;
                     lane.assembler.begin(Carrier { names, mandatory, immediate })?;
+                    self.continued.push(frame.channel);
                     return Ok(());
                 }
                 // Only a broker says these. RabbitMQ awaits what follows them, which makes no difference to a client that
@@ -210,7 +258,14 @@ impl Channels {
             FrameKind::Body => lane.assembler.body(batch.keep(frame.payload))?,
             FrameKind::Heartbeat => None,
         };
-        let Some(Content { method, properties, body }) = content else { return Ok(()) };
+        let Some(Content { method, properties, body }) = content else {
+            if self.continued.last() != Some(&frame.channel) {
+                self.continued.push(frame.channel);
+            }
+            return Ok(());
+        };
+        self.unfinished -= std::mem::take(&mut lane.unfinished);
+        self.continued.pop_if(|last| *last == frame.channel);
         self.has_published = true;
         let (exchange, routing_key) = method.names();
         let Carrier { mandatory, immediate, .. } = method;
@@ -272,7 +327,8 @@ impl Channels {
                 }
                 let assembler = Assembler::new(self.max_message_size);
                 let id = vhost.open_channel(self.connection, number);
-                self.slots[index] = Slot::Open(Box::new(Lane { id, assembler }));
+                let lane = Lane { id, assembler, unfinished: 0 };
+                self.slots[index] = Slot::Open(Box::new(lane));
                 self.outlet.send(number, &channel::OpenOk {});
             }
             _ => {
@@ -294,7 +350,7 @@ impl Channels {
         match method {
             Method::ChannelClose(_) => {
                 vhost.close_channel(lane.id);
-                self.slots[index] = Slot::Free;
+                self.replace(index, Slot::Free);
                 self.outlet.send(number, &channel::CloseOk {});
                 Ok(())
             }
@@ -319,8 +375,7 @@ impl Channels {
     ) -> Result<(), End> {
         let refused = Refused::new(refusal, method);
         let index = usize::from(number) - 1;
-        let slot = self.slots.get_mut(index);
-        let lane = match slot.map(|slot| std::mem::replace(slot, Slot::Closing)) {
+        let lane = match self.replace(index, Slot::Closing) {
             Some(Slot::Open(lane)) => Some(lane.id),
             _ => None,
         };

@@ -10,12 +10,15 @@
 //! In 4.3 the consumer is still there: it gets nothing until all that was taken away from it is acked, which settles nothing
 //! any more, and it ends when the client says that it has heard. RabbitMQ 3.10 looks once a minute; here it happens in time.
 
+use std::time::Duration;
+
+use leveret_wire::ReplyCode;
 use leveret_wire::method::{basic, channel};
 
 use super::channel::{Overdue, Settlement, Unsettled};
 use super::deadlines::Deadline;
 use super::settling::Return;
-use super::{ChannelId, ConsumerId, Vhost};
+use super::{ChannelId, ConnectionId, ConsumerId, Vhost};
 use crate::arguments::QueueArguments;
 use crate::profile::Profile;
 use crate::refusal::Refusal;
@@ -42,6 +45,29 @@ impl Vhost {
             }
             Profile::RabbitMq4_3 => FOR_EVER,
         }
+    }
+
+    /// Why a connection is to end that has not been read from for so long, because memory is short: it has deliveries that it could
+    /// not ack. Only what is acked makes room.
+    pub(crate) fn kept_while_blocked(
+        &self,
+        connection: ConnectionId,
+        blocked: Duration,
+    ) -> Option<Refusal> {
+        let timeout = self.consumer_timeout;
+        let channels = &self.connections.get(connection)?.channels;
+        let has_deliveries =
+            |id| self.channels.get(id).is_some_and(|one| one.unsettled_count() > 0);
+        if blocked.as_millis() < u128::from(timeout)
+            || !channels.iter().copied().any(has_deliveries)
+        {
+            return None;
+        }
+        let text = format!(
+            "low on memory: this connection is blocked and has deliveries that were not acknowledged in {timeout} ms. \
+             Publish and consume on different connections"
+        );
+        Some(Refusal::new(ReplyCode::RESOURCE_ERROR, text))
     }
 
     /// Sees to it that what is due then is looked at in time. As a rule it is later than what was delivered before.
@@ -123,7 +149,7 @@ impl Vhost {
     }
 
     /// The numbers of the channels of a connection that were closed from here since this was asked last.
-    pub(crate) fn closed_channels(&mut self, connection: super::ConnectionId) -> Vec<u16> {
+    pub(crate) fn closed_channels(&mut self, connection: ConnectionId) -> Vec<u16> {
         let connection = self.connections.get_mut(connection);
         connection.map(|found| std::mem::take(&mut found.closed)).unwrap_or_default()
     }

@@ -14,4 +14,5 @@ mod recording;
 mod restarting;
 mod stopping;
 mod support;
+mod unfinished;
 mod watching;
