@@ -6,7 +6,9 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{timeout, timeout_at};
 
-use crate::amqp::{self, Channel, DeleteExchange, DeleteQueue, GetOptions, deadline_in};
+use crate::amqp::{
+    self, Channel, Connection, DeleteExchange, DeleteQueue, GetOptions, deadline_in,
+};
 use crate::consumer::{Common, ConsumerBuilder};
 use crate::delay::Delays;
 use crate::delivery::Delivery;
@@ -271,9 +273,24 @@ impl Client {
             // One of them may be what the broker has closed the connection for: then it does so again.
             let is_refused = !is_lost && !failed.is_empty();
             if (!is_lost && up.connection.is_usable()) || (is_refused && was_refused) {
+                let bind = self.bind_delayed(&up.connection, topology);
+                timeout_at(deadline, bind).await.map_err(late)?;
                 return Ok((applied, failed));
             }
             was_refused = is_refused;
+        }
+    }
+
+    /// Binds targets of delayed messages again: a target that was deleted and is declared now has lost its binding.
+    async fn bind_delayed(&self, connection: &Connection, topology: &Topology) {
+        let core = self.core();
+        let bindings = core.delays.bindings_for(topology);
+        if bindings.is_empty() {
+            return;
+        }
+        let (_, failed) = core.remembered.apply(connection, &bindings).await;
+        for (name, error) in failed {
+            tracing::warn!("delayed messages will be parked: cannot restore {name}: {error}");
         }
     }
 

@@ -11,7 +11,8 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 
 use crate::amqp::{Properties, Table, Value};
-use crate::client::Client;
+use crate::client::line::State;
+use crate::client::{Client, version};
 use crate::error::{Error, ErrorKind};
 use crate::message::{IntoMessage, Message};
 use crate::mover::kept;
@@ -53,9 +54,12 @@ impl Publisher {
     /// ```
     ///
     /// Delays are up to eight years and a half long, and are rounded up: up to ten minutes to an eighth of a second, beyond
-    /// that to a second. A message is never early; it is late by what the broker takes, a few milliseconds for each
-    /// queue that it waits in. The delay counts from when the broker takes the message. With no delay it is published as
-    /// by [`publish`](Publisher::publish).
+    /// that to a second. A message is never early. The delay counts from when the broker takes the message. With no
+    /// delay it is published as by [`publish`](Publisher::publish).
+    ///
+    /// The message waits in quorum queues that dead-letter at least once, unless [`Delays::declare`] has made classic ones.
+    /// RabbitMQ has such queues from 3.10 on, with the feature flag `stream_queue`. Then a node that is killed loses no
+    /// message. One that was moving between two queues may come twice, and three minutes late.
     ///
     /// # On the way
     ///
@@ -63,9 +67,9 @@ impl Publisher {
     /// longer one. They are made when they are first needed, or by [`Delays::declare`]. A message keeps its routing key,
     /// properties and headers, and gets some more headers that begin with `leveret-delay-`, and `x-death`. Where it
     /// was dead-lettered before is forgotten. If it has an expiration, that waits in the header `x-leveret-expiration`
-    /// and does not come back: no broker can put it back in place. Give the target queue a TTL instead. Where the
-    /// messages wait in quorum queues, the same goes for a priority (`x-leveret-priority`): it would let one message hold
-    /// up others.
+    /// and does not come back: no broker can put it back in place. Give the target queue a TTL instead. On RabbitMQ 4.0
+    /// to 4.2 the same goes for a priority (`x-leveret-priority`) where messages wait in quorum queues: there, a message of
+    /// high priority holds up others.
     ///
     /// The broker notes in the headers where a message has waited. If there is no room for that in a frame, the message is
     /// refused ([`ErrorKind::Invalid`]).
@@ -137,7 +141,7 @@ impl Publisher {
         if is_relayed {
             ready.relay(self.client());
         }
-        if ready.has_quorum() {
+        if ready.has_quorum() && priorities_overtake(self.client()) {
             level_priority(&mut properties)?;
         }
         let message = Message::with_properties(body, properties);
@@ -199,8 +203,20 @@ fn addressed(
 /// The priority that a quorum queue takes a message for that has none.
 const USUAL_PRIORITY: u8 = 4;
 
-/// In quorum queues (from 4.0 on) a message of higher priority overtakes the others, and nothing behind the first one
-/// expires: they would wait until its time has come. So all wait with the same.
+/// Whether a message of higher priority overtakes others in a quorum queue, and holds up their expiration: RabbitMQ 4.0 to
+/// 4.2, and maybe a broker of unknown version. Quorum queues of 3.10 to 3.13 have no priorities; those of 4.3 look for
+/// expired messages of each priority.
+fn priorities_overtake(client: &Client) -> bool {
+    match client.core().home().state() {
+        State::Up(up) => match version(up.connection.server_properties()) {
+            (0, 0) => true,
+            version => ((4, 0)..(4, 3)).contains(&version),
+        },
+        State::Down(_) | State::Ended(_) => true,
+    }
+}
+
+/// All messages wait with the same priority, so that none holds up others.
 fn level_priority(properties: &mut Properties<'static>) -> Result<(), Error> {
     match properties.priority {
         Some(priority) if priority != USUAL_PRIORITY => {
@@ -247,7 +263,7 @@ fn forget_the_past(headers: &mut Table<'_>) {
 ///
 /// let client = Client::embedded().await?;
 /// let delays = client.delays();
-/// delays.declare(QueueType::Quorum).await?; // otherwise of the broker's default type, when first needed
+/// delays.declare(QueueType::Quorum).await?; // all 31 levels now; by default each level when it is first needed
 /// println!("{} wait, {} found nobody", delays.pending().await?, delays.unroutable().await?);
 /// # Ok(())
 /// # }
@@ -262,12 +278,14 @@ impl Delays {
         Delays { client }
     }
 
-    /// Declares the queues in which delayed messages wait, all of them. If they exist with another type, it is an error of
-    /// the kind [`ErrorKind::Conflict`]; publishing uses them as they are.
+    /// Declares the queues in which delayed messages wait, all of them. Without it, they are quorum queues. If they exist
+    /// with another type, it is an error of the kind [`ErrorKind::Conflict`]; publishing uses them as they are, and says so
+    /// once in the log.
     ///
     /// Quorum queues are replicated, and let go of a message only once it has arrived in the next queue. If a node fails
     /// in that moment, the message may come three minutes late, since RabbitMQ waits as long before it sends it again.
-    /// Classic queues do not wait for the next one: a node that fails in that moment may lose the message.
+    /// Classic queues do not wait for the next one: **a node that fails in that moment loses the message.** A broker
+    /// before RabbitMQ 3.10 has nothing else: there, declare classic queues before the first delayed message.
     pub async fn declare(&self, queue_type: QueueType) -> Result<(), Error> {
         if queue_type == QueueType::Stream {
             let text = "messages cannot wait in streams: choose classic or quorum queues";

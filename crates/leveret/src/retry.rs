@@ -66,8 +66,9 @@ pub(crate) use profile::Profile;
 /// - `jobs.return`, the exchange by which they come back to `jobs`, and to no other queue,
 /// - `jobs.parked`, exchange and queue: the [parking lot](crate::ParkingLot), for what is not tried again.
 ///
-/// They are of the type of the work queue, if this client has declared it, and else of the broker's default type; see
-/// [`queue_type`](Retry::queue_type). A message that waits was published there, confirmed, before the original is acked: it
+/// They are quorum queues, whatever the work queue is, and the wait queues dead-letter at least once; see
+/// [`queue_type`](Retry::queue_type). RabbitMQ has such queues from 3.10 on, with the feature flag `stream_queue`. Queues of
+/// these names that exist with other arguments are used as they are, and named in a warning in the log. A message that waits was published there, confirmed, before the original is acked: it
 /// may come twice if something breaks in between, and is never lost. It keeps its routing key and all properties and headers;
 /// what is known of its failures is in headers that begin with `x-leveret-`:
 ///
@@ -134,7 +135,10 @@ impl Retry {
         Retry::with(plain::Discard::new())
     }
 
-    /// Wait queues and parking lot are of this type. Without it, they are of the type of the work queue.
+    /// Wait queues and parking lot are of this type. Without it, they are quorum queues.
+    ///
+    /// Classic wait queues **lose a message** whose wait ends while their node is killed. A broker before RabbitMQ 3.10 has no
+    /// others.
     pub fn queue_type(mut self, queue_type: QueueType) -> Self {
         if let How::Tiers { queue_type: wanted, .. } = &mut self.how {
             *wanted = Some(queue_type);

@@ -8,6 +8,7 @@ mod client {
     mod consuming;
     mod cuts;
     mod delay;
+    mod delay_defaults;
     mod events;
     mod handling;
     mod health;

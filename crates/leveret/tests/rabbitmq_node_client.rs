@@ -12,5 +12,6 @@ mod rabbitmq_node_client {
     mod parking;
     mod parking_slow;
     mod plans;
+    mod retry;
     mod rpc;
 }

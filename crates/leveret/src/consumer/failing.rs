@@ -21,6 +21,7 @@ use crate::retry::profile::{Profile, Step, WorkQueue};
 use crate::retry::stamp::{Detail, Failed, Origin};
 use crate::retry::{Deaths, Decision, Diagnosis, Facts, ParkReason, Retry, RetryPolicy, Verdict};
 use crate::telemetry::Consumed;
+use crate::topology;
 
 /// How long a message that cannot be moved now stays with its consumer before it goes back to its queue: whatever the
 /// trouble is, asking again at once would add to it.
@@ -109,6 +110,7 @@ impl Failing {
             if let Some((_, error)) = failed.iter().find(|(_, error)| !self.serves_as_well(error)) {
                 return Err(error.clone());
             }
+            self.warn_of_others(&failed);
         }
         *declared += 1;
         self.epoch.store(*declared, Ordering::Relaxed);
@@ -131,6 +133,21 @@ impl Failing {
             );
         }
         Verdict::Retry
+    }
+
+    /// Queues that exist with other arguments are used as they are: the broker never changes a queue.
+    fn warn_of_others(&self, failed: &[topology::Failed]) {
+        if failed.is_empty() {
+            return;
+        }
+        let names: Vec<&str> = failed.iter().map(|(name, _)| name.as_str()).collect();
+        tracing::warn!(
+            queue = self.queue,
+            "failed messages wait in queues that exist with other arguments: {}. A classic queue, or a quorum queue without \
+             at-least-once dead-lettering, loses messages whose wait ends while a node is killed. Once these queues are \
+             empty, delete them: the next failed message declares them again",
+            names.join(", ")
+        );
     }
 
     /// Whether a queue was refused only because it is there with another type, that nobody has asked for. Of the work queue

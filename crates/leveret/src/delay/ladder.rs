@@ -99,6 +99,16 @@ impl Target {
         }
     }
 
+    /// Whether the topology declares the target.
+    pub(crate) fn is_declared_by(&self, topology: &Topology) -> bool {
+        match self {
+            Target::Queue(name) => topology.queues().iter().any(|queue| queue.name() == name),
+            Target::Exchange(name) | Target::Relayed(name) => {
+                topology.exchanges().iter().any(|exchange| exchange.name() == name)
+            }
+        }
+    }
+
     /// What lets messages out to it. A relay has no need for it, but whoever binds an exchange hears at once if it is not
     /// there, or not for this user.
     pub(crate) fn binding(&self) -> Binding {
@@ -122,30 +132,34 @@ fn drops_nothing(known: &Topology, exchange: &str) -> bool {
 }
 
 /// Some levels, from the lowest, with the way in and the way out if that is among them.
-pub(crate) fn topology(levels: Range<u8>, queue_type: Option<QueueType>) -> Topology {
+pub(crate) fn topology(levels: Range<u8>, queue_type: QueueType) -> Topology {
     let ends = if levels.start == 0 { ends(queue_type) } else { Topology::new() };
     levels.fold(ends, |topology, level| topology.and(rung(level, queue_type)))
 }
 
-fn ends(queue_type: Option<QueueType>) -> Topology {
-    let exit = queue(EXIT, queue_type).message_ttl(Duration::ZERO).dead_letter_to(EXIT);
+fn ends(queue_type: QueueType) -> Topology {
+    let queue = |name| Queue::new(name).of_type(queue_type);
+    let exit = queue(EXIT).message_ttl(Duration::ZERO).dead_letter_to(EXIT);
     let with = |name, header| Binding::to_queue(name, OUT, "").argument(header, Value::Void);
     Topology::new()
         .exchange(Exchange::headers(ENTRY))
         .exchange(Exchange::headers(OUT).alternate(UNROUTABLE))
         .exchange(Exchange::headers(EXIT).alternate(UNROUTABLE))
         .exchange(Exchange::fanout(UNROUTABLE))
-        .queue(lasting(queue(UNROUTABLE, queue_type)).bind(UNROUTABLE, ""))
+        .queue(lasting(queue(UNROUTABLE)).bind(UNROUTABLE, ""))
         .queue(at_least_once(exit))
-        .queue(lasting(queue(RELAY, queue_type)))
+        .queue(lasting(queue(RELAY)))
         .binding(with(EXIT, header::EXCHANGE))
         .binding(with(RELAY, header::RELAY))
 }
 
-fn rung(level: u8, queue_type: Option<QueueType>) -> Topology {
+fn rung(level: u8, queue_type: QueueType) -> Topology {
     let below = level.checked_sub(1).map_or(OUT.to_owned(), name);
     let (name, bit) = (name(level), header::bit(level));
-    let queue = queue(&name, queue_type).message_ttl(steps::wait(level)).dead_letter_to(&below);
+    let queue = Queue::new(&name)
+        .of_type(queue_type)
+        .message_ttl(steps::wait(level))
+        .dead_letter_to(&below);
     let enters = Binding::to_queue(&name, ENTRY, "").argument(header::LEVEL, i64::from(level));
     Topology::new()
         .exchange(Exchange::headers(&name).alternate(UNROUTABLE))
@@ -153,13 +167,6 @@ fn rung(level: u8, queue_type: Option<QueueType>) -> Topology {
         .binding(enters)
         .binding(Binding::to_queue(&name, &name, "").argument(&bit, true))
         .binding(Binding::to_exchange(below, &name, "").argument(&bit, false))
-}
-
-fn queue(name: &str, queue_type: Option<QueueType>) -> Queue {
-    match queue_type {
-        Some(queue_type) => Queue::new(name).of_type(queue_type),
-        None => Queue::new(name),
-    }
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout};
 use crate::amqp::lock;
 use crate::client::Client;
 use crate::error::Error;
-use crate::topology::{QueueType, Topology};
+use crate::topology::{Failed, QueueType, Topology};
 
 use super::ladder::{self, Target};
 use super::relay;
@@ -32,21 +32,30 @@ pub(crate) struct Ready {
     relay: OnceLock<JoinHandle<()>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Known {
-    queue_type: Option<QueueType>,
-    /// Whether messages may have to wait in quorum queues.
-    has_quorum: bool,
+    /// The type of the queues. A quorum queue keeps a message until the next queue has confirmed it; a classic queue
+    /// does not, and a node that is killed loses messages that are moving.
+    queue_type: QueueType,
+    /// Whether the log has the warning about queues with other arguments.
+    has_warned: bool,
     /// How many levels there are, from the lowest: it grows with the longest delay so far.
     levels: u8,
-    /// Who can be let out to, and since when that is known.
-    targets: HashMap<Target, Instant>,
+    /// The targets of delayed messages, and when each was bound. `None`: the binding is gone with its queue or exchange.
+    targets: HashMap<Target, Option<Instant>>,
+}
+
+impl Default for Known {
+    fn default() -> Self {
+        let queue_type = QueueType::Quorum;
+        Known { queue_type, has_warned: false, levels: 0, targets: HashMap::new() }
+    }
 }
 
 impl Known {
     fn has(&self, top: u8, target: Option<&Target>) -> bool {
-        let since = |target| self.targets.get(target).map(Instant::elapsed);
-        let is_bound = |target| since(target).is_some_and(|since| since < REBIND_AFTER);
+        let bound_at = |target| self.targets.get(target).copied().flatten();
+        let is_bound = |target| bound_at(target).is_some_and(|at| at.elapsed() < REBIND_AFTER);
         top < self.levels && target.is_none_or(is_bound)
     }
 
@@ -66,14 +75,14 @@ impl Known {
         if self.targets.len() >= MAX_TARGETS {
             self.targets.clear();
         }
-        self.targets.insert(target, Instant::now());
+        self.targets.insert(target, Some(Instant::now()));
     }
 }
 
 impl Ready {
     /// Whether messages may have to wait in quorum queues.
     pub(crate) fn has_quorum(&self) -> bool {
-        lock(&self.known).has_quorum
+        lock(&self.known).queue_type == QueueType::Quorum
     }
 
     /// Sees to it that a message can enter at this level, and leave to this target if it is a new one.
@@ -102,9 +111,18 @@ impl Ready {
             return Err(error.clone());
         }
         let mut known = lock(&self.known);
-        known.has_quorum |= !failed.is_empty();
+        if !failed.is_empty() && !std::mem::replace(&mut known.has_warned, true) {
+            warn_of_others(&failed);
+        }
         known.learn(top, target);
         Ok(())
+    }
+
+    /// The bindings of known targets that the topology declares: they went with the target if it was deleted before.
+    pub(crate) fn bindings_for(&self, topology: &Topology) -> Topology {
+        let known = lock(&self.known);
+        let declared = known.targets.keys().filter(|target| target.is_declared_by(topology));
+        declared.fold(Topology::new(), |bindings, target| bindings.binding(target.binding()))
     }
 
     /// Sees to it that somebody is there to take messages to exchanges.
@@ -119,10 +137,9 @@ impl Ready {
         queue_type: QueueType,
     ) -> Result<(), Error> {
         let _alone = self.declaring.lock().await;
-        client.apply(&ladder::topology(0..LEVELS, Some(queue_type))).await?;
+        client.apply(&ladder::topology(0..LEVELS, queue_type)).await?;
         let mut known = lock(&self.known);
-        known.queue_type = Some(queue_type);
-        known.has_quorum = queue_type == QueueType::Quorum;
+        known.queue_type = queue_type;
         known.levels = LEVELS;
         Ok(())
     }
@@ -130,9 +147,26 @@ impl Ready {
     /// A queue or an exchange was deleted, and its bindings with it.
     pub(crate) fn was_deleted(&self, name: &str) {
         let mut known = lock(&self.known);
-        known.targets.clear();
-        if name.starts_with(ladder::ENTRY) {
+        let is_ladder = name.starts_with(ladder::ENTRY);
+        for (target, bound_at) in &mut known.targets {
+            if is_ladder || target.header().1 == name {
+                *bound_at = None;
+            }
+        }
+        if is_ladder {
             known.levels = 0;
         }
     }
+}
+
+/// Queues that exist with other arguments are used as they are: the broker never changes a queue, and deleting one would
+/// delete its messages.
+fn warn_of_others(failed: &[Failed]) {
+    let names: Vec<&str> = failed.iter().map(|(name, _)| name.as_str()).collect();
+    let names = names.join(", ");
+    tracing::warn!(
+        "delayed messages wait in queues that exist with other arguments: {names}. A classic queue, or a quorum queue without \
+         at-least-once dead-lettering, loses messages that are moving when a node is killed. Once no message waits, delete \
+         these queues; the next delayed message declares them as quorum queues"
+    );
 }

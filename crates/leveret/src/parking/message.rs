@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 
 use crate::amqp::{Properties, RawProperties, Table, Value};
+use crate::delay::ladder::header as delay_header;
 use crate::mover::Parcel;
 use crate::retry::Deaths;
 use crate::retry::stamp::header;
@@ -198,6 +199,8 @@ impl Story {
         story.learn_from_sneakers(headers);
         story.learn_from_exceptions(headers);
         story.learn_from_deaths(headers);
+        // A delayed message whose target was gone when it was due.
+        story.queue = story.queue.take().or_else(|| text(delay_header::QUEUE));
         story
     }
 

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::amqp::{RawProperties, lock};
@@ -24,11 +23,10 @@ const MAX_TIERS: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Tiers {
     policy: RetryPolicy,
+    /// The type of the queues, if the application has chosen one; otherwise they are quorum queues.
     queue_type: Option<QueueType>,
     /// The waits for which there are queues, or will be before the next message goes there.
     waits: Mutex<BTreeSet<Tier>>,
-    /// Whether the queues are known to be classic ones, in which no priority counts.
-    is_classic: AtomicBool,
 }
 
 /// What the messages of a wait queue have in common.
@@ -71,8 +69,7 @@ impl Tiers {
     pub(crate) fn new(policy: RetryPolicy, queue_type: Option<QueueType>) -> Self {
         let waits = policy.all_waits(MAX_TIERS).unwrap_or_default();
         let waits = waits.into_iter().map(Tier::new).collect();
-        let is_classic = AtomicBool::new(queue_type == Some(QueueType::Classic));
-        Tiers { policy, queue_type, waits: Mutex::new(waits), is_classic }
+        Tiers { policy, queue_type, waits: Mutex::new(waits) }
     }
 
     /// The queue that comes nearest, and is not shorter unless there is no other.
@@ -95,18 +92,17 @@ impl Tiers {
         }
     }
 
-    /// The priority by which a message has to wait apart.
+    /// The priority by which a message has to wait apart: in classic queues no priority counts.
     fn priority(&self, delivery: &Delivery) -> Option<u8> {
         let priority = delivery.properties().priority?;
-        let is_apart = priority != USUAL_PRIORITY && !self.is_classic.load(Ordering::Relaxed);
-        is_apart.then_some(priority)
+        let is_classic = self.queue_type == Some(QueueType::Classic);
+        (priority != USUAL_PRIORITY && !is_classic).then_some(priority)
     }
 
-    fn queue(&self, work: &WorkQueue, name: String) -> Queue {
-        match self.queue_type {
-            Some(queue_type) => Queue::new(name).of_type(queue_type),
-            None => work.companion(name),
-        }
+    /// A quorum queue unless the application has chosen a type, whatever the work queue is: a classic queue forgets an
+    /// expired message before the work queue has it, and a node that is killed in that moment loses the message.
+    fn queue(&self, name: String) -> Queue {
+        Queue::new(name).of_type(self.queue_type.unwrap_or(QueueType::Quorum))
     }
 
     fn check(&self, work: &WorkQueue) -> Result<(), Error> {
@@ -129,17 +125,15 @@ impl Profile for Tiers {
     fn topology(&self, work: &WorkQueue) -> Result<Topology, Error> {
         self.check(work)?;
         let name = work.name();
-        let is_classic = self.queue(work, name.to_owned()).queue_type() == Some(QueueType::Classic);
-        self.is_classic.store(is_classic, Ordering::Relaxed);
         let (wait, back, parked) = (wait_name(name), return_name(name), parked_name(name));
         let mut topology = Topology::new()
             .exchange(Exchange::fanout(parked.as_str()))
             .exchange(Exchange::fanout(back.as_str()).alternate(parked.as_str()))
             .exchange(Exchange::headers(wait.as_str()))
-            .queue(lasting(self.queue(work, parked.clone())).bind(parked, ""))
+            .queue(lasting(self.queue(parked.clone())).bind(parked, ""))
             .binding(Binding::to_queue(name, back.as_str(), ""));
         for tier in lock(&self.waits).iter() {
-            let queue = self.queue(work, tier.queue(name));
+            let queue = self.queue(tier.queue(name));
             let queue = one_wait::at_least_once(queue.message_ttl(tier.wait).dead_letter_to(&back));
             let binding = Binding::to_queue(queue.name(), wait.as_str(), "")
                 .argument(tier.header(), milliseconds(tier.wait));

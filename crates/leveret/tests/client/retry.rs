@@ -509,3 +509,50 @@ async fn what_the_broker_delivers_again_anyway_is_not_doubled_by_moving_it() {
     let summary = runner.run_until(tokio::time::sleep(DAY)).await.unwrap();
     assert_eq!((summary.retried, summary.parked), (40, 20), "{summary:?}");
 }
+
+/// A classic wait queue may lose a message when a node is killed, whatever the work queue is.
+#[tokio::test(start_paused = true)]
+async fn failed_messages_wait_in_quorum_queues_that_dead_letter_at_least_once() {
+    for declared_by_this_client in [true, false] {
+        let broker = broker();
+        let owner = client_with(&broker, Queue::classic("q")).await;
+        let client = if declared_by_this_client { owner.clone() } else { client_of(&broker).await };
+        owner.publisher("").build().await.unwrap().publish("q", "job").await.unwrap();
+        run(&client, RetryPolicy::default(), 2, 2).await;
+
+        let snapshot = broker.snapshot();
+        let host = snapshot.virtual_host("/").unwrap();
+        let waiting = host.queues.iter().filter(|queue| queue.name.starts_with("q.wait"));
+        let strategies = waiting.map(|queue| {
+            assert_eq!(queue.kind, "quorum", "{}", queue.name);
+            queue.arguments.get("x-dead-letter-strategy")
+        });
+        let strategies: Vec<_> = strategies.collect();
+        assert_eq!(strategies, vec![Some("at-least-once".into()); 10]);
+        assert_eq!(host.queue("q.parked").unwrap().kind, "quorum");
+    }
+}
+
+/// With a classic wait queue the broker would drop it.
+#[tokio::test(start_paused = true)]
+async fn a_failed_message_whose_queue_is_full_comes_back_when_there_is_room() {
+    for profile in [Profile::RabbitMq3_10, Profile::RabbitMq4_3] {
+        let broker = Broker::builder().profile(profile).start().unwrap();
+        let full = Queue::classic("q").max_length(1).argument("x-overflow", "reject-publish");
+        let client = client_with(&broker, full).await;
+        let publisher = client.publisher("").build().await.unwrap();
+        publisher.publish("q", "job").await.unwrap();
+        let waits = async {
+            while depth(&broker, "q.wait.1d") != Some(1) {
+                tokio::time::sleep(SECOND).await;
+            }
+        };
+        let consumer = client.consumer("q").retry(RetryPolicy::fixed(DAY));
+        consumer.handle(async || Err::<(), _>("not yet")).run_until(waits).await.unwrap();
+        publisher.publish("q", "in its way").await.unwrap();
+        tokio::time::sleep(DAY).await;
+        client.purge_queue("q").await.unwrap();
+        tokio::time::sleep(200 * SECOND).await;
+        assert_eq!(depth(&broker, "q"), Some(1), "{profile}");
+    }
+}

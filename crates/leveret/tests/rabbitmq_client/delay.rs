@@ -4,7 +4,7 @@ use leveret::amqp::{GetOptions, Properties, Table};
 use leveret::{
     Client, Delivery, ErrorKind, Exchange, Message, Publisher, Queue, QueueType, Topology,
 };
-use leveret_testkit::rabbitmq;
+use leveret_testkit::rabbitmq::{self, Version};
 use tokio::time::Instant;
 
 use crate::support::client::{
@@ -343,12 +343,12 @@ async fn a_high_priority_holds_up_nobody() {
         delivery.ack().unwrap();
         let delivery = next(&mut deliveries).await;
         let kept = delivery.header("x-leveret-priority").and_then(|value| value.as_i64());
-        match queue_type {
-            QueueType::Quorum => {
-                assert_eq!((delivery.properties().priority, kept), (Some(4), Some(9)));
-            }
-            _ => assert_eq!((delivery.properties().priority, kept), (Some(9), None)),
-        }
+        // A quorum queue of 4.0 would let it hold up the other one.
+        let expected = match (queue_type, Version::under_test()) {
+            (QueueType::Quorum, Version::V4_0) => (Some(4), Some(9)),
+            _ => (Some(9), None),
+        };
+        assert_eq!((delivery.properties().priority, kept), expected);
         delivery.ack().unwrap();
     });
     at_once(both).await;

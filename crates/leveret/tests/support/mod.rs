@@ -6,6 +6,7 @@
 pub mod books;
 pub mod client;
 pub mod drops;
+pub mod kills;
 pub mod plan;
 pub mod scene;
 pub mod services;
