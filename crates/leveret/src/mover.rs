@@ -17,6 +17,10 @@ use crate::retry::Deaths;
 
 /// Headers in which a message keeps what the broker would refuse, or act on at the wrong time.
 pub(crate) mod kept {
+    use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
+
+    use crate::amqp::{Array, Value};
+
     /// Who published it: the broker refuses the name of anybody but the one who sends it on.
     pub(crate) const USER_ID: &str = "x-leveret-user-id";
     /// The `expiration` it had: it may not expire where it waits, or where it is parked.
@@ -29,6 +33,25 @@ pub(crate) mod kept {
     pub(crate) const BLIND_COPIES: &str = "x-leveret-bcc";
     /// Its properties as they came, if they are malformed and therefore cannot be sent.
     pub(crate) const PROPERTIES: &str = "x-leveret-properties";
+
+    /// What a routing key keeps its distance from others with, and what makes text look like a list in JSON.
+    const ENCODED: &AsciiSet = &CONTROLS.add(b' ').add(b'%').add(b'[');
+
+    /// Routing keys as one text. A list of texts would be enough for Orb to refuse the message.
+    pub(crate) fn keys_as_text<'k>(keys: impl Iterator<Item = &'k [u8]>) -> String {
+        let keys = keys.map(|key| percent_encode(key, ENCODED).to_string());
+        keys.collect::<Vec<_>>().join(" ")
+    }
+
+    /// The list of them again. What is no text is one already: earlier versions wrote lists.
+    pub(crate) fn keys(kept: Value<'static>) -> Value<'static> {
+        let Some(text) = kept.as_str() else { return kept };
+        let keys = text.split(' ').map(|key| percent_decode_str(key).collect::<Vec<u8>>());
+        match Array::from_values(keys.map(|key| Value::Str(key.into()))) {
+            Ok(keys) => Value::Array(keys),
+            Err(_) => kept,
+        }
+    }
 }
 
 /// The headers in which the broker says where a message died.
@@ -119,8 +142,14 @@ impl Parcel {
 
     /// Further routing keys wait in a header, so that they do not send copies to others whenever it is tried again.
     pub(crate) fn keep_copies(&mut self) {
-        if let Some(keys) = self.remove("CC") {
-            self.set(kept::COPIES, keys);
+        let Some(keys) = self.remove("CC") else { return };
+        match keys.as_array().map(|keys| keys.iter().collect::<Vec<_>>()) {
+            Some(keys) if keys.is_empty() => {}
+            Some(keys) if keys.iter().all(|key| key.as_bytes().is_some()) => {
+                let text = kept::keys_as_text(keys.iter().filter_map(Value::as_bytes));
+                self.set(kept::COPIES, text);
+            }
+            _ => self.set(kept::COPIES, keys),
         }
     }
 
@@ -363,6 +392,21 @@ fn read(what: &str, outcome: Outcome) -> Result<Result<(), Error>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::amqp::Array;
+
+    #[test]
+    fn further_routing_keys_are_kept_as_one_text_and_come_back() {
+        let keys: [&[u8]; 5] = [b"a.b", b"", b"x y%", "gr\u{fc}n".as_bytes(), b"[\xff]"];
+        let text = kept::keys_as_text(keys.iter().copied());
+        assert_eq!(text, "a.b  x%20y%25 gr%C3%BCn %5B%FF]");
+        let read = kept::keys(Value::from(text));
+        let read: Vec<Vec<u8>> =
+            read.as_array().unwrap().iter().map(|key| key.as_bytes().unwrap().to_vec()).collect();
+        assert_eq!(read, keys);
+        // As earlier versions kept them.
+        let list = Value::Array(Array::from_values(["a".into(), "b".into()]).unwrap());
+        assert_eq!(kept::keys(list.clone()), list);
+    }
 
     #[test]
     fn a_routing_key_that_is_no_text_can_be_sent_all_the_same() {

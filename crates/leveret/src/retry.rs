@@ -14,6 +14,7 @@ mod classify;
 mod cover_art;
 mod deaths;
 mod failure;
+mod iso8601;
 pub(crate) mod one_wait;
 mod orb;
 mod plain;
@@ -70,19 +71,21 @@ pub(crate) use profile::Profile;
 /// [`queue_type`](Retry::queue_type). RabbitMQ has such queues from 3.10 on, with the feature flag `stream_queue`. Queues of
 /// these names that exist with other arguments are used as they are, and named in a warning in the log. A message that waits was published there, confirmed, before the original is acked: it
 /// may come twice if something breaks in between, and is never lost. It keeps its routing key and all properties and headers;
-/// what is known of its failures is in headers that begin with `x-leveret-`:
+/// what is known of its failures is in headers that begin with `x-leveret-`. Their values are text, and the history a list of
+/// tables of text, because there are clients that refuse a message with any other header. (Earlier versions wrote integers
+/// and timestamps, which are still read.)
 ///
 /// | header | what |
 /// |---|---|
 /// | `x-leveret-attempts` | how many deliveries failed |
 /// | `x-leveret-error`, `x-leveret-error-kind` | the last error |
 /// | `x-leveret-history` | the first error and the last ones: tables with `at`, `kind`, `error` |
-/// | `x-leveret-first-failure`, `x-leveret-last-failure` | when |
+/// | `x-leveret-first-failure`, `x-leveret-last-failure` | when: `2024-02-29T12:30:05Z` |
 /// | `x-leveret-queue`, `x-leveret-exchange`, `x-leveret-routing-key` | where it came from |
 /// | `x-leveret-return` | of parked messages: the exchange by which they get back to their queue under their own routing key; without it, that is the default exchange with the name of the queue |
 /// | `x-leveret-reason` | of parked messages: `exhausted`, `too-old`, `permanent`, `unmovable` or `unroutable` |
 /// | `x-leveret-rejected` | of [`Acapi`] and [`Chandra`], in messages that were put into their queue anew: how often they had been rejected before |
-/// | `x-leveret-expiration`, `x-leveret-user-id`, `x-leveret-cc` | properties, and the header `CC`, that it could not keep while it waits |
+/// | `x-leveret-expiration`, `x-leveret-user-id`, `x-leveret-cc` | properties, and the keys of the header `CC`, that it could not keep while it waits; the keys are percent-encoded, with a space between them |
 ///
 /// # Delivery limits
 ///

@@ -139,21 +139,24 @@ async fn replay_all(taking: &Channel, moving: &Channel, run: Run) -> Result<(), 
 fn stamped(delivery: &Delivery, kind: &str, error: &str) -> FieldTable {
     let headers = delivery.properties.headers().clone().unwrap_or_default();
     let known = headers.inner();
-    let attempts = known.get("x-leveret-attempts").and_then(AMQPValue::as_long_long_int);
+    let attempts = known.get("x-leveret-attempts").and_then(AMQPValue::as_long_string);
+    let attempts =
+        attempts.and_then(|text| str::from_utf8(text.as_bytes()).ok()?.parse::<u32>().ok());
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let now = text(&now.to_string());
     let first = known.get("x-leveret-first-failure").cloned();
     let exchange = known.get("x-leveret-exchange").cloned();
     let routing_key = known.get("x-leveret-routing-key").cloned();
     let facts = [
-        ("x-leveret-attempts", AMQPValue::LongLongInt(attempts.unwrap_or(0) + 1)),
+        ("x-leveret-attempts", text(&(attempts.unwrap_or(0) + 1).to_string())),
         ("x-leveret-queue", text(QUEUE)),
         ("x-leveret-exchange", exchange.unwrap_or_else(|| text(delivery.exchange.as_str()))),
         (
             "x-leveret-routing-key",
             routing_key.unwrap_or_else(|| text(delivery.routing_key.as_str())),
         ),
-        ("x-leveret-first-failure", first.unwrap_or(AMQPValue::Timestamp(now))),
-        ("x-leveret-last-failure", AMQPValue::Timestamp(now)),
+        ("x-leveret-first-failure", first.unwrap_or(now.clone())),
+        ("x-leveret-last-failure", now),
         ("x-leveret-error-kind", text(kind)),
         ("x-leveret-error", text(error)),
     ];

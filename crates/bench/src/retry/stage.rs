@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use leveret::amqp::{
     Channel, Connection, ConsumeOptions, Delivery, Options, Properties, Publish, QueueOptions,
+    Value,
 };
 use leveret_testkit::rabbitmq::{RabbitNode, Version};
 use tokio::time::timeout;
@@ -94,8 +95,9 @@ async fn collect(channel: &Channel, queue: &str, run: Run) -> Result<(), Failure
 fn check_marks(job: Job, delivery: &Delivery) -> Result<(), Failure> {
     let properties = delivery.properties();
     let headers = properties.headers.as_ref();
-    let attempts = headers.and_then(|headers| headers.get("x-leveret-attempts")?.as_i64());
-    let expected = (job == Job::Park).then_some(1);
+    let attempts = headers.and_then(|headers| headers.get("x-leveret-attempts"));
+    let attempts = attempts.as_ref().and_then(Value::as_str);
+    let expected = (job == Job::Park).then_some("1");
     if attempts != expected || properties.delivery_mode != Some(2) {
         return Err(format!("a message came out as {properties:?}").into());
     }

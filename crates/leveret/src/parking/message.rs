@@ -9,7 +9,7 @@ use crate::amqp::{Properties, RawProperties, Table, Value};
 use crate::delay::ladder::header as delay_header;
 use crate::mover::Parcel;
 use crate::retry::Deaths;
-use crate::retry::stamp::header;
+use crate::retry::stamp::{self, header};
 
 /// A message that was parked: a copy, to look at. The message itself stays where it is.
 #[derive(Clone, Debug)]
@@ -182,12 +182,12 @@ impl Story {
         let Some(headers) = raw.get().headers else { return Story::default() };
         let headers = &headers;
         let text = |name: &str| headers.get(name).and_then(|value| readable(&value));
-        let when = |name: &str| headers.get(name).and_then(|value| timestamp(&value));
+        let when = |name: &str| headers.get(name).and_then(|value| stamp::time_in(&value));
         let mut story = Story {
             error: text(header::ERROR),
             kind: text(header::KIND),
             reason: text(header::REASON),
-            attempts: headers.get(header::ATTEMPTS).and_then(|value| count(value.as_i64()?)),
+            attempts: headers.get(header::ATTEMPTS).and_then(|value| stamp::count(&value)),
             first_failure: when(header::FIRST),
             last_failure: when(header::LAST),
             queue: text(header::QUEUE),
@@ -269,7 +269,7 @@ fn history(header: &Value<'_>) -> Vec<PastError> {
     let read = |entry: Value<'_>| match entry.as_table() {
         None => Some(PastError { error: readable(&entry)?, ..PastError::default() }),
         Some(table) => Some(PastError {
-            at: table.get("at").and_then(|at| timestamp(&at)),
+            at: table.get("at").and_then(|at| stamp::time_in(&at)),
             kind: table.get("kind").and_then(|kind| readable(&kind)),
             error: table.get("error").and_then(|error| readable(&error)).unwrap_or_default(),
         }),
@@ -279,13 +279,6 @@ fn history(header: &Value<'_>) -> Vec<PastError> {
 
 fn readable(value: &Value<'_>) -> Option<String> {
     value.as_bytes().map(|bytes| String::from_utf8_lossy(bytes).into_owned())
-}
-
-fn timestamp(value: &Value<'_>) -> Option<SystemTime> {
-    match value {
-        Value::Timestamp(seconds) => time(*seconds),
-        _ => None,
-    }
 }
 
 fn time(seconds: u64) -> Option<SystemTime> {

@@ -110,7 +110,7 @@ impl Router {
                 if !self.has_exchange(name).await? {
                     return Err(missing(format!("exchange {name:?} does not exist")));
                 }
-                stow_copies(parcel);
+                parcel.keep_copies();
                 parcel.exchange.clone_from(name);
                 if let Some(key) = routing_key {
                     parcel.routing_key.clone_from(key);
@@ -197,19 +197,13 @@ fn missing(text: String) -> Error {
 
 /// To one queue and no other. Its own routing key is noted, since the default exchange needs another.
 pub(super) fn straight_to(parcel: &mut Parcel, queue: &str) {
-    stow_copies(parcel);
+    // They were made when it was published first. Blind ones were not: only messages that were delayed, and came to no queue,
+    // still tell of them.
+    parcel.keep_copies();
     // Whoever gets it is not to know.
     parcel.remove("BCC");
     parcel.exchange.clear();
     parcel.routing_key = queue.to_owned();
-}
-
-/// What makes exchanges send copies to others goes into a header that does not: they were made when it was published first. Blind
-/// ones were not: only messages that were delayed, and came to no queue, still tell of them.
-fn stow_copies(parcel: &mut Parcel) {
-    if let Some(copies) = parcel.remove("CC") {
-        parcel.set(kept::COPIES, copies);
-    }
 }
 
 /// How it had been published is noted, if it is not yet: it gets another address.
@@ -227,7 +221,7 @@ pub(super) fn note_address(parcel: &mut Parcel, message: &ParkedMessage) {
 pub(super) fn reset(parcel: &mut Parcel) {
     for (name, stowed) in COPIES {
         if let Some(copies) = parcel.remove(stowed) {
-            parcel.set(name, copies);
+            parcel.set(name, kept::keys(copies));
         }
     }
     let text = |value: Option<Value<'static>>| {
@@ -340,6 +334,8 @@ mod tests {
         straight_to(&mut parcel, "q");
         assert_eq!((parcel.exchange.as_str(), parcel.routing_key.as_str()), ("", "q"));
         assert_eq!(parcel.header("CC"), None);
-        assert_eq!(parcel.header("x-leveret-cc"), Some(copies()));
+        assert_eq!(parcel.header("x-leveret-cc"), Some("other".into()));
+        reset(&mut parcel);
+        assert_eq!(parcel.header("CC"), Some(copies()));
     }
 }

@@ -42,7 +42,8 @@ use super::{Retry, traps};
 /// - `cover-art-archive.failed`, a fanout exchange and a queue: the parking lot.
 ///
 /// A failed message is published to one of the fanouts, confirmed, and only then acked. In its header `mb-retries` it says
-/// how many retries it has left: if there is none, it has as many as this is told; each takes one away. `mb-exceptions` has
+/// how many retries it has left: if there is none, it has as many as this is told; each takes one away. It is an integer of 32
+/// bits, the only one that all workers know. `mb-exceptions` has
 /// the texts of its errors, the oldest first; there are never more than ten, the first and the last ones. It also carries
 /// the headers that [`Retry`] lists. A parked one has no `mb-retries`, so that it begins anew if it is published again.
 ///
@@ -202,8 +203,7 @@ impl CoverArt {
             return self.max();
         }
         let Some(value) = properties.header(&self.retries_header) else { return self.max() };
-        let number = value.as_i64().or_else(|| value.as_str()?.trim().parse().ok());
-        number.map_or(self.max(), |left| u32::try_from(left.max(0)).unwrap_or(u32::MAX))
+        stamp::count(&value).unwrap_or(self.max())
     }
 
     fn add_exception(&self, parcel: &mut Parcel, failed: &Failed<'_>, detail: Detail) {
@@ -269,7 +269,8 @@ impl Profile for CoverArt {
     fn retry(&self, delivery: &Delivery, failed: &Failed<'_>, _: Duration, detail: Detail) -> Step {
         let mut parcel = self.parcel(delivery, self.retry_name(), failed, detail);
         let left = self.left(delivery.raw_properties()).saturating_sub(1);
-        parcel.set(&self.retries_header, i64::from(left));
+        // Other workers know an integer of 32 bits only, and take any other value for none.
+        parcel.set(&self.retries_header, i32::try_from(left).unwrap_or(i32::MAX));
         parcel.forget_fatal_deaths(delivery.queue());
         if let Some(job) = self.job(delivery.queue()) {
             parcel.routing_key = job.to_owned();

@@ -12,7 +12,7 @@ use crate::topology::{Exchange, Queue, QueueType, Topology};
 
 use super::policy::RetryPolicy;
 use super::profile::{Profile, Step, WorkQueue};
-use super::stamp::{Detail, Failed, header};
+use super::stamp::{self, Detail, Failed, header};
 use super::{Retry, one_wait, rejecting, traps};
 
 mod redelivery;
@@ -56,7 +56,10 @@ const QUEUE: &str = "orb-queue";
 ///
 /// Handlers that fail have their message rejected. The [redelivery service](Self::redelivery) then publishes it, to its queue
 /// or to where it waits, confirmed, and acks it after that. It counts in the header `orb-redelivery-count` and says in
-/// `orb-queue` where the message belongs, as Orb does, so that both can work side by side. Orb gives a message up that has
+/// `orb-queue` where the message belongs, as Orb does, so that both can work side by side. All that it adds to a message are
+/// headers of text, because Orb's programs refuse a message with any that is neither text nor a list. They declare their queues
+/// without a type, so a queue that is shared with them is `Queue::new(name)`: the broker would refuse them a quorum queue, and adds
+/// the number `x-delivery-count` there. Orb gives a message up that has
 /// failed too often; here it is parked: by the consumer, which knows the error, or by the service, for consumers that do
 /// nothing but reject. So is one whose queue is not there, or of which nobody knows where it belongs. A parked message has no
 /// count, so that it begins anew if it is published again.
@@ -86,7 +89,8 @@ impl Default for Orb {
 }
 
 impl Orb {
-    /// 30 attempts: at once, then after 2 s, 3 s, 4.5 s and so on up to a minute.
+    /// 30 attempts: at once, then after 2 s, 3 s, 4.5 s and so on up to a minute, as Orb's program has it. The example in its
+    /// document begins with 3 s: for that, begin with an [interval](Self::initial_interval) of 3 s.
     pub fn new() -> Self {
         Orb {
             exchange: String::new(),
@@ -222,9 +226,7 @@ impl Orb {
 
     /// How often a message was sent back, if it says so.
     fn count(properties: &RawProperties) -> Option<u32> {
-        let value = properties.has_headers().then(|| properties.header(COUNT)).flatten()?;
-        let number = value.as_i64().or_else(|| value.as_str()?.trim().parse().ok())?;
-        Some(u32::try_from(number.max(0)).unwrap_or(u32::MAX))
+        stamp::count(&properties.has_headers().then(|| properties.header(COUNT)).flatten()?)
     }
 
     /// Addresses a message to the parking lot.

@@ -3,7 +3,7 @@
 
 use std::time::SystemTime;
 
-use crate::amqp::{Array, RawProperties, Value};
+use crate::amqp::RawProperties;
 use crate::delivery::Delivery;
 use crate::error::Error;
 use crate::mover::{Parcel, kept};
@@ -13,7 +13,7 @@ use crate::topology::{Queue, QueueType};
 use super::deaths::{Death, Deaths};
 use super::profile::{WorkQueue, to_queue};
 use super::stamp::{self, Origin};
-use super::{one_wait, traps};
+use super::{iso8601, one_wait, traps};
 
 /// The work queue with the dead-letter exchange that the design needs. One that the client has declared already has to
 /// have it: a rejected message would be gone.
@@ -81,7 +81,7 @@ const REJECTED: &str = "x-leveret-rejected";
 /// How often a message was rejected.
 pub(crate) fn failures(properties: &RawProperties, queue: &str) -> u32 {
     let before = properties.has_headers().then(|| properties.header(REJECTED)).flatten();
-    let before = before.and_then(|before| u32::try_from(before.as_i64()?).ok());
+    let before = before.and_then(|before| stamp::count(&before));
     Deaths::of(properties).rejected_from(queue).saturating_add(before.unwrap_or_default())
 }
 
@@ -91,9 +91,9 @@ pub(crate) fn anew(delivery: &Delivery, queue: &str, origin: &Origin) -> Parcel 
     let properties = delivery.raw_properties();
     let rejected = failures(properties, delivery.queue());
     if rejected > 0 {
-        parcel.set(REJECTED, i64::from(rejected));
+        parcel.set(REJECTED, rejected.to_string());
         if let Some(first) = first_failure(properties, delivery.queue()) {
-            parcel.set(stamp::header::FIRST, Value::Timestamp(stamp::seconds(first)));
+            parcel.set(stamp::header::FIRST, iso8601::format(first));
         }
         if let Some(death) = Deaths::of(properties).rejection(delivery.queue()) {
             keep_what_dying_took(&mut parcel, death);
@@ -124,10 +124,8 @@ pub(crate) fn keep_what_dying_took(parcel: &mut Parcel, death: &Death) {
     }
     let has_copies = ["CC", kept::COPIES].iter().any(|name| parcel.header(name).is_some());
     if !has_copies && death.routing_keys.len() > 1 {
-        let keys = death.routing_keys[1..].iter().map(|key| Value::from(key.as_str()));
-        if let Ok(keys) = Array::from_values(keys) {
-            parcel.set(kept::COPIES, Value::Array(keys));
-        }
+        let keys = death.routing_keys[1..].iter().map(|key| key.as_bytes());
+        parcel.set(kept::COPIES, kept::keys_as_text(keys));
     }
 }
 

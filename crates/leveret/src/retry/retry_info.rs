@@ -1,14 +1,13 @@
 //! The header in which Kicks (Sneakers from 2.12 on) says why it has given a message up: JSON, in which a list has the
 //! newest first.
 
-use std::time::SystemTime;
-
 use serde_json::{Map, Value as Json, json};
 
 use crate::amqp::{Properties, Table, Value};
 use crate::mover::Parcel;
 
-use super::stamp::{Detail, Failed, MAX_ERROR, MAX_HISTORY, cut, seconds};
+use super::iso8601;
+use super::stamp::{Detail, Failed, MAX_ERROR, MAX_HISTORY, cut};
 
 const HEADER: &str = "retry_info";
 
@@ -21,7 +20,7 @@ pub(crate) fn write(parcel: &mut Parcel, failed: &Failed<'_>, detail: Detail) {
     let mut info = json!({
         "error": error,
         "num_attempts": failed.failures,
-        "failed_at": iso8601(failed.at),
+        "failed_at": iso8601::format(failed.at),
         "error_class": cut(failed.kind, 100),
         "error_message": error,
     });
@@ -99,49 +98,5 @@ fn of(value: &Value<'_>) -> Json {
             (_, Some(bytes)) => String::from_utf8_lossy(bytes).into(),
             _ => Json::Null,
         },
-    }
-}
-
-/// `2024-02-29T12:30:05Z`
-fn iso8601(time: SystemTime) -> String {
-    let seconds = seconds(time);
-    let (day, second) = (seconds / 86_400, seconds % 86_400);
-    let (year, month, day) = date(day);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
-}
-
-/// Year, month and day of a day since 1970.
-fn date(days: u64) -> (u64, u64, u64) {
-    // Years begin in March here, so that the day that some have more is their last one.
-    let days = days + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let of_month = day - (153 * month + 2) / 5 + 1;
-    let (month, later) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    (era * 400 + year + later, month, of_month)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::{Duration, UNIX_EPOCH};
-
-    use super::*;
-
-    #[test]
-    fn times_are_written_as_others_write_them() {
-        for (seconds, text) in [
-            (0, "1970-01-01T00:00:00Z"),
-            (951_782_399, "2000-02-28T23:59:59Z"),
-            (951_782_400, "2000-02-29T00:00:00Z"),
-            (951_868_800, "2000-03-01T00:00:00Z"),
-            (1_709_209_805, "2024-02-29T12:30:05Z"),
-            (4_107_542_400, "2100-03-01T00:00:00Z"),
-            (1_767_225_599, "2025-12-31T23:59:59Z"),
-        ] {
-            assert_eq!(iso8601(UNIX_EPOCH + Duration::from_secs(seconds)), text);
-        }
     }
 }

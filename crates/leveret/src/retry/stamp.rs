@@ -5,9 +5,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::amqp::{Array, RawProperties, ShortStr, Table, Value};
 use crate::mover::Parcel;
 
+use super::iso8601;
 use super::policy::ParkReason;
 
 /// The names of the headers. They are part of the API: other programs read them.
+///
+/// Their values are text, and the history a list of tables of text: there are clients that refuse a message with any other
+/// header (Orb's; those made with watermill). Earlier versions wrote integers and timestamps, which are still read.
 pub(crate) mod header {
     /// How many deliveries of it have failed.
     pub(crate) const ATTEMPTS: &str = "x-leveret-attempts";
@@ -79,12 +83,12 @@ pub(crate) enum Detail {
 impl Failed<'_> {
     /// Writes it into the headers of a message that moves on.
     pub(crate) fn stamp(&self, parcel: &mut Parcel, detail: Detail) {
-        let now = seconds(self.at);
-        parcel.set(header::ATTEMPTS, i64::from(self.failures));
+        let now = iso8601::format(self.at);
+        parcel.set(header::ATTEMPTS, self.failures.to_string());
         parcel.set(header::QUEUE, self.queue);
         self.origin.stamp(parcel);
-        parcel.set(header::FIRST, Value::Timestamp(seconds(self.first)));
-        parcel.set(header::LAST, Value::Timestamp(now));
+        parcel.set(header::FIRST, iso8601::format(self.first));
+        parcel.set(header::LAST, now.as_str());
         parcel.set(header::KIND, cut(self.kind, 100));
         if let Some(reason) = self.reason {
             parcel.set(header::REASON, reason.as_str());
@@ -92,7 +96,7 @@ impl Failed<'_> {
         match detail {
             Detail::Full => {
                 parcel.set(header::ERROR, cut(self.error, MAX_ERROR));
-                let history = self.history(parcel.header(header::HISTORY), now);
+                let history = self.history(parcel.header(header::HISTORY), &now);
                 parcel.set(header::HISTORY, Value::Array(history));
             }
             Detail::Needed => {
@@ -102,13 +106,13 @@ impl Failed<'_> {
         }
     }
 
-    fn history(&self, past: Option<Value<'_>>, now: u64) -> Array<'static> {
+    fn history(&self, past: Option<Value<'_>>, now: &str) -> Array<'static> {
         let mut history = past_of(past);
         let mut entry = Table::new();
         let fields = [
-            ("at", Value::Timestamp(now)),
-            ("kind", cut(self.kind, 100).into()),
-            ("error", cut(self.error, MAX_PAST_ERROR).into()),
+            ("at", now),
+            ("kind", cut(self.kind, 100)),
+            ("error", cut(self.error, MAX_PAST_ERROR)),
         ];
         for (name, value) in fields {
             let _ = entry.insert(name, value);
@@ -146,15 +150,25 @@ pub(crate) fn failures(properties: &RawProperties) -> u32 {
     if !properties.has_headers() {
         return 0;
     }
-    let attempts = properties.header(header::ATTEMPTS).and_then(|attempts| attempts.as_i64());
-    attempts.map_or(0, |attempts| u32::try_from(attempts.max(0)).unwrap_or(u32::MAX))
+    properties.header(header::ATTEMPTS).and_then(|attempts| count(&attempts)).unwrap_or(0)
 }
 
 /// When a message failed first, as it says itself.
 pub(crate) fn first_failure(properties: &RawProperties) -> Option<SystemTime> {
-    match properties.has_headers().then(|| properties.header(header::FIRST)).flatten() {
-        Some(Value::Timestamp(first)) => time(first),
-        _ => None,
+    time_in(&properties.has_headers().then(|| properties.header(header::FIRST)).flatten()?)
+}
+
+/// A count in a header: text, or an integer of whatever width. One below zero is zero.
+pub(crate) fn count(value: &Value<'_>) -> Option<u32> {
+    let number = value.as_i64().or_else(|| value.as_str()?.trim().parse().ok())?;
+    Some(u32::try_from(number.max(0)).unwrap_or(u32::MAX))
+}
+
+/// A time in a header: text, or a timestamp.
+pub(crate) fn time_in(value: &Value<'_>) -> Option<SystemTime> {
+    match value {
+        Value::Timestamp(seconds) => time(*seconds),
+        text => iso8601::parse(text.as_str()?),
     }
 }
 
@@ -194,6 +208,31 @@ mod tests {
     use super::*;
 
     #[test]
+    fn counts_and_times_are_read_in_all_forms_that_were_ever_written() {
+        for (value, expected) in [
+            ("7".into(), Some(7)),
+            (" 7 ".into(), Some(7)),
+            (Value::I64(7), Some(7)),
+            (Value::I32(7), Some(7)),
+            ("-1".into(), Some(0)),
+            (Value::I64(i64::MAX), Some(u32::MAX)),
+            ("seven".into(), None),
+            (Value::Bool(true), None),
+        ] {
+            assert_eq!(count(&value), expected, "{value:?}");
+        }
+        let then = time(1_700_000_000);
+        for (value, expected) in [
+            ("2023-11-14T22:13:20Z".into(), then),
+            (Value::Timestamp(1_700_000_000), then),
+            ("yesterday".into(), None),
+            (Value::I64(1_700_000_000), None),
+        ] {
+            assert_eq!(time_in(&value), expected, "{value:?}");
+        }
+    }
+
+    #[test]
     fn text_is_cut_between_characters() {
         assert_eq!(cut("abc", 5), "abc");
         assert_eq!(cut("abcdef", 3), "abc");
@@ -217,12 +256,12 @@ mod tests {
                 origin: Origin { exchange: nowhere.clone(), routing_key: nowhere },
                 reason: None,
             };
-            history = Some(Value::Array(failed.history(history, n.into())));
+            history = Some(Value::Array(failed.history(history, &n.to_string())));
         }
         let history = history.unwrap();
-        let at = |entry: Value<'_>| match entry.as_table().unwrap().get("at") {
-            Some(Value::Timestamp(at)) => at,
-            other => panic!("{other:?}"),
+        let at = |entry: Value<'_>| {
+            let at = entry.as_table().unwrap().get("at").unwrap();
+            at.as_str().unwrap().parse().unwrap()
         };
         let kept: Vec<u64> = history.as_array().unwrap().iter().map(at).collect();
         assert_eq!(kept, [1, 22, 23, 24, 25, 26, 27, 28, 29, 30]);

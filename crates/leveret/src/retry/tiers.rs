@@ -236,8 +236,8 @@ fn tier_name(queue: &str, wait: Duration) -> String {
     name
 }
 
-fn milliseconds(wait: Duration) -> i64 {
-    i64::try_from(wait.as_millis()).unwrap_or(i64::MAX)
+fn milliseconds(wait: Duration) -> String {
+    wait.as_millis().to_string()
 }
 
 /// Up to whole milliseconds, at least one.

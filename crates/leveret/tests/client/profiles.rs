@@ -117,8 +117,7 @@ fn text(delivery: &Delivery, header: &str) -> String {
 }
 
 fn number(delivery: &Delivery, header: &str) -> i64 {
-    let value = delivery.header(header).unwrap_or_else(|| panic!("no header {header}"));
-    value.as_i64().expect("a number")
+    text(delivery, header).parse().expect("a number")
 }
 
 /// What every parked message says (R72).
@@ -131,7 +130,7 @@ fn check_stamp(parked: &Delivery, expected: &Stamp<'_>) {
     assert_eq!(text(parked, "x-leveret-exchange"), expected.exchange);
     assert_eq!(text(parked, "x-leveret-routing-key"), expected.routing_key);
     for time in ["x-leveret-first-failure", "x-leveret-last-failure"] {
-        assert!(matches!(parked.header(time), Some(Value::Timestamp(1_700_000_000..))), "{time}");
+        assert!(text(parked, time).as_str() > "2023-11-14T22:13:20Z", "{time}");
     }
     let history = parked.header("x-leveret-history").expect("a history").into_owned();
     assert!(history.as_array().unwrap().iter().count() >= 1);

@@ -50,8 +50,7 @@ fn text(delivery: &Delivery, header: &str) -> String {
 
 /// What every parked message says, and that it would begin anew.
 fn check_stamp(parked: &Delivery, attempts: i64, [queue, exchange, key]: [&str; 3]) {
-    let number = parked.header("x-leveret-attempts").and_then(|value| value.as_i64());
-    assert_eq!(number, Some(attempts));
+    assert_eq!(text(parked, "x-leveret-attempts"), attempts.to_string());
     assert_eq!(text(parked, "x-leveret-error"), "not yet");
     assert_eq!(text(parked, "x-leveret-error-kind"), "early");
     assert_eq!(text(parked, "x-leveret-reason"), "exhausted");
@@ -59,7 +58,7 @@ fn check_stamp(parked: &Delivery, attempts: i64, [queue, exchange, key]: [&str; 
     assert_eq!(text(parked, "x-leveret-exchange"), exchange);
     assert_eq!(text(parked, "x-leveret-routing-key"), key);
     for time in ["x-leveret-first-failure", "x-leveret-last-failure"] {
-        assert!(matches!(parked.header(time), Some(Value::Timestamp(1_700_000_000..))), "{time}");
+        assert!(text(parked, time).as_str() > "2023-11-14T22:13:20Z", "{time}");
     }
     assert_eq!(parked.body(), "job");
     assert_eq!(text(parked, "tenant"), "acme");
@@ -192,8 +191,7 @@ async fn chandra_comes_back_under_its_own_key_and_ends_in_the_parking_lot() {
             assert_eq!(seen, attempts(3, "orders", "paid"));
             let parked = take(&client, "Q.parking_lot").await;
             check_stamp(&parked, 3, ["Q", "orders", "paid"]);
-            let copies = parked.header("x-leveret-cc").unwrap().into_owned();
-            assert_eq!(copies.as_array().unwrap().iter().next(), Some("other".into()));
+            assert_eq!(text(&parked, "x-leveret-cc"), "other");
             until_depth(&client, "other", 1).await;
             parked.ack().unwrap();
         }
@@ -440,8 +438,7 @@ async fn trap_5_a_delivery_limit_takes_messages_out_for_good_and_profiles_are_ou
     soon("the end", runner.run_until(stop)).await.unwrap();
     assert_eq!(*requeued.lock().unwrap(), 62);
     let parked = take(&client, "safe-error").await;
-    let attempts = parked.header("x-leveret-attempts").and_then(|value| value.as_i64());
-    assert_eq!(attempts, Some(2));
+    assert_eq!(text(&parked, "x-leveret-attempts"), "2");
 }
 
 /// Whether there was a message to go away with.

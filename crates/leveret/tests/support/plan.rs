@@ -154,8 +154,9 @@ impl Planned {
                 let message = parking.next().await.expect("the stream goes on").unwrap();
                 let properties = message.properties();
                 let id = properties.message_id.as_ref().and_then(|id| id.to_str().ok());
-                let attempts = message.header("x-leveret-attempts").and_then(|n| n.as_i64());
-                let attempts = attempts.expect("a count of attempts");
+                let attempts = message.header("x-leveret-attempts");
+                let attempts = attempts.and_then(|attempts| attempts.as_str()?.parse().ok());
+                let attempts: i64 = attempts.expect("a count of attempts");
                 parked.entry(number_of(id)).or_default().push(attempts);
                 let _ = message.ack();
             }

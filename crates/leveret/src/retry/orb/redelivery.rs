@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use crate::amqp::{ShortStr, Value};
+use crate::amqp::ShortStr;
 use crate::client::{Client, ClientEvent};
 use crate::clock;
 use crate::consumer::{Incoming, unless};
@@ -16,7 +16,7 @@ use crate::retry::plain::InPlace;
 use crate::retry::policy::{Decision, Facts, ParkReason};
 use crate::retry::rejecting;
 use crate::retry::stamp::{self, Detail, Failed, Origin, header};
-use crate::retry::{Retry, Verdict};
+use crate::retry::{Retry, Verdict, iso8601};
 use crate::telemetry::Consumed;
 
 use super::{COUNT, Orb, QUEUE};
@@ -328,8 +328,7 @@ impl<'a> Letter<'a> {
         if let Some(count) = count {
             parcel.set(COUNT, count.to_string());
             self.origin().stamp(&mut parcel);
-            let first = stamp::seconds(self.first_failure());
-            parcel.set(header::FIRST, Value::Timestamp(first));
+            parcel.set(header::FIRST, iso8601::format(self.first_failure()));
         }
         parcel
     }

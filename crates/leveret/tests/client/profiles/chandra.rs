@@ -103,8 +103,7 @@ async fn it_comes_back_under_its_own_key_and_is_parked_after_its_retries() {
                 back: None,
             },
         );
-        let copies = parked.header("x-leveret-cc").unwrap().into_owned();
-        assert_eq!(copies.as_array().unwrap().iter().count(), 1);
+        assert_eq!(text(&parked, "x-leveret-cc").split(' ').count(), 1);
     }
 }
 
