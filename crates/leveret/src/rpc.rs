@@ -54,6 +54,7 @@ pub use service::ServiceBuilder;
 pub use stream::{ReplyStream, StreamCall};
 
 use address::{ServiceAddress, Style};
+use asker::check_own_type;
 
 /// How many calls may be under way at a time, unless said otherwise: with their requests, a few megabytes.
 const MAX_IN_FLIGHT: usize = 4096;
@@ -67,7 +68,8 @@ pub enum Replies {
     Direct,
     /// To one queue for all calls, made with the first one and gone with the connection.
     Queue,
-    /// To a queue for each call, gone with it: as some designs have it. Costs three round trips more.
+    /// To a queue for each call, gone with it: as some designs have it. Whatever comes to the queue is a reply to that call,
+    /// with a correlation id or without. Costs three round trips more.
     QueuePerCall,
 }
 
@@ -190,7 +192,8 @@ impl RpcBuilder {
 /// A service, to be called.
 ///
 /// It clones cheaply. Any number of calls may be under way at the same time, from any number of tasks: each gets the reply
-/// that carries its correlation id, and no other. What comes late, twice or for nobody is counted and passed over.
+/// that carries its correlation id, or comes to [its own queue](Replies::QueuePerCall), and no other. What comes late, twice
+/// or for nobody is counted and passed over.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -252,7 +255,8 @@ impl RpcBuilder {
 /// # What goes over the wire
 ///
 /// A request has `reply-to`, a UUID as its `correlation-id` and `message-id`, and the method as its `type`, unless the
-/// routing key is the method. A reply has the `correlation-id` of its request. These headers are optional:
+/// routing key is the method. A call of the method `""` has no `type` of its own accord: that is for services that know nothing
+/// of methods. A reply has the `correlation-id` of its request. These headers are optional:
 ///
 /// | header of a reply | |
 /// |---|---|
@@ -298,13 +302,18 @@ impl Rpc {
         StreamCall::new(self, method, message.into_message())
     }
 
-    /// Sends a request that asks for no reply. `Ok` means that it is in the queue of the service; its properties are left
-    /// alone, but for the address.
+    /// Sends a request that asks for no reply. `Ok` means that it is in the queue of the service.
+    ///
+    /// What the message says is not changed. What it does not say is added as for each message that is
+    /// [published](Publisher::publish): it is persistent, and has an id and a timestamp. The method is a part of the address: a
+    /// service that is called by the name of its queue finds it in the property `type`. A message with another `type` of its
+    /// own is refused, unless the method is `""`: then the `type` stays as it is.
     pub async fn cast(&self, method: &str, message: impl IntoMessage) -> Result<(), Error> {
         let mut message = message.into_message()?;
         let Inner { address, client, .. } = &*self.inner;
-        if address.is_told_by_type() {
-            message = message.kind(method);
+        if let Some(kind) = address.kind(method) {
+            check_own_type(&message, kind)?;
+            message = message.kind(kind);
         }
         let make = || client.publisher(address.exchange()).build();
         let publisher = self.inner.to_cast.get_or_try_init(make).await?;
@@ -338,7 +347,7 @@ impl Rpc {
     ) -> Question<'a> {
         let address = &self.inner.address;
         let routing_key: Cow<'a, str> = address.routing_key(method);
-        let kind = address.is_told_by_type().then_some(method);
+        let kind = address.kind(method);
         Question {
             exchange: address.exchange(),
             routing_key,

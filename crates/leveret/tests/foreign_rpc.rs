@@ -48,6 +48,39 @@ async fn pika_calls_a_service() {
     .await;
 }
 
+/// The program in the guide, whose service has one function for all requests.
+#[tokio::test]
+async fn the_python_program_of_the_guide_calls_a_service_without_naming_a_method() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/rpc.md"));
+    let page = page.unwrap();
+    let (_, program) = page.split_once("```python\n").expect("a program");
+    let (program, _) = program.split_once("```").unwrap();
+    everywhere(async |url| {
+        let client = soon("a client", Client::connect(url)).await.unwrap();
+        let service = client.service("shouting").fallback(async |text: String| text.to_uppercase());
+        let service = Running::start(service).await;
+        let program = program.replace("amqp://localhost", url);
+        assert_eq!(succeed(Command::new(PYTHON).args(["-c", &program])).await, "HELLO\n");
+        assert_eq!(soon("the end", service.stop()).await.handled, 1);
+    })
+    .await;
+}
+
+/// As .NET's SimpleRpcClient asks: no method, and a reply to an exchange, with the correlation id of the request or none.
+#[tokio::test]
+async fn a_plain_caller_is_served_by_the_method_without_a_name_at_the_address_that_it_gives() {
+    everywhere(async |url| {
+        let client = soon("a client", Client::connect(url)).await.unwrap();
+        let service = client.service("plain").method("", async |text: String| text.to_uppercase());
+        let service = Running::start(service.method("double", double)).await;
+        let said = succeed(Command::new(PYTHON).args([PROGRAM, url, "ask"])).await;
+        assert_eq!(said.lines().count(), 4, "{said}");
+        let summary = soon("the end", service.stop()).await;
+        assert_eq!((summary.handled, summary.failed), (6, 0));
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn pika_is_called() {
     everywhere(async |url| {

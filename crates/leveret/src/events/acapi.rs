@@ -166,8 +166,9 @@ impl AcapiSite {
         Events::through(client.clone(), ingress, heard, self.exchanges(traffic))
     }
 
-    /// Its requests, to be made: the method of a call is the routing key. The exchanges have to exist, see
-    /// [`topology`](Self::topology).
+    /// Its requests, to be made: the method of a call is the routing key. Each call has a queue of its own, and what comes there
+    /// is its reply, with a correlation id or without. A call may wait for ever unless it has a
+    /// [timeout](RpcBuilder::timeout). The exchanges have to exist, see [`topology`](Self::topology).
     pub fn requests(&self, client: &Client) -> RpcBuilder {
         let fanout = self.exchange_name(&ExchangeKind::Fanout, AcapiTraffic::Requests);
         client.rpc(&fanout).exchange(&fanout).replies(Replies::QueuePerCall)

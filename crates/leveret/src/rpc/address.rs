@@ -43,9 +43,9 @@ impl ServiceAddress {
         }
     }
 
-    /// Whether the method is told by the property `type`.
-    pub(crate) fn is_told_by_type(&self) -> bool {
-        self.style == Style::Queue
+    /// What requests for a method have as their property `type`, if they need one. Without a method, they have none.
+    pub(crate) fn kind<'a>(&self, method: &'a str) -> Option<&'a str> {
+        (self.style == Style::Queue && !method.is_empty()).then_some(method)
     }
 
     /// The method that a request is for. One that came another way than over the exchange of the service is taken as if
@@ -174,8 +174,9 @@ mod tests {
             [(&queue, "", "prices"), (&own, "x", "quote"), (&shared, "services", "prices.quote")]
         {
             assert_eq!((address.exchange(), &*address.routing_key("quote")), (exchange, key));
-            let kind = address.is_told_by_type().then_some(&b"quote"[..]);
+            let kind = address.kind("quote").map(str::as_bytes);
             assert_eq!(address.method(exchange.as_bytes(), key.as_bytes(), kind), b"quote");
+            assert_eq!(address.kind(""), None);
         }
         assert_eq!(own.method(b"", b"prices", Some(b"quote")), b"quote");
         assert_eq!(own.method(b"", b"prices", None), b"");

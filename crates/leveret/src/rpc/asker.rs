@@ -269,7 +269,8 @@ impl Seat {
         match Pin::new(&mut **own).poll_next(context) {
             Poll::Pending => return false,
             Poll::Ready(Some(Ok(delivery))) => {
-                if let Some(waker) = shared.receive(Reply::of(&delivery)) {
+                // The queue is this question's alone, so its name is all that a reply needs.
+                if let Some(waker) = shared.receive(Some(self.id), Reply::of(&delivery)) {
                     waker.wake();
                 }
                 // If that is too late, the queue is gone and the reply was taken all the same.
@@ -321,10 +322,10 @@ impl Shared {
         CallerHealth { what: self.settings.what.clone(), in_flight, error }
     }
 
-    /// A reply came. Gives whom to wake.
+    /// A reply came, to the question with this id. Gives the waker of its caller.
     #[inline]
-    pub(super) fn receive(&self, reply: Reply) -> Option<Waker> {
-        let received = lock(&self.desk).receive(reply);
+    pub(super) fn receive(&self, id: Option<CorrelationId>, reply: Reply) -> Option<Waker> {
+        let received = lock(&self.desk).receive(id, reply);
         match received {
             Received::Wake(waker) => Some(waker),
             Received::Taken => None,
@@ -363,6 +364,9 @@ impl Shared {
         let Question {
             exchange, routing_key, mandatory, kind, mut message, wanted, patience, ..
         } = question;
+        if let Some(kind) = kind {
+            check_own_type(&message, kind)?;
+        }
         let text = id.to_text();
         let mut properties = match message.extra.take() {
             Some(extra) => extra.properties,
@@ -560,6 +564,17 @@ pub(super) async fn declare_reply_queue(channel: &Channel<Confirm>) -> Result<St
     let arguments = Table::from_pairs([("x-expires", UNUSED.into())])?;
     let options = QueueOptions { durable: false, exclusive: true, auto_delete: true, arguments };
     Ok(channel.declare_queue("", options).await?.name)
+}
+
+/// The method goes into the property `type`, which a message may have for itself.
+pub(super) fn check_own_type(message: &Message, method: &str) -> Result<(), Error> {
+    let own = message.extra.as_ref().and_then(|extra| extra.properties.kind.as_ref());
+    let Some(own) = own.filter(|own| own.as_bytes() != method.as_bytes()) else { return Ok(()) };
+    let text = format!(
+        "the message has the type {own:?}, and the method {method:?} would take its place: leave one of them out, or reach \
+         the service over an exchange, where the routing key is the method"
+    );
+    Err(Error::new(ErrorKind::Invalid, text))
 }
 
 fn invalid_method(error: impl fmt::Display) -> Error {

@@ -264,9 +264,8 @@ impl Desk {
         self.strays
     }
 
-    /// A reply came.
-    pub(crate) fn receive(&mut self, reply: Reply) -> Received {
-        let id = reply.correlation_id();
+    /// A reply came, to the question with this id.
+    pub(crate) fn receive(&mut self, id: Option<CorrelationId>, reply: Reply) -> Received {
         let waiting = id.and_then(|id| self.waiting.get_mut(&id));
         match waiting.filter(|waiting| !waiting.ended) {
             Some(waiting) => waiting.receive(reply),
@@ -474,6 +473,11 @@ mod tests {
         reply_with(id.to_text().as_short_str().as_bytes(), body, pairs)
     }
 
+    /// To whom the reply says that it belongs.
+    fn receive(desk: &mut Desk, reply: Reply) -> Received {
+        desk.receive(reply.correlation_id(), reply)
+    }
+
     fn more(id: CorrelationId, number: i64) -> Reply {
         reply(id, &number.to_string(), &[(PART, MORE.into()), (NUMBER, number.into())])
     }
@@ -509,9 +513,9 @@ mod tests {
         desk.open(second, Wanted::One, None, None);
         assert!(taken(&mut desk, first).is_empty());
         // Whoever waits is woken.
-        assert!(matches!(desk.receive(reply(second, "2", &[])), Received::Taken));
-        assert!(matches!(desk.receive(reply(first, "1", &[])), Received::Wake(_)));
-        assert!(matches!(desk.receive(reply(first, "1 again", &[])), Received::Stray));
+        assert!(matches!(receive(&mut desk, reply(second, "2", &[])), Received::Taken));
+        assert!(matches!(receive(&mut desk, reply(first, "1", &[])), Received::Wake(_)));
+        assert!(matches!(receive(&mut desk, reply(first, "1 again", &[])), Received::Stray));
         assert_eq!(taken(&mut desk, second), ["2", "end"]);
         assert_eq!(taken(&mut desk, first), ["1", "end"]);
         assert_eq!(desk.strays(), 1);
@@ -529,23 +533,23 @@ mod tests {
             reply_with(b"", "", &[]),
             Reply::new(RawProperties::default(), Bytes::new()),
         ] {
-            assert!(matches!(desk.receive(forged), Received::Stray));
+            assert!(matches!(receive(&mut desk, forged), Received::Stray));
         }
         assert!(taken(&mut desk, id).is_empty());
         desk.forget(id);
-        assert!(matches!(desk.receive(reply(id, "late", &[])), Received::Stray));
+        assert!(matches!(receive(&mut desk, reply(id, "late", &[])), Received::Stray));
         assert_eq!((desk.len(), desk.strays()), (0, 6));
     }
 
     #[test]
     fn one_call_passes_over_progress_and_wants_a_value() {
         let (mut desk, id) = opened(Wanted::One);
-        assert!(matches!(desk.receive(more(id, 1)), Received::Taken));
+        assert!(matches!(receive(&mut desk, more(id, 1)), Received::Taken));
         assert!(taken(&mut desk, id).is_empty());
-        desk.receive(reply(id, "", &[(PART, END.into())]));
+        receive(&mut desk, reply(id, "", &[(PART, END.into())]));
         assert_eq!(taken(&mut desk, id), ["Payload", "end"]);
         let (mut desk, id) = opened(Wanted::One);
-        desk.receive(reply(id, "no", &[(ERROR, "declined".into())]));
+        receive(&mut desk, reply(id, "no", &[(ERROR, "declined".into())]));
         assert_eq!(taken(&mut desk, id), ["Remote", "end"]);
     }
 
@@ -554,28 +558,28 @@ mod tests {
         let (mut desk, id) = opened(Wanted::Stream { buffer: 10 });
         // The service died after the second, and another one began anew.
         for number in [1, 2, 1, 2, 3] {
-            desk.receive(more(id, number));
+            receive(&mut desk, more(id, number));
         }
-        desk.receive(reply(id, "last", &[]));
-        assert!(matches!(desk.receive(more(id, 4)), Received::Stray));
+        receive(&mut desk, reply(id, "last", &[]));
+        assert!(matches!(receive(&mut desk, more(id, 4)), Received::Stray));
         assert_eq!(taken(&mut desk, id), ["1", "2", "3", "last", "end"]);
 
         let (mut desk, id) = opened(Wanted::Stream { buffer: 10 });
-        desk.receive(more(id, 1));
-        desk.receive(reply(id, "", &[(PART, END.into())]));
+        receive(&mut desk, more(id, 1));
+        receive(&mut desk, reply(id, "", &[(PART, END.into())]));
         assert_eq!(taken(&mut desk, id), ["1", "end"]);
 
         // Others may count from 0.
         let (mut desk, id) = opened(Wanted::Stream { buffer: 10 });
         for number in [0, 1, 0, 1, -1, -1, i64::MAX, 2] {
-            desk.receive(more(id, number));
+            receive(&mut desk, more(id, number));
         }
         let highest = i64::MAX.to_string();
         assert_eq!(taken(&mut desk, id), ["0", "1", "-1", "-1", &highest]);
 
         let (mut desk, id) = opened(Wanted::Stream { buffer: 10 });
-        desk.receive(more(id, 1));
-        desk.receive(reply(id, "no", &[(ERROR, "x".into())]));
+        receive(&mut desk, more(id, 1));
+        receive(&mut desk, reply(id, "no", &[(ERROR, "x".into())]));
         assert_eq!(taken(&mut desk, id), ["1", "Remote", "end"]);
     }
 
@@ -583,7 +587,7 @@ mod tests {
     fn a_stream_that_nobody_reads_ends_with_an_error() {
         let (mut desk, id) = opened(Wanted::Stream { buffer: 2 });
         for number in 1..=4 {
-            desk.receive(more(id, number));
+            receive(&mut desk, more(id, number));
         }
         assert_eq!(taken(&mut desk, id), ["1", "2", "Lost", "end"]);
         assert_eq!(desk.strays(), 1);
@@ -592,14 +596,14 @@ mod tests {
     #[test]
     fn who_gathers_hears_everybody_errors_included() {
         let (mut desk, id) = opened(Wanted::Gather { buffer: 10 });
-        desk.receive(reply(id, "a", &[]));
-        desk.receive(reply(id, "no", &[(ERROR, "x".into())]));
-        desk.receive(reply(id, "", &[(PART, END.into())]));
-        desk.receive(reply(id, "b", &[]));
+        receive(&mut desk, reply(id, "a", &[]));
+        receive(&mut desk, reply(id, "no", &[(ERROR, "x".into())]));
+        receive(&mut desk, reply(id, "", &[(PART, END.into())]));
+        receive(&mut desk, reply(id, "b", &[]));
         assert_eq!(taken(&mut desk, id), ["a", "Remote", "b"]);
-        desk.receive(reply(id, "c", &[]));
+        receive(&mut desk, reply(id, "c", &[]));
         desk.stop(id);
-        assert!(matches!(desk.receive(reply(id, "too late", &[])), Received::Stray));
+        assert!(matches!(receive(&mut desk, reply(id, "too late", &[])), Received::Stray));
         assert_eq!(taken(&mut desk, id), ["c", "end"]);
     }
 
@@ -608,7 +612,7 @@ mod tests {
         let (mut desk, waits) = opened(Wanted::One);
         let has = CorrelationId::fresh();
         desk.open(has, Wanted::One, None, None);
-        desk.receive(reply(has, "came", &[]));
+        receive(&mut desk, reply(has, "came", &[]));
         desk.fail_all(&Error::new(ErrorKind::Lost, "gone"));
         assert_eq!(taken(&mut desk, waits), ["Lost", "end"]);
         assert_eq!(taken(&mut desk, has), ["came", "end"]);
@@ -629,7 +633,7 @@ mod tests {
         let [answered, patient] = [open(3, false), CorrelationId::fresh()];
         desk.open(patient, Wanted::One, None, None);
         assert!(taken(&mut desk, three).is_empty());
-        desk.receive(reply(answered, "in time", &[]));
+        receive(&mut desk, reply(answered, "in time", &[]));
         assert_eq!(desk.alarm(), Some(at(3)));
         // One of them has asked to be woken.
         assert_eq!(desk.end_overdue(at(3)).len(), 1);
@@ -681,7 +685,7 @@ mod tests {
         for id in [waits, answered] {
             desk.open(id, Wanted::One, None, Some(request.clone()));
         }
-        desk.receive(reply(answered, "1", &[]));
+        receive(&mut desk, reply(answered, "1", &[]));
         assert_eq!(desk.to_send_again(), [waits]);
         assert!(desk.request(waits).is_some() && desk.request(answered).is_none());
         desk.forget(waits);

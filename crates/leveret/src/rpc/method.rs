@@ -209,11 +209,14 @@ impl Methods {
         let name = self.address.method(exchange.as_bytes(), key.as_bytes(), kind);
         let fallback = || self.fallback.as_ref().map(|(method, _)| method);
         self.by_name.get(name).or_else(fallback).ok_or_else(|| {
-            let text = format!(
-                "service {:?} has no method {:?}",
-                self.address.service,
-                String::from_utf8_lossy(name)
-            );
+            let service = &self.address.service;
+            let text = match String::from_utf8_lossy(name) {
+                name if name.is_empty() => format!(
+                    "the request names no method in its property \"type\", and service {service:?} has none for such requests \
+                     (ServiceBuilder::fallback is one)"
+                ),
+                name => format!("service {service:?} has no method {name:?}"),
+            };
             Failure::permanent(text).kind("unknown-method").into()
         })
     }

@@ -59,7 +59,7 @@ impl Wake for Pump {
                     // They are not to be settled, so they may be taken apart.
                     if let Some(Parts { letter, .. }) = reading.consumer.take() {
                         let reply = Reply::new(letter.properties, letter.body);
-                        reading.answered.extend(self.shared.receive(reply));
+                        reading.answered.extend(self.shared.receive(reply.correlation_id(), reply));
                     }
                 }
                 Poll::Ready(end) => break Some(end.err()),

@@ -103,8 +103,23 @@ impl ServiceBuilder {
         self
     }
 
-    /// What is called for requests of any other method. Without it they are answered with an error of the kind
-    /// `unknown-method`; one that asks for no reply is parked.
+    /// What is called for requests of any other method, and for those that name none. A service with a fallback alone has one
+    /// function for all requests, for callers that know nothing of methods:
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leveret::Error> {
+    /// # let client = leveret::Client::embedded().await?;
+    /// let shouting = client.service("shouting").fallback(async |text: String| text.to_uppercase());
+    /// # drop(shouting);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Without a fallback such requests are answered with an error of the kind `unknown-method`; one that asks for no reply is
+    /// parked. A request names its method in the property `type`, or by its routing key if it comes over the
+    /// [exchange](Self::exchange) of the service. To serve requests without a name beside methods with names, name a method
+    /// `""`.
     pub fn fallback<A: 'static>(mut self, method: impl Method<A>) -> Self {
         self.methods.set_fallback(method);
         self

@@ -86,6 +86,89 @@ async fn a_queue_for_a_call_is_gone_with_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_queue_for_a_call_names_it_and_its_reply_needs_no_id() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("plain")).await;
+    let mut requests = client.consumer("plain").stream().await.unwrap();
+    let publisher = client.publisher("").build().await.unwrap();
+    tokio::spawn(async move {
+        while let Some(Ok(request)) = requests.next().await {
+            let reply_to = request.properties().reply_to.unwrap().to_string();
+            publisher.publish(&reply_to, request.body().clone()).await.unwrap();
+            request.ack().unwrap();
+        }
+    });
+    let rpc = client.rpc("plain").replies(Replies::QueuePerCall).build().await.unwrap();
+    let calls = ["a", "b", "c"].map(|body| {
+        let rpc = rpc.clone();
+        async move { soon("a reply", rpc.call::<String>("m", body)).await.unwrap() }
+    });
+    assert_eq!(futures_util::future::join_all(calls).await, ["a", "b", "c"]);
+    assert_eq!((rpc.in_flight(), rpc.stray_replies()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cast_changes_nothing_that_the_message_says() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("plain")).await;
+    let rpc = client.rpc("plain").build().await.unwrap();
+    let long_ago = std::time::UNIX_EPOCH + Duration::from_secs(7);
+    let own = || {
+        let message = Message::new("own").message_id("1").correlation_id("2").reply_to("3");
+        message.timestamp(long_ago).transient().content_type("text/plain").header("n", 1)
+    };
+    let take = async || {
+        let got = client.get("plain", Default::default()).await.unwrap().expect("a request");
+        let properties = got.properties().into_owned();
+        got.ack().unwrap();
+        properties
+    };
+    let sent = |message: Message| message.into_parts().unwrap().1;
+    // The method is a part of the address, and without one there is none.
+    for (method, message, expected) in [
+        ("m", own(), own().kind("m")),
+        ("m", own().kind("m"), own().kind("m")),
+        ("", own(), own()),
+        ("", own().kind("theirs"), own().kind("theirs")),
+    ] {
+        soon("an outcome", rpc.cast(method, message)).await.unwrap();
+        assert_eq!(take().await, sent(expected));
+    }
+    soon("an outcome", rpc.cast("", "bare")).await.unwrap();
+    let bare = take().await;
+    assert_eq!((bare.kind, bare.correlation_id, bare.delivery_mode), (None, None, Some(2)));
+    assert!(bare.message_id.is_some() && bare.timestamp.is_some());
+    // Two names for one place.
+    let theirs = || own().kind("theirs");
+    let cast = soon("an outcome", rpc.cast("m", theirs())).await;
+    let call = soon("an outcome", rpc.call::<()>("m", theirs())).await;
+    for error in [cast.unwrap_err(), call.unwrap_err()] {
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains("theirs"), "{error}");
+    }
+    assert_eq!((rpc.in_flight(), depth(&broker, "plain")), (0, Some(0)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_with_one_function_serves_requests_that_name_no_method() {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    let upper = async |text: String| text.to_uppercase();
+    let _service = Running::start(client.service("one").fallback(upper)).await;
+    let rpc = client.rpc("one").build().await.unwrap();
+    for method in ["", "any"] {
+        let reply: String = soon("a reply", rpc.call(method, "hello")).await.unwrap();
+        assert_eq!(reply, "HELLO");
+    }
+    let _numbers = numbers(&client).await;
+    let rpc = client.rpc("numbers").build().await.unwrap();
+    let error = soon("a reply", rpc.call::<()>("", "1")).await.unwrap_err();
+    let remote = error.remote().unwrap();
+    assert_eq!(remote.kind, "unknown-method");
+    assert!(remote.text.contains("fallback"), "{remote}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_call_takes_no_longer_than_it_may() {
     let broker = broker();
     let client = client_with(&broker, Queue::classic("silent")).await;

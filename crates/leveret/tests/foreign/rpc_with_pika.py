@@ -1,6 +1,7 @@
 """Calls a service, or is one, with pika.
 
     rpc_with_pika.py URL call      calls the service "numbers" of the other side
+    rpc_with_pika.py URL ask       asks the service "plain", which has a method without a name
     rpc_with_pika.py URL serve     is the service "words", until it is told to stop
 """
 
@@ -64,6 +65,24 @@ def call(connection):
         print("ok", reply_to)
 
 
+def ask(connection):
+    channel = connection.channel()
+    channel.exchange_declare("replies", "topic")
+    queue = channel.queue_declare("", exclusive=True).method.queue
+    channel.queue_bind(queue, "replies", "mine.#")
+    for reply_to in [queue, f"direct:///{queue}", "topic://replies/mine.a/b"]:
+        for correlation_id in [None, "7"]:
+            properties = pika.BasicProperties(reply_to=reply_to, correlation_id=correlation_id)
+            channel.basic_publish("", "plain", "hello", properties)
+            for method, properties, body in channel.consume(queue, True, inactivity_timeout=SOON):
+                assert body == b"HELLO", (reply_to, body)
+                assert properties.correlation_id == correlation_id, properties
+                break
+        print("ok", reply_to)
+    channel.cancel()
+    print("ok")
+
+
 def serve(connection):
     channel = connection.channel()
     channel.queue_declare("words", durable=True)
@@ -96,5 +115,5 @@ def serve(connection):
 if __name__ == "__main__":
     parameters = pika.URLParameters(sys.argv[1])
     connection = pika.BlockingConnection(parameters)
-    {"call": call, "serve": serve}[sys.argv[2]](connection)
+    {"call": call, "ask": ask, "serve": serve}[sys.argv[2]](connection)
     connection.close()

@@ -1,0 +1,104 @@
+//! Programs by the documents of ACAPI, the Cover Art Archive, Chandra and Orb, written with pika, stand beside this client and
+//! share its queues: on the embedded broker, and on the RabbitMQ at hand.
+
+#[path = "../../broker/tests/foreign/mod.rs"]
+#[allow(dead_code)]
+mod foreign;
+
+#[path = "foreign/acapi.rs"]
+mod acapi;
+#[path = "foreign/chandra.rs"]
+mod chandra;
+#[path = "foreign/cover_art.rs"]
+mod cover_art;
+#[path = "foreign/orb.rs"]
+mod orb;
+#[path = "foreign/program.rs"]
+mod program;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use leveret::{Client, Failure, Incoming, Retry, Runner};
+use leveret_testkit::eventually;
+use tokio::time::timeout;
+
+const SOON: Duration = Duration::from_secs(60);
+
+/// How long messages wait here before they are tried again.
+const WAIT: Duration = Duration::from_millis(40);
+
+async fn soon<F: IntoFuture>(what: &str, future: F) -> F::Output {
+    timeout(SOON, future).await.unwrap_or_else(|_| panic!("{what} did not happen in {SOON:?}"))
+}
+
+async fn connect(url: &str) -> Client {
+    soon("a client", Client::connect(url)).await.unwrap()
+}
+
+/// What a consumer of this side says, in the words of the programs of the other side.
+#[derive(Clone, Default)]
+struct Said(Arc<Mutex<Vec<String>>>);
+
+impl Said {
+    fn say(&self, words: String) {
+        self.0.lock().unwrap().push(words);
+    }
+
+    fn all(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+/// A consumer that lets as many deliveries of a message fail as its body says, before the blank.
+fn consumer(client: &Client, queue: &str, retry: impl Into<Retry>, said: &Said) -> Runner {
+    let said = said.clone();
+    client.consumer(queue).retry(retry).prefetch(1).handle(move |incoming: Incoming| {
+        let body = String::from_utf8_lossy(incoming.body()).into_owned();
+        let wanted: u32 = body.split(' ').next().unwrap().parse().unwrap();
+        said.say(format!("delivered {body}"));
+        let outcome = if incoming.attempt() <= wanted {
+            Err(Failure::retry("ours").kind("early"))
+        } else {
+            said.say(format!("handled {body}"));
+            Ok(())
+        };
+        async move { outcome }
+    })
+}
+
+/// Messages that fail up to three times before they are handled, and some that always fail.
+fn jobs(always_failing: usize) -> Vec<String> {
+    let handled = (0..20).map(|number| format!("{} {number}", number % 4));
+    handled.chain((0..always_failing).map(|number| format!("9 {number}"))).collect()
+}
+
+/// How often something was said on both sides, in order of what.
+fn counted(said: &[String], beginning: &str) -> Vec<(String, usize)> {
+    let mut counts = std::collections::BTreeMap::new();
+    for what in said.iter().filter_map(|line| line.strip_prefix(beginning)) {
+        *counts.entry(what.trim().to_owned()).or_default() += 1;
+    }
+    counts.into_iter().collect()
+}
+
+/// Each message as often as it is to be.
+fn expected(jobs: &[String], times: impl Fn(&str) -> usize) -> Vec<(String, usize)> {
+    let mut all: Vec<_> = jobs.iter().map(|job| (job.clone(), times(job))).collect();
+    all.retain(|(_, times)| *times > 0);
+    all.sort();
+    all
+}
+
+/// How many deliveries fail before a message is handled.
+fn failures(job: &str) -> usize {
+    job.split(' ').next().unwrap().parse().unwrap()
+}
+
+async fn until_depth(client: &Client, queue: &str, messages: u32) {
+    eventually(SOON, format!("{messages} messages in {queue}"), async || {
+        let found = client.inspect_queue(queue).await.map_err(|error| error.to_string())?.messages;
+        if found == messages { Ok(()) } else { Err(found.to_string()) }
+    })
+    .await;
+}
