@@ -489,7 +489,7 @@ impl Client {
         // As long as there are connections.
         let _ = timeout(self.core().options.timeout, self.core().hands.close()).await;
         let first = self.core().begin_close();
-        for line in self.core().lines() {
+        for line in self.core().lines().into_iter().chain(self.core().retired_lines()) {
             let _ = timeout(CLOSE, line.ended()).await;
         }
         if first {

@@ -345,6 +345,11 @@ impl Connection {
         self.core().sender.is_open()
     }
 
+    /// Whether any channel is open on it.
+    pub(crate) fn has_channels(&self) -> bool {
+        lock(&self.core().channels).channels.iter().any(Option::is_some)
+    }
+
     /// Waits until the connection has ended, and says why.
     pub async fn ended(&self) -> Error {
         let mut ended = self.core().ended.subscribe();

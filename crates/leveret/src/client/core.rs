@@ -60,11 +60,23 @@ pub(crate) struct Core {
     runtime: Handle,
 }
 
-/// The lines by what they are for, and how many subscriptions each one for consuming has. The first of those is home.
+/// The lines by what they are for.
 #[derive(Debug, Default)]
 struct Lines {
-    consuming: Vec<(Arc<Line>, usize)>,
+    /// The first one is home, and stays.
+    consuming: Vec<Consuming>,
     publishing: Vec<Arc<Line>>,
+    /// Those that end when their last channel is closed.
+    retired: Vec<Arc<Line>>,
+}
+
+/// A line for consuming.
+#[derive(Debug)]
+struct Consuming {
+    line: Arc<Line>,
+    /// Of no other one at this time.
+    number: usize,
+    subscriptions: usize,
 }
 
 impl Core {
@@ -122,9 +134,9 @@ impl Core {
         let mut lines = lock(&self.lines);
         if lines.consuming.is_empty() {
             let line = self.start(Role::Home, 0);
-            lines.consuming.push((line, 0));
+            lines.consuming.push(Consuming { line, number: 0, subscriptions: 0 });
         }
-        Arc::clone(&lines.consuming[0].0)
+        Arc::clone(&lines.consuming[0].line)
     }
 
     /// One of the lines for publishing.
@@ -142,19 +154,36 @@ impl Core {
         self.home();
         let mut lines = lock(&self.lines);
         let max = self.options.max_subscriptions;
-        let free = lines.consuming.iter().position(|(_, count)| *count < max);
+        let free = lines.consuming.iter().position(|one| one.subscriptions < max);
         let index = match free {
             _ if needs_home => 0,
             Some(index) => index,
             None => {
-                let line = self.start(Role::Consuming, lines.consuming.len());
-                lines.consuming.push((line, 0));
+                let is_free =
+                    |number: &usize| lines.consuming.iter().all(|one| one.number != *number);
+                let number = (0..).find(is_free).unwrap_or_default();
+                let line = self.start(Role::Consuming, number);
+                lines.consuming.push(Consuming { line, number, subscriptions: 0 });
                 lines.consuming.len() - 1
             }
         };
-        let (line, count) = &mut lines.consuming[index];
-        *count += 1;
-        Subscription { core: Arc::clone(self), line: Arc::clone(line), index }
+        let one = &mut lines.consuming[index];
+        one.subscriptions += 1;
+        Subscription { core: Arc::clone(self), line: Arc::clone(&one.line) }
+    }
+
+    /// A subscription has ended. With its last one, a line other than home ends.
+    fn unsubscribe(&self, line: &Arc<Line>) {
+        let mut lines = lock(&self.lines);
+        let is_it = |one: &Consuming| Arc::ptr_eq(&one.line, line);
+        let Some(index) = lines.consuming.iter().position(is_it) else { return };
+        lines.consuming[index].subscriptions -= 1;
+        if index > 0 && lines.consuming[index].subscriptions == 0 {
+            let line = lines.consuming.remove(index).line;
+            line.retire();
+            lines.retired.retain(|line| !line.has_ended());
+            lines.retired.push(line);
+        }
     }
 
     fn start(self: &Arc<Self>, role: Role, index: usize) -> Arc<Line> {
@@ -164,11 +193,16 @@ impl Core {
         Arc::new(Line::start(self, name, role))
     }
 
-    /// All lines there are.
+    /// All lines in use.
     pub(crate) fn lines(&self) -> Vec<Arc<Line>> {
         let lines = lock(&self.lines);
-        let consuming = lines.consuming.iter().map(|(line, _)| line);
+        let consuming = lines.consuming.iter().map(|one| &one.line);
         consuming.chain(&lines.publishing).cloned().collect()
+    }
+
+    /// Those that may still have a connection to close, and are not in use.
+    pub(crate) fn retired_lines(&self) -> Vec<Arc<Line>> {
+        lock(&self.lines).retired.clone()
     }
 }
 
@@ -177,11 +211,10 @@ impl Core {
 pub(crate) struct Subscription {
     core: Arc<Core>,
     pub(crate) line: Arc<Line>,
-    index: usize,
 }
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        lock(&self.core.lines).consuming[self.index].1 -= 1;
+        self.core.unsubscribe(&self.line);
     }
 }

@@ -15,7 +15,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
@@ -25,6 +25,9 @@ use super::event::ClientEvent;
 use crate::amqp::{self, Connection, ErrorKind as Amqp, lock};
 use crate::error::{Error, ErrorKind};
 use crate::topology::{Declarer, Failed};
+
+/// How often the connection of a retired line is looked at.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
 /// What a line is for. Publishers and consumers do not share one, so that a broker that blocks publishers does not delay
 /// acks.
@@ -93,6 +96,7 @@ pub(crate) struct Line {
     pub(crate) name: String,
     state: watch::Receiver<State>,
     blocked: Arc<Mutex<Option<Blocked>>>,
+    retired: Arc<Notify>,
     task: JoinHandle<()>,
 }
 
@@ -100,15 +104,16 @@ impl Line {
     /// Begins to connect.
     pub(crate) fn start(core: &Arc<Core>, name: String, role: Role) -> Line {
         let (sender, state) = watch::channel(State::Down(None));
-        let blocked = Arc::default();
+        let (blocked, retired) = (Arc::default(), Arc::default());
         let driver = Driver {
             core: Arc::clone(core),
             name: name.clone(),
             role,
             state: sender,
             blocked: Arc::clone(&blocked),
+            retired: Arc::clone(&retired),
         };
-        Line { name, state, blocked, task: core.spawn(driver.run()) }
+        Line { name, state, blocked, retired, task: core.spawn(driver.run()) }
     }
 
     pub(crate) fn state(&self) -> State {
@@ -155,6 +160,16 @@ impl Line {
         }
     }
 
+    /// Ends it as soon as its connection has no channel. Deliveries may outlive the consumer they came to, and hold one.
+    pub(crate) fn retire(&self) {
+        self.retired.notify_one();
+    }
+
+    /// Whether its task is done.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.state.has_changed().is_err()
+    }
+
     /// Waits until its task is done.
     pub(crate) async fn ended(&self) {
         let mut state = self.state.clone();
@@ -176,6 +191,7 @@ struct Driver {
     role: Role,
     state: watch::Sender<State>,
     blocked: Arc<Mutex<Option<Blocked>>>,
+    retired: Arc<Notify>,
 }
 
 impl Driver {
@@ -184,6 +200,7 @@ impl Driver {
         let error = tokio::select! {
             error = self.keep_connected() => error,
             _ = closing.wait_for(|closing| *closing) => Error::closed("the client"),
+            () = self.until_unused() => Error::closed("the connection"),
         };
         if error.kind() != ErrorKind::Closed {
             let (connection, error) = (self.name.clone(), error.clone());
@@ -193,6 +210,18 @@ impl Driver {
         if let State::Up(up) = last {
             // It has its own deadlines.
             let _ = up.connection.close().await;
+        }
+    }
+
+    /// Waits until the line is retired, and its connection has no channel.
+    async fn until_unused(&self) {
+        self.retired.notified().await;
+        let has_channels = || match &*self.state.borrow() {
+            State::Up(up) => up.connection.has_channels(),
+            State::Down(_) | State::Ended(_) => false,
+        };
+        while has_channels() {
+            sleep(BETWEEN_LOOKS).await;
         }
     }
 
