@@ -72,6 +72,10 @@ pub enum ClientEvent {
     Parked {
         /// The queue whose consumer failed.
         queue: String,
+        /// The routing key with which it came.
+        routing_key: String,
+        /// Its message id, if it has one.
+        message_id: Option<String>,
         /// Why it is not tried again.
         reason: ParkReason,
         /// What the last error said.
@@ -153,8 +157,12 @@ impl fmt::Display for ClientEvent {
                     "messages {from} to {to} of {sender:?} are no longer waited for in queue {queue:?}"
                 )
             }
-            ClientEvent::Parked { queue, reason, error } => {
-                write!(f, "a message of queue {queue:?} is parked ({reason}): {error}")
+            ClientEvent::Parked { queue, routing_key, message_id, reason, error } => {
+                let id = message_id.as_ref().map(|id| format!(", id {id:?}")).unwrap_or_default();
+                write!(
+                    f,
+                    "a message of queue {queue:?} with routing key {routing_key:?}{id} is parked ({reason}): {error}"
+                )
             }
             ClientEvent::LotFilled { queue, depth, threshold } => {
                 write!(f, "parking lot {queue:?} has {depth} messages, more than {threshold}")

@@ -242,12 +242,16 @@ impl Failing {
         match carried_out {
             Ok(settle) => {
                 let is_parked = matches!(settle, Settle::Ack);
+                let identity = identity(&delivery);
                 self.tell_of_park(&delivery, &settle, failed).await;
                 self.apply(settle, delivery, &failed.origin).await;
                 if is_parked {
                     self.counts.parked();
+                    let (routing_key, message_id) = identity;
                     self.client.core().announce(ClientEvent::Parked {
                         queue: self.queue.clone(),
+                        routing_key,
+                        message_id,
                         reason: failed.reason.unwrap_or(ParkReason::Permanent),
                         error: failed.error.to_owned(),
                     });
@@ -384,16 +388,32 @@ impl Failing {
     fn tell(&self, delivery: &Delivery, failed: &Failed<'_>, decision: Decision) {
         let (queue, tag) = (delivery.queue(), delivery.delivery_tag());
         let (attempt, error) = (failed.failures, failed.error);
+        let (routing_key, message_id) = identity(delivery);
+        let message_id = message_id.as_deref();
         match decision {
             Decision::Ack => tracing::debug!(queue, tag, "nothing left to do: {error}"),
-            Decision::Requeue => tracing::warn!(queue, tag, "requeued: {error}"),
-            Decision::RetryAfter(wait) => {
-                tracing::warn!(queue, tag, attempt, ?wait, "a message failed: {error}");
+            Decision::Requeue => {
+                tracing::warn!(queue, tag, routing_key, message_id, "requeued: {error}");
             }
+            Decision::RetryAfter(wait) => tracing::warn!(
+                queue,
+                tag,
+                routing_key,
+                message_id,
+                attempt,
+                ?wait,
+                "a message failed: {error}"
+            ),
             // Told when it has happened.
             Decision::Park(_) => {}
         }
     }
+}
+
+/// By what a person finds a message again: its routing key and its id.
+fn identity(delivery: &Delivery) -> (String, Option<String>) {
+    let id = delivery.properties().message_id.as_ref().map(|id| id.to_str_lossy().into_owned());
+    (delivery.routing_key().to_str_lossy().into_owned(), id)
 }
 
 /// The same step, with nothing added to the message.

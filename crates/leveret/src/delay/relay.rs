@@ -134,9 +134,18 @@ impl Relay {
     async fn park(&self, delivery: Delivery, error: &Error) {
         let error = error.to_string();
         if self.put(&delivery, Place::Parked(&error)).await {
+            let routing_key = delivery.routing_key().to_str_lossy().into_owned();
+            let message_id =
+                delivery.properties().message_id.map(|id| id.to_str_lossy().into_owned());
             report(delivery.ack());
             let (queue, reason) = (ladder::RELAY.to_owned(), ParkReason::Unroutable);
-            self.client.core().announce(ClientEvent::Parked { queue, reason, error });
+            self.client.core().announce(ClientEvent::Parked {
+                queue,
+                routing_key,
+                message_id,
+                reason,
+                error,
+            });
         }
     }
 

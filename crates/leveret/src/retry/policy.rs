@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::deaths::Deaths;
 use super::failure::Verdict;
 use crate::amqp::Table;
+use crate::error::Error;
 
 /// What is known of a failed message.
 #[derive(Clone, Debug)]
@@ -356,6 +357,11 @@ impl RetryPolicy {
         }
         waits.remove(&Duration::ZERO);
         Some(waits)
+    }
+
+    /// Whether it can be carried out: the error says which of its numbers cannot be. Whatever uses a policy checks it, too.
+    pub fn check(&self) -> Result<(), Error> {
+        self.fault().map_or(Ok(()), |fault| Err(Error::invalid(fault)))
     }
 
     /// What is wrong with it, if anything is.

@@ -65,19 +65,30 @@ impl Topology {
     /// # Ok::<(), leveret::Error>(())
     /// ```
     pub fn from_toml(text: &str) -> Result<Topology, Error> {
-        let file: File = toml::from_str(text)
-            .map_err(|error| Error::caused(ErrorKind::Invalid, "the topology", error))?;
+        let file: File = toml::from_str(text).map_err(|error| {
+            let start = error.span().map_or(0, |span| span.start);
+            let before = text.get(..start).unwrap_or_default();
+            let line = before.matches('\n').count() + 1;
+            let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
+            mistake(line, column, error.message())
+        })?;
         Ok(file.into())
     }
 
     /// Reads a topology from YAML, with the same fields.
     pub fn from_yaml(text: &str) -> Result<Topology, Error> {
         let file: File = serde_saphyr::from_str(text).map_err(|error| {
-            // It is not `Sync`.
+            let error = error.without_snippet();
             Error::new(ErrorKind::Invalid, format!("the topology: {error}"))
         })?;
         Ok(file.into())
     }
+}
+
+/// What is wrong with a file, and where. The line itself is not quoted: a file of another kind may have passwords in it.
+fn mistake(line: usize, column: usize, message: &str) -> Error {
+    let text = format!("the topology: line {line}, column {column}: {message}");
+    Error::new(ErrorKind::Invalid, text)
 }
 
 /// As part of a larger file, with the same fields.
@@ -459,6 +470,18 @@ queue:
         let error = Topology::from_yaml("queue:\n  - name: q\n    type: quorom\n").unwrap_err();
         for part in ["line 3", "quorom", "quorum"] {
             assert!(error.to_string().contains(part), "{part:?} is not in: {error}");
+        }
+    }
+
+    #[test]
+    fn a_mistake_is_named_without_quoting_its_line() {
+        let line = "url: \"amqp://shop:sesame@rabbit\"";
+        for error in [
+            Topology::from_toml(&line.replacen(':', " =", 1)).unwrap_err(),
+            Topology::from_yaml(line).unwrap_err(),
+        ] {
+            let text = format!("{error} {error:?}");
+            assert!(text.contains("url") && !text.contains("sesame"), "{text}");
         }
     }
 }

@@ -210,8 +210,15 @@ impl Service {
         }
         count_up(&self.done.parked);
         Consumed::new(queue).parked();
-        let (queue, error) = (queue.to_owned(), error.to_owned());
-        self.client.core().announce(ClientEvent::Parked { queue, reason, error });
+        let message_id =
+            letter.incoming.properties().message_id.map(|id| id.to_str_lossy().into_owned());
+        self.client.core().announce(ClientEvent::Parked {
+            queue: queue.to_owned(),
+            routing_key: letter.incoming.routing_key().to_str_lossy().into_owned(),
+            message_id,
+            reason,
+            error: error.to_owned(),
+        });
         Ok(())
     }
 }
