@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME")]
     vhost: Vec<String>,
 
-    /// A TOML file with users, virtual hosts and permissions, in addition to those given here.
+    /// A TOML or YAML file with users, virtual hosts and permissions, in addition to those given here.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
 
@@ -84,14 +84,19 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let broker = definitions.give_to(builder)?.start().map_err(Failure::new)?;
 
     let mut accepting = JoinSet::new();
+    let mut bound_to = Vec::new();
     for address in &arguments.listen {
         let listener =
             TcpListener::bind(address).await.map_err(|error| cannot_listen(address, &error))?;
         let bound = listener.local_addr().map_err(|error| cannot_listen(address, &error))?;
         say(&format!("listening on {bound}, as RabbitMQ {}", broker.profile()));
         accepting.spawn(broker.clone().run(listener));
+        bound_to.push(bound);
     }
-    say(&format!("connect to amqp://{}…; stop with Ctrl-C", definitions.example_user()));
+    if let Some(address) = bound_to.first() {
+        let user = definitions.example_user();
+        say(&format!("connect to amqp://{user}{address}; stop with Ctrl-C"));
+    }
 
     let rates = io::stderr().is_terminal().then(|| Rates::show(broker.clone()));
     until_stopped().await?;

@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use leveret::ErrorKind;
 
+use crate::text::escape_json;
+
 /// Why a command could not be done, and what to do about it.
 #[derive(Debug)]
 pub(crate) struct Failure {
@@ -78,6 +80,15 @@ impl Failure {
     pub(crate) fn report(&self) -> ExitCode {
         if !self.text.is_empty() {
             eprintln!("leveret: {}", self.text);
+        }
+        ExitCode::from(self.status as u8)
+    }
+
+    /// The same for a program: a line of JSON.
+    pub(crate) fn report_json(&self) -> ExitCode {
+        if !self.text.is_empty() {
+            let line = serde_json::json!({ "error": self.text, "status": self.status as u8 });
+            eprintln!("{}", escape_json(&line.to_string()));
         }
         ExitCode::from(self.status as u8)
     }

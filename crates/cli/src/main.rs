@@ -10,6 +10,7 @@ mod broker;
 mod call;
 mod demo;
 mod failure;
+mod files;
 mod get;
 mod http;
 mod management;
@@ -28,7 +29,7 @@ mod topology;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// Messaging on AMQP 0-9-1 that does not lose work.
 #[derive(Debug, Parser)]
@@ -57,7 +58,9 @@ enum Command {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let result = match Arguments::parse().command {
+    let matches = Arguments::command().get_matches();
+    let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let result = match arguments.command {
         Command::Demo(arguments) => demo::run(arguments).await,
         Command::Run(arguments) => run::run(arguments).await,
         Command::Broker(arguments) => broker::run(arguments).await,
@@ -74,6 +77,13 @@ async fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        Err(failure) if is_json(&matches) => failure.report_json(),
         Err(failure) => failure.report(),
     }
+}
+
+/// Whether the command was given `--json`.
+fn is_json(matches: &ArgMatches) -> bool {
+    let here = matches.try_get_one::<bool>("json").ok().flatten().copied();
+    here.unwrap_or_else(|| matches.subcommand().is_some_and(|(_, inner)| is_json(inner)))
 }

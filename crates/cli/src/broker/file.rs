@@ -22,6 +22,7 @@ use leveret_broker::{Builder, Permissions};
 use serde::Deserialize;
 
 use crate::failure::Failure;
+use crate::files;
 
 /// What the file says.
 #[derive(Debug, Default, Deserialize)]
@@ -70,11 +71,7 @@ impl User {
 
 impl Definitions {
     pub(super) fn read(path: &Path) -> Result<Self, Failure> {
-        let shown = path.display();
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| Failure::new(format_args!("cannot read {shown}: {error}")))?;
-        // The error shows line and field.
-        toml::from_str(&text).map_err(|error| Failure::new(format_args!("in {shown}: {error}")))
+        files::read(path)
     }
 
     /// Adds those that were given as flags.
@@ -158,7 +155,7 @@ mod tests {
             let error = parse(text).give_to(Broker::builder()).unwrap_err();
             assert!(error.to_string().contains(named), "{error}");
         }
-        let error = toml::from_str::<Definitions>("virtual_host = []").unwrap_err().to_string();
+        let error = files::from_toml::<Definitions>("virtual_host = []").unwrap_err();
         assert!(error.contains("line 1") && error.contains("virtual_host"), "{error}");
     }
 }
