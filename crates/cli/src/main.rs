@@ -54,6 +54,8 @@ enum Command {
     Bench(bench::Arguments),
     Completions(manual::Completions),
     Man(manual::Man),
+    #[command(name = run::reaper::SUBCOMMAND, hide = true)]
+    Reap,
 }
 
 #[tokio::main]
@@ -74,6 +76,7 @@ async fn main() -> ExitCode {
         Command::Bench(arguments) => bench::run(arguments).await,
         Command::Completions(arguments) => manual::completions(&arguments, Arguments::command()),
         Command::Man(arguments) => manual::man(&arguments, Arguments::command()),
+        Command::Reap => run::reaper::reap().await,
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -4,28 +4,34 @@ mod command;
 mod facts;
 mod file;
 mod http;
+mod limited;
 mod listen;
 mod pools;
+pub(crate) mod reaper;
+mod reload;
 mod retry;
+mod running;
+mod wanted;
 mod work;
 
+use std::io::{self, Write};
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::time::Duration;
 
 use clap::Args;
-use leveret::{Client, ConnectLimits, Incoming, Message, Summary};
+use leveret::{Client, ConnectLimits};
 use metrics_exporter_prometheus::PrometheusHandle;
-use tokio::sync::watch;
-use tokio::task::JoinSet;
 
 use crate::failure::Failure;
-use crate::message::with;
 use crate::output::{counted, say};
-use crate::reach::{Stops, duration};
-use file::{Consumer, File, Service};
+use crate::reach::{Stops, Urls, duration};
+use crate::text::escape_except;
+use file::File;
 use listen::Listening;
 use pools::Pools;
-use work::Work;
+use reload::Reloaded;
+use running::{Context, Definition, Ended, MissingQueue, Prepared, Tasks};
 
 /// Runs a service from a TOML or YAML file: for each queue a command or an HTTP endpoint that handles its messages.
 ///
@@ -50,16 +56,9 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<String>,
 
-    /// The broker, instead of the one in the file. Of several, the first that answers is used.
-    #[arg(
-        long = "url",
-        visible_alias = "mq-url",
-        env = "LEVERET_URL",
-        hide_env_values = true,
-        value_name = "URL",
-        value_delimiter = ','
-    )]
-    urls: Vec<String>,
+    /// Instead of the brokers in the file.
+    #[command(flatten)]
+    urls: Urls,
 
     /// How often to try again if no broker answers at the start.
     #[arg(
@@ -74,7 +73,7 @@ pub(crate) struct Arguments {
     /// How many subscriptions a connection has before another one is opened.
     #[arg(
         long,
-        visible_alias = "mq-max-connection-subscriptions",
+        visible_aliases = ["mq-max-connection-subscriptions", "mq-max-connection-subscription"],
         env = "LEVERET_MAX_CONNECTION_SUBSCRIPTIONS",
         value_name = "COUNT",
         default_value_t = 1000
@@ -114,9 +113,26 @@ fn log() {
         EnvFilter::try_from_env("LEVERET_LOG").unwrap_or_else(|_| EnvFilter::new("leveret=info"));
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(|| LogWriter)
         .with_ansi(console::colors_enabled_stderr())
         .try_init();
+}
+
+/// Writes each event as one line, whatever texts from elsewhere it has. The colours stay; what else begins with an escape
+/// character, `tracing_subscriber` has escaped.
+struct LogWriter;
+
+impl Write for LogWriter {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(event);
+        let line = escape_except(text.strip_suffix('\n').unwrap_or(&text), &['\u{1b}']);
+        io::stderr().lock().write_all((line + "\n").as_bytes())?;
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
 }
 
 fn described(file: &File) -> String {
@@ -130,7 +146,7 @@ fn described(file: &File) -> String {
 
 impl Arguments {
     async fn connect(&self, file: &File) -> Result<Client, Failure> {
-        let mut urls = self.urls.clone();
+        let mut urls = self.urls.given()?;
         if urls.is_empty() {
             urls = file.urls();
         }
@@ -144,187 +160,128 @@ impl Arguments {
     }
 }
 
-/// Runs what the file says, again and again with what it says by then, until it is stopped.
+/// A reload that is under way, in two steps.
+type Reloading = Pin<Box<dyn Future<Output = Result<Step, Failure>> + Send>>;
+
+enum Step {
+    /// The new file can be run.
+    Prepared(Reloaded),
+    /// What is new of it gets messages.
+    Ready { file: File, definitions: Vec<Definition> },
+}
+
+/// Runs what the file says, and what it says later, until it is stopped.
 async fn serve(
     arguments: &Arguments,
-    file: File,
+    mut file: File,
     client: &Client,
     counted: Option<PrometheusHandle>,
     stops: &mut Stops,
 ) -> Result<(), Failure> {
+    let context = Context::new(client, &arguments.pools, arguments.drain);
+    let mut tasks = Tasks::new(&context);
+    let definitions = Definition::all(&file, &arguments.pools);
+    tasks.expect(&definitions);
     let _listening = match (&arguments.listen, counted) {
-        (Some(address), Some(counted)) => Some(Listening::begin(address, client, counted).await?),
+        (Some(address), Some(counted)) => {
+            Some(Listening::begin(address, client, counted, tasks.wanted()).await?)
+        }
         _ => None,
     };
     let mut reloads = reloads()?;
-    let mut file = file;
+    let started = tokio::select! {
+        started = first(&context, &file, definitions) => started?,
+        () = stops.next() => return Ok(()),
+    };
+    tasks.start(started);
+    say(&format!("running: {}", described(&file)));
+    let mut reloading: Option<Reloading> = None;
     loop {
-        client.apply(file.topology()).await?;
-        let mut running = Running::begin(client, &file, arguments).await?;
-        say(&format!("running: {}", described(&file)));
-        let next = loop {
-            tokio::select! {
-                () = stops.next() => {
-                    let done = tokio::select! {
-                        done = running.stop() => done?,
-                        () = stops.next() => return Err(Failure::stopped("stopped before all handlers had finished")),
-                    };
-                    say(&format!("stopped: {done}"));
-                    return Ok(());
-                }
-                ended = running.ended() => {
-                    running.stop().await?;
-                    return ended;
-                }
-                () = reloads.next() => match File::read(&arguments.file) {
-                    Ok(next) => break next,
-                    Err(failure) => eprintln!("leveret: goes on with what it has: {failure}"),
-                },
+        tokio::select! {
+            () = stops.next() => {
+                let done = tokio::select! {
+                    done = tasks.stop() => done?,
+                    () = stops.next() => return Err(Failure::stopped("stopped before all handlers had finished")),
+                };
+                say(&format!("stopped: {done}"));
+                return Ok(());
             }
-        };
-        let done = running.stop().await?;
-        say(&format!("read {} again: {done} until now", arguments.file.display()));
-        file = next;
+            ended = tasks.ended() => match ended {
+                Ended::Stopped => {}
+                Ended::New(failure) => {
+                    tasks.give_up_new();
+                    reloading = None;
+                    goes_on(&failure);
+                }
+                Ended::Current(failure) => {
+                    let _ = tasks.stop().await;
+                    return Err(failure);
+                }
+            },
+            step = step(&mut reloading) => {
+                reloading = None;
+                match step {
+                    Ok(Step::Prepared(Reloaded { file, definitions, new })) => {
+                        let ready = tasks.start_beside(new);
+                        reloading = Some(Box::pin(async move {
+                            ready.await.map(|()| Step::Ready { file, definitions })
+                        }));
+                    }
+                    Ok(Step::Ready { file: new, definitions }) => {
+                        let (started, stopped) = tasks.replace(&definitions);
+                        if let Some(text) = reload::unheard_changes(&file, &new, &arguments.file) {
+                            eprintln!("leveret: {text}");
+                        }
+                        let path = arguments.file.display();
+                        say(&format!("read {path} again: {started} started, {stopped} stopped"));
+                        say(&format!("running: {}", described(&new)));
+                        file = new;
+                    }
+                    Err(failure) => {
+                        tasks.give_up_new();
+                        goes_on(&failure);
+                    }
+                }
+            }
+            () = reloads.next(), if reloading.is_none() => match File::read(&arguments.file) {
+                Ok(new) => {
+                    let definitions = Definition::all(&new, &arguments.pools);
+                    let new_ones = tasks.new_among(definitions.clone());
+                    let preparing = reload::prepare(context.clone(), new, definitions, new_ones);
+                    reloading = Some(Box::pin(async { preparing.await.map(Step::Prepared) }));
+                }
+                Err(failure) => goes_on(&failure),
+            },
+        }
     }
 }
 
-/// The consumers and services of a file, each in a task.
-struct Running {
-    /// How many messages each has handled.
-    tasks: JoinSet<Result<u64, leveret::Error>>,
-    stop: watch::Sender<bool>,
-    handled: u64,
+/// What runs from the beginning.
+async fn first(
+    context: &Context,
+    file: &File,
+    definitions: Vec<Definition>,
+) -> Result<Vec<Prepared>, Failure> {
+    context.client.apply(file.topology()).await?;
+    if file.relay_delays {
+        context.client.delays().relay().await?;
+    }
+    let mut prepared = Vec::new();
+    for definition in definitions {
+        prepared.push(context.prepare(definition, MissingQueue::IsAwaited).await?);
+    }
+    Ok(prepared)
 }
 
-impl Running {
-    async fn begin(
-        client: &Client,
-        file: &File,
-        arguments: &Arguments,
-    ) -> Result<Running, Failure> {
-        let mut running =
-            Running { tasks: JoinSet::new(), stop: watch::Sender::new(false), handled: 0 };
-        if file.relay_delays {
-            client.delays().relay().await?;
-        }
-        for consumer in &file.consumer {
-            running.consume(client, consumer, arguments).await?;
-        }
-        for service in &file.service {
-            running.serve(client, file, service, arguments).await?;
-        }
-        for orb in file.orbs(&arguments.pools) {
-            let redelivering = orb.redelivery(client).run_until(running.stopped());
-            // What it sends back is not handled by that.
-            running.tasks.spawn(async move { redelivering.await.map(|_| 0) });
-        }
-        Ok(running)
+async fn step(reloading: &mut Option<Reloading>) -> Result<Step, Failure> {
+    match reloading {
+        Some(reloading) => reloading.await,
+        None => std::future::pending().await,
     }
+}
 
-    async fn consume(
-        &mut self,
-        client: &Client,
-        consumer: &Consumer,
-        arguments: &Arguments,
-    ) -> Result<(), Failure> {
-        let work = Work::new(&consumer.command, &consumer.http, consumer.timeout.0).await?;
-        let retry = consumer.retry.as_ref().map(|retry| retry.retry(&arguments.pools));
-        let builder = client
-            .consumer(&consumer.queue)
-            .workers(consumer.workers)
-            .subscribers(consumer.subscribers(&arguments.pools))
-            .drain(arguments.drain);
-        let builder =
-            with(builder, &consumer.prefetch, |builder, prefetch| builder.prefetch(prefetch));
-        let builder = with(builder, &retry, |builder, retry| builder.retry(retry));
-        let stop = self.stopped();
-        match consumer.batch {
-            None => {
-                let handler = move |message: Incoming| {
-                    let work = work.clone();
-                    async move { work.on(message).await.map(drop) }
-                };
-                self.spawn(builder.handle(handler).run_until(stop));
-            }
-            Some(batch) => {
-                let handler = move |messages| {
-                    let work = work.clone();
-                    async move { work.on_batch(messages).await }
-                };
-                self.spawn(builder.handle_batches(batch.into(), handler).run_until(stop));
-            }
-        }
-        Ok(())
-    }
-
-    async fn serve(
-        &mut self,
-        client: &Client,
-        file: &File,
-        service: &Service,
-        arguments: &Arguments,
-    ) -> Result<(), Failure> {
-        let work = Work::new(&service.command, &service.http, service.timeout.0).await?;
-        let retry = service.retry.as_ref().map(|retry| retry.retry(&arguments.pools));
-        let method = move |message: Incoming| {
-            let work = work.clone();
-            async move { work.on(message).await.map(Message::from) }
-        };
-        let declared = file.topology().queues().iter().find(|queue| queue.name() == service.name);
-        let builder = client.service(&service.name).fallback(method).workers(service.workers);
-        let builder = builder.drain(arguments.drain);
-        let builder =
-            with(builder, &service.prefetch, |builder, prefetch| builder.prefetch(prefetch));
-        let builder =
-            with(builder, &service.exchange, |builder, exchange| builder.exchange(exchange));
-        let builder = with(builder, &declared.cloned(), |builder, queue| builder.queue(queue));
-        let builder = with(builder, &retry, |builder, retry| builder.retry(retry));
-        // Who calls once it is said to run finds its queue.
-        builder.declare().await?;
-        self.spawn(builder.run_until(self.stopped()));
-        Ok(())
-    }
-
-    fn spawn(
-        &mut self,
-        running: impl Future<Output = Result<Summary, leveret::Error>> + Send + 'static,
-    ) {
-        self.tasks.spawn(async move { running.await.map(|summary| summary.handled) });
-    }
-
-    /// Until it is stopped.
-    fn stopped(&self) -> impl Future<Output = ()> + Send + 'static {
-        let mut stop = self.stop.subscribe();
-        async move { drop(stop.wait_for(|stop| *stop).await) }
-    }
-
-    /// Waits until one of them has ended by itself, which none should.
-    async fn ended(&mut self) -> Result<(), Failure> {
-        match self.tasks.join_next().await {
-            Some(Ok(Err(error))) => Err(error.into()),
-            Some(Err(error)) => Err(Failure::new(error)),
-            Some(Ok(Ok(_))) => Err(Failure::new("a handler has ended by itself")),
-            // Delays are relayed by the client itself.
-            None => std::future::pending().await,
-        }
-    }
-
-    /// Stops all of them, and waits until they have finished what they were at.
-    async fn stop(mut self) -> Result<String, Failure> {
-        self.stop.send_replace(true);
-        let mut failed = None;
-        while let Some(ended) = self.tasks.join_next().await {
-            match ended {
-                Ok(Ok(handled)) => self.handled += handled,
-                Ok(Err(error)) => failed = Some(Failure::from(error)),
-                Err(error) => failed = Some(Failure::new(error)),
-            }
-        }
-        match failed {
-            Some(failure) => Err(failure),
-            None => Ok(format!("{} handled", counted(self.handled, "message"))),
-        }
-    }
+fn goes_on(failure: &Failure) {
+    eprintln!("leveret: goes on with what it has: {failure}");
 }
 
 /// The wish to read the file again.

@@ -5,12 +5,12 @@ use std::fmt::Write;
 /// The text as a part of one line: characters that would break the line, move the cursor or reorder what is shown are written
 /// as escapes, as in `\n` and `\u{1b}`.
 pub(crate) fn escape(text: &str) -> String {
-    escape_but(text, &[])
+    escape_except(text, &[])
 }
 
 /// The same for a text of several lines: line feeds and tabs stay.
 pub(crate) fn escape_lines(text: &str) -> String {
-    escape_but(text, &['\n', '\t'])
+    escape_except(text, &['\n', '\t'])
 }
 
 /// The same for JSON on one line, in which such characters only occur within strings.
@@ -28,7 +28,8 @@ pub(crate) fn escape_json(json: &str) -> String {
     escaped
 }
 
-fn escape_but(text: &str, kept: &[char]) -> String {
+/// The same, but for some characters.
+pub(crate) fn escape_except(text: &str, kept: &[char]) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
         match is_unsafe(c) && !kept.contains(&c) {

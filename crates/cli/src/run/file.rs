@@ -35,14 +35,16 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use leveret::{BatchOptions, Orb, Topology};
+use leveret::{BatchOptions, IntoEndpoints, Orb, Queue, Topology};
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
 
+use super::command;
 use super::http;
 use super::pools::Pools;
 use super::retry::RetryOptions;
 use crate::failure::Failure;
+use crate::files;
 
 /// What a file says.
 #[derive(Debug, Deserialize)]
@@ -179,15 +181,7 @@ impl File {
         let named = |error: &dyn std::fmt::Display| {
             Failure::wrong(format_args!("{}: {error}", path.display()))
         };
-        let text = std::fs::read_to_string(path).map_err(|error| named(&error))?;
-        let is_yaml = path.extension().is_some_and(|ending| {
-            ending.eq_ignore_ascii_case("yaml") || ending.eq_ignore_ascii_case("yml")
-        });
-        let read = match is_yaml {
-            true => serde_saphyr::from_str(&text).map_err(|error| named(&error)),
-            false => toml::from_str(&text).map_err(|error| named(&error)),
-        };
-        let mut file: File = read?;
+        let mut file: File = files::read(path)?;
         if let Some(topology) = &file.topology_file {
             let beside = path.parent().unwrap_or(Path::new(".")).join(topology);
             let read = Topology::read(beside).map_err(|error| named(&error))?;
@@ -202,9 +196,11 @@ impl File {
         if self.consumer.is_empty() && self.service.is_empty() && !self.relay_delays {
             return Err("there is nothing to run: neither a [[consumer]] nor a [[service]], nor relay-delays = true".to_owned());
         }
+        self.urls().into_endpoints().map_err(|error| format!("url: {error}"))?;
         for consumer in &self.consumer {
             let whose = format!("the consumer of {:?}", consumer.queue);
             check_work(&whose, &consumer.command, &consumer.http)?;
+            check_limits(&whose, consumer.timeout, consumer.prefetch)?;
             check_workers(&whose, consumer.workers)?;
             check_workers(&whose, consumer.subscribers.unwrap_or(1))?;
             if consumer.pool.is_some() && consumer.subscribers.is_some() {
@@ -226,6 +222,7 @@ impl File {
         for service in &self.service {
             let whose = format!("the service {:?}", service.name);
             check_work(&whose, &service.command, &service.http)?;
+            check_limits(&whose, service.timeout, service.prefetch)?;
             check_workers(&whose, service.workers)?;
             check_retry(&whose, &service.retry)?;
         }
@@ -243,6 +240,11 @@ impl File {
             Urls::One(url) => vec![url.clone()],
             Urls::Several(urls) => urls.clone(),
         }
+    }
+
+    /// The queue as the file declares it, if it does.
+    pub(super) fn declared(&self, queue: &str) -> Option<Queue> {
+        self.topology.queues().iter().find(|declared| declared.name() == queue).cloned()
     }
 
     /// The Orb designs that are in use, each of which needs somebody who sends messages back.
@@ -300,12 +302,31 @@ fn check_work(
         (Some(command), None) if command.is_empty() => Err(format!(
             "{whose}: the command is an empty list; write a program and its arguments, as in [\"./bill\", \"--fast\"]"
         )),
-        (Some(_), None) => Ok(()),
+        (Some(command), None) => {
+            match command.first().map(|program| command::check_program(program)) {
+                Some(Err(wrong)) => Err(format!("{whose}: {wrong}")),
+                _ => Ok(()),
+            }
+        }
         (None, Some(url)) => match http::check(url) {
             Ok(_) => Ok(()),
             Err(wrong) => Err(format!("{whose}: {wrong}")),
         },
     }
+}
+
+fn check_limits(whose: &str, timeout: Time, prefetch: Option<u16>) -> Result<(), String> {
+    if timeout.0.is_zero() {
+        return Err(format!(
+            "{whose}: a timeout of 0 leaves no time for the work; leave it out for 60s"
+        ));
+    }
+    if prefetch == Some(0) {
+        return Err(format!(
+            "{whose}: a prefetch of at least 1 is needed; leave it out for the default"
+        ));
+    }
+    Ok(())
 }
 
 fn check_workers(whose: &str, number: usize) -> Result<(), String> {

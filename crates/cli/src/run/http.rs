@@ -8,7 +8,7 @@ use leveret::amqp::Tls;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::{Response, StatusCode, Url};
 
-use super::work::Answer;
+use super::work::{Answer, Output};
 use crate::failure::{self, last_cause};
 use crate::http::{client_for, is_web};
 
@@ -29,8 +29,8 @@ pub(super) struct Http {
 pub(super) fn check(url: &str) -> Result<Url, String> {
     match Url::parse(url) {
         Ok(url) if is_web(&url) => Ok(url),
-        Ok(url) => Err(format!("{url} is no URL that begins with http:// or https://")),
-        Err(error) => Err(format!("{url:?} is no URL: {error}")),
+        Ok(url) => Err(format!("{} is no URL that begins with http:// or https://", shown(&url))),
+        Err(error) => Err(format!("http: no URL: {error}")),
     }
 }
 
@@ -53,6 +53,7 @@ impl Http {
         &self,
         facts: &[(&'static str, String)],
         body: Bytes,
+        output: Output,
     ) -> Result<Answer, Failure> {
         let request = self.client.post(self.url.clone()).headers(headers(facts)).body(body);
         let response = request.send().await.map_err(|error| {
@@ -61,6 +62,11 @@ impl Http {
         })?;
         let status = response.status();
         let wait = retry_after(response.headers());
+        if status.is_success() && output == Output::Discarded {
+            // The connection can be used again only if its response was read; a long one costs the connection.
+            let _ = read(response, MAX_COMPLAINT).await;
+            return Ok(Answer::default());
+        }
         let content_type =
             response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let content_type = content_type.map(str::to_owned);
@@ -140,6 +146,15 @@ async fn read(mut response: Response, most: usize) -> Result<Vec<u8>, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_wrong_address_is_named_without_secrets() {
+        for url in ["http://shop:sesame@rabbit:99999/", "ftp://shop:sesame@rabbit/?token=sesame"] {
+            let wrong = check(url).unwrap_err();
+            assert!(!wrong.contains("sesame"), "{wrong}");
+        }
+        assert!(check("http://rabbit:99999/").unwrap_err().contains("port"));
+    }
 
     #[test]
     fn what_is_told_of_an_endpoint_has_no_secrets() {

@@ -11,6 +11,8 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+use super::limited::LimitedListener;
+use super::wanted::{Wanted, WantedNow, missing};
 use crate::failure::Failure;
 use crate::output::say;
 
@@ -32,6 +34,7 @@ impl Drop for Listening {
 struct Asked {
     client: Client,
     counted: PrometheusHandle,
+    wanted: Wanted,
 }
 
 impl Listening {
@@ -39,6 +42,7 @@ impl Listening {
         address: &str,
         client: &Client,
         counted: PrometheusHandle,
+        wanted: Wanted,
     ) -> Result<Listening, Failure> {
         let failed = |error| Failure::wrong(format_args!("cannot listen on {address}: {error}"));
         let listener = TcpListener::bind(address).await.map_err(failed)?;
@@ -47,12 +51,12 @@ impl Listening {
             .route("/health", get(health))
             .route("/metrics", get(metrics))
             .route("/topology", get(topology))
-            .with_state(Asked { client: client.clone(), counted });
+            .with_state(Asked { client: client.clone(), counted, wanted });
         say(&format!(
             "health, metrics and topology at http://{bound}/health, /metrics and /topology"
         ));
         Ok(Listening(tokio::spawn(async move {
-            if let Err(error) = axum::serve(listener, router).await {
+            if let Err(error) = axum::serve(LimitedListener::new(listener), router).await {
                 eprintln!("leveret: no longer listening: {error}");
             }
         })))
@@ -60,15 +64,18 @@ impl Listening {
 }
 
 async fn health(State(asked): State<Asked>) -> impl IntoResponse {
-    let health = asked.client.health();
-    let status = match health.is_healthy() {
+    let told = told(&asked.client.health(), &asked.wanted.now());
+    let status = match told["healthy"] == true {
         true => StatusCode::OK,
         false => StatusCode::SERVICE_UNAVAILABLE,
     };
-    (status, [(header::CONTENT_TYPE, "application/json")], told(&health).to_string())
+    (status, [(header::CONTENT_TYPE, "application/json")], told.to_string())
 }
 
-fn told(health: &Health) -> Value {
+/// What the client knows, and what the file asks for that it does not have yet.
+fn told(health: &Health, wanted: &WantedNow) -> Value {
+    let missing = missing(health, &wanted.consumers);
+    let is_complete = missing.is_empty() && !wanted.is_stopping;
     let error = |error: &Option<leveret::Error>| error.as_ref().map(ToString::to_string);
     let connections = health.connections.iter().map(|connection| {
         json!({
@@ -91,7 +98,9 @@ fn told(health: &Health) -> Value {
         })
     });
     json!({
-        "healthy": health.is_healthy(),
+        "healthy": health.is_healthy() && is_complete,
+        "stopping": wanted.is_stopping,
+        "missing_consumers": missing,
         "connections": connections.collect::<Vec<_>>(),
         "consumers": consumers.collect::<Vec<_>>(),
         "publishers": publishers.collect::<Vec<_>>(),

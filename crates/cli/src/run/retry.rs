@@ -145,6 +145,7 @@ impl RetryOptions {
                 });
             }
         }
+        self.policy().check().map_err(|error| format!("retry: {error}"))?;
         match self.profile == Chandra && self.exchange.is_none() {
             true => {
                 Err("retry: the profile chandra needs the exchange by which messages come back"

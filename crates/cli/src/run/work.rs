@@ -5,9 +5,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use leveret::{Failure, Incoming, Message};
+use tokio::sync::OnceCell;
+use tokio::time::timeout;
 
 use super::command;
 use super::http::Http;
+use super::reaper::Reaper;
 
 /// Who does it.
 #[derive(Clone, Debug)]
@@ -21,8 +24,17 @@ struct Inner {
 
 #[derive(Debug)]
 enum Worker {
-    Command(Vec<String>),
+    Command(Vec<String>, Reaper),
     Http(Http),
+}
+
+/// What becomes of what a command writes, or an endpoint answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Output {
+    /// It is the reply to a call.
+    Reply,
+    /// Nothing: the sender does not wait for a reply.
+    Discarded,
 }
 
 /// What came out of it.
@@ -43,23 +55,37 @@ impl From<Answer> for Message {
 }
 
 impl Work {
-    /// A command or, if there is none, the endpoint.
+    /// A command or, if there is none, the endpoint. The first command starts the reaper.
     pub(super) async fn new(
         command: &Option<Vec<String>>,
         http: &Option<String>,
         timeout: Duration,
+        reaper: &OnceCell<Reaper>,
     ) -> Result<Self, crate::failure::Failure> {
         let worker = match command {
-            Some(command) => Worker::Command(command.clone()),
+            Some(command) => {
+                let reaper = reaper.get_or_try_init(Reaper::start).await?.clone();
+                Worker::Command(command.clone(), reaper)
+            }
             None => Worker::Http(Http::new(http.clone().unwrap_or_default()).await?),
         };
         Ok(Work(Arc::new(Inner { worker, timeout })))
     }
 
     /// Does the work on one message.
-    pub(super) async fn on(&self, message: Incoming) -> Result<Answer, Failure> {
+    pub(super) async fn on(&self, message: Incoming) -> Result<(), Failure> {
         let facts = super::facts::facts(&message);
-        self.with(&facts, message.body().clone()).await
+        self.with(&facts, message.body().clone(), Output::Discarded).await.map(drop)
+    }
+
+    /// Does what a request asks for. A request without an address for replies is as good as a message.
+    pub(super) async fn answer(&self, request: Incoming) -> Result<Answer, Failure> {
+        let facts = super::facts::facts(&request);
+        let output = match request.properties().reply_to {
+            Some(_) => Output::Reply,
+            None => Output::Discarded,
+        };
+        self.with(&facts, request.body().clone(), output).await
     }
 
     /// Does the work on a batch: messages as lines of JSON.
@@ -71,22 +97,28 @@ impl Work {
             ("batch", messages.len().to_string()),
             ("content-type", "application/x-ndjson".to_owned()),
         ];
-        self.with(&facts, lines.into()).await.map(drop)
+        self.with(&facts, lines.into(), Output::Discarded).await.map(drop)
     }
 
-    async fn with(&self, facts: &[(&'static str, String)], body: Bytes) -> Result<Answer, Failure> {
-        let working = async {
-            match &self.0.worker {
-                Worker::Command(command) => command::run(command, facts, &body).await,
-                Worker::Http(http) => http.post(facts, body).await,
+    async fn with(
+        &self,
+        facts: &[(&'static str, String)],
+        body: Bytes,
+        output: Output,
+    ) -> Result<Answer, Failure> {
+        let within = self.0.timeout;
+        match &self.0.worker {
+            Worker::Command(command, reaper) => {
+                command::run(command, facts, &body, output, within, reaper).await
             }
-        };
-        match tokio::time::timeout(self.0.timeout, working).await {
-            Ok(result) => result,
-            Err(_) => {
-                let text = format!("it took longer than {:?}", self.0.timeout);
-                Err(Failure::retry(text).kind("timeout"))
+            Worker::Http(http) => {
+                let posted = timeout(within, http.post(facts, body, output)).await;
+                posted.unwrap_or_else(|_| Err(took_too_long(within)))
             }
         }
     }
+}
+
+pub(super) fn took_too_long(within: Duration) -> Failure {
+    Failure::retry(format!("it took longer than {within:?}")).kind("timeout")
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use leveret::{Queue, Topology};
 use leveret_testkit::eventually;
 
-use crate::support::{Killed, Place, Said, leveret};
+use crate::support::{Killed, Place, Said, program};
 
 /// A fenced block of a page.
 struct Block {
@@ -74,18 +74,24 @@ fn every_file_in_the_guide_is_right() {
         let path = entry.unwrap().path();
         let page = fs::read_to_string(&path).unwrap();
         let folder = tempfile::tempdir().unwrap();
-        let files = files(&blocks(&page), &["toml", "yaml"]);
-        // One may name another.
-        for (name, text) in &files {
-            fs::write(folder.path().join(name), text).unwrap();
+        // One may name another, and the programs of the page.
+        let programs = files(&blocks(&page), &["bash"]);
+        for (name, text) in files(&blocks(&page), &["toml", "yaml"]).into_iter().chain(programs) {
+            let path = folder.path().join(name);
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         }
-        for (name, text) in files {
-            let file = folder.path().join(&name);
-            let file = file.to_str().unwrap();
-            let said = match text.contains("consumer") || text.contains("service") {
-                true => leveret(&["run", file, "--check"]),
-                false => leveret(&["topology", "graph", file]),
+        for (name, text) in files(&blocks(&page), &["toml", "yaml"]) {
+            // This one is a part of a Cargo.toml.
+            if text.contains("dependencies]") {
+                continue;
+            }
+            let arguments = match text.contains("consumer") || text.contains("service") {
+                true => ["run", &name, "--check"],
+                false => ["topology", "graph", &name],
             };
+            let output = program(&arguments).current_dir(folder.path()).output();
+            let said = Said::from(output.unwrap());
             assert_eq!(said.status, 0, "{name} of {}: {said:?}", path.display());
             checked += 1;
         }
@@ -213,6 +219,8 @@ async fn the_commands_of_the_readme_are_as_they_are_written() {
         all.iter().filter(|block| block.language == "sh").flat_map(|block| block.text.lines());
     let mut run = 0;
     for line in lines {
+        // The program of the tests is built already, with all features.
+        let line = &line.replace(" --features demo-bank", "");
         let words: Vec<&str> = line.split_whitespace().collect();
         match &words[..] {
             ["cargo", "run", "--release", "--", command, ..] => {

@@ -17,11 +17,20 @@ use leveret_testkit::web::{self, TlsFront};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::support::{Killed, Place, leveret};
+use crate::support::{Killed, Place, leveret, program};
+
+#[path = "running/commands.rs"]
+mod commands;
+#[path = "running/files.rs"]
+mod files;
+#[path = "running/listening.rs"]
+mod listening;
+#[path = "running/reloading.rs"]
+mod reloading;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A service that runs, and where its file is.
+/// A service that runs, and where its file is. Its log is the file `log` beside it.
 struct Running {
     child: Killed,
     out: BufReader<ChildStdout>,
@@ -45,6 +54,7 @@ impl Running {
         let arguments = [&["run", path.to_str().unwrap()], options].concat();
         let mut command = place.program(&arguments);
         command.envs(variables.iter().copied());
+        command.stderr(fs::File::create(folder.path().join("log")).unwrap());
         let mut child = Killed(command.stdout(Stdio::piped()).spawn().unwrap());
         let out = BufReader::new(child.0.stdout.take().unwrap());
         let mut running = Running { child, out, folder };
@@ -70,6 +80,25 @@ impl Running {
 
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
+    }
+
+    /// Gives it another file to read.
+    fn write(&self, file: &str) {
+        let text = file.replace("FOLDER", self.folder.path().to_str().unwrap());
+        fs::write(self.path("service.toml"), text).unwrap();
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.path("log")).unwrap()
+    }
+
+    /// Waits until its log says something.
+    async fn until_logged(&self, text: &str) -> String {
+        eventually(PATIENCE, format!("{text:?} in the log"), || async {
+            let log = self.log();
+            log.contains(text).then_some(log)
+        })
+        .await
     }
 
     /// Asks it to stop, and waits.
@@ -161,7 +190,7 @@ esac
         })
         .collect();
     assert_eq!(stories, [("exit-65", "no such order"), ("exit-1", "the bank is closed")]);
-    assert_eq!(running.stop(), "stopped: 2 messages handled\n");
+    assert_eq!(running.stop(), "stopped: 2 messages handled, 3 sent to be tried again, 2 parked\n");
     client.close().await;
 }
 
@@ -313,7 +342,8 @@ retry = {{ waits = ["50ms"] }}
     let parked = place.run(&["parking", "list", "billing.parked", "--json"]).json();
     let error = parked[0]["story"]["error"].as_str().unwrap();
     assert!(error.contains("does not answer") && error.contains("certificate"), "{error}");
-    assert_eq!(running.stop().trim(), "stopped: 0 messages handled");
+    let done = "stopped: 0 messages handled, 1 sent to be tried again, 1 parked\n";
+    assert_eq!(running.stop(), done);
 
     let running = Running::start_with(&place, &file, &[], &[("SSL_CERT_FILE", &trusted)]);
     place.run(&publish).ok();
@@ -405,65 +435,6 @@ command = ["sh", "-c", "cat >> FOLDER/seen; echo >> FOLDER/seen; exit 75"]
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_takes_too_long_is_ended_with_all_it_has_started() {
-    let place = Place::new().await;
-    let file = format!(
-        r#"{TOPOLOGY}
-[[consumer]]
-queue = "billing"
-timeout = "300ms"
-retry = {{ wait = "50ms", times = 0 }}
-command = ["sh", "-c", "sleep 600 & echo $! >> FOLDER/sleeping; wait"]
-"#
-    );
-    let client = place.client().await;
-    let running = Running::start(&place, &file, &[]);
-    place.run(&["publish", "order.new", "x", "-e", "orders"]).ok();
-    place.until_has(&client, "billing.parked", 1).await;
-    let parked = place.run(&["parking", "list", "billing.parked", "--json"]).json();
-    assert_eq!(parked[0]["story"]["kind"], "timeout");
-    let process = fs::read_to_string(running.path("sleeping")).unwrap().trim().to_owned();
-    eventually(PATIENCE, "the end of what the command had started", || async {
-        let alive =
-            Command::new("kill").args(["-0", &process]).stderr(Stdio::null()).status().unwrap();
-        !alive.success()
-    })
-    .await;
-    running.stop();
-    client.close().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_file_is_read_again_when_asked_and_a_wrong_one_changes_nothing() {
-    let place = Place::new().await;
-    let file = |word: &str| {
-        format!(
-            "{TOPOLOGY}\n[[consumer]]\nqueue = \"billing\"\ncommand = [\"sh\", \"-c\", \"cat >> FOLDER/{word}; echo >> FOLDER/{word}\"]\n"
-        )
-    };
-    let mut running = Running::start(&place, &file("first"), &[]);
-    let write = |running: &Running, text: &str| {
-        let text = text.replace("FOLDER", running.folder.path().to_str().unwrap());
-        fs::write(running.path("service.toml"), text).unwrap();
-    };
-    place.run(&["publish", "order.new", "1", "-e", "orders"]).ok();
-    until_lines(&running.path("first"), 1).await;
-
-    write(&running, "[[consumer]]\nqueue = 5");
-    running.signal(Signal::HUP);
-    place.run(&["publish", "order.new", "2", "-e", "orders"]).ok();
-    until_lines(&running.path("first"), 2).await;
-
-    write(&running, &file("second"));
-    running.signal(Signal::HUP);
-    running.until("read ");
-    running.until("running: ");
-    place.run(&["publish", "order.new", "3", "-e", "orders"]).ok();
-    assert_eq!(until_lines(&running.path("second"), 1).await, ["3"]);
-    running.stop();
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn who_is_stopped_finishes_what_is_at_work() {
     let place = Place::new().await;
     let file = format!(
@@ -484,101 +455,4 @@ command = ["sh", "-c", "echo begun >> FOLDER/seen; while [ ! -e FOLDER/go ]; do 
     assert_eq!(until_lines(&running.path("seen"), 2).await, ["begun", "done"]);
     place.until_has(&client, "billing", 0).await;
     client.close().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_running_service_tells_how_it_is() {
-    let place = Place::new().await;
-    let (_folder, path) = simple_service();
-    let mut command = place.program(&["run", path.to_str().unwrap(), "--listen", "127.0.0.1:0"]);
-    let mut child = Killed(command.stdout(Stdio::piped()).spawn().unwrap());
-    let mut line = String::new();
-    BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let base = line.split_once("http://").unwrap().1.split_once("/health").unwrap().0.to_owned();
-    let ask = async |path: &str| {
-        let client = web::client().build().unwrap();
-        let response = client.get(format!("http://{base}{path}")).send().await.unwrap();
-        (response.status().as_u16(), response.text().await.unwrap())
-    };
-    eventually(PATIENCE, "a live consumer", || async {
-        let (status, text) = ask("/health").await;
-        let health: serde_json::Value = serde_json::from_str(&text).unwrap();
-        status == 200 && health["consumers"][0]["live"] == true
-    })
-    .await;
-    place.run(&["publish", "order.new", "x", "-e", "orders"]).ok();
-    eventually(PATIENCE, "the message in the metrics", || async {
-        ask("/metrics").await.1.contains("leveret_acked_total{queue=\"billing\"} 1")
-    })
-    .await;
-    let (status, topology) = ask("/topology").await;
-    assert!(status == 200 && leveret::Topology::from_toml(&topology).is_ok(), "{topology}");
-    assert!(topology.contains("billing"), "{topology}");
-    assert_eq!(leveret(&["topology", "export", &base]).ok(), topology);
-    let nobody = leveret(&["topology", "export", "127.0.0.1:1"]);
-    assert!(nobody.status == 1 && nobody.err.contains("127.0.0.1:1"), "{nobody:?}");
-}
-
-#[test]
-fn mistakes_in_a_file_are_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("service.toml");
-    let consumer = "[[consumer]]\nqueue = \"q\"\ncommand = [\"cat\"]\n";
-    for (text, parts) in [
-        ("".to_owned(), &["nothing to run"][..]),
-        ("[[consumer]]\nqueue = \"q\"".to_owned(), &["\"q\"", "neither a command nor http"]),
-        (format!("{consumer}http = \"http://x\""), &["both a command and http"]),
-        (format!("{consumer}worker = 3"), &["line 4", "worker", "workers"]),
-        (format!("{consumer}timeout = \"soon\""), &["line 4", "soon", "30s"]),
-        (format!("{consumer}workers = 0"), &["1 to 10000"]),
-        (
-            format!("{consumer}retry = {{ profile = \"sidekiq\" }}"),
-            &["line 4", "sidekiq", "cover-art"],
-        ),
-        (format!("{consumer}retry = {{ profile = \"chandra\" }}"), &["chandra", "exchange"]),
-        (
-            format!("{consumer}retry = {{ profile = \"acapi\", jitter = 0.5 }}"),
-            &["jitter", "no meaning"],
-        ),
-        (format!("{consumer}pool = \"op\"\nsubscribers = 3"), &["pool", "subscribers"]),
-        (format!("{consumer}pool = \"big\""), &["line 4", "big", "observer"]),
-        (
-            format!(
-                "{consumer}retry = {{ profile = \"orb\" }}\n{consumer}retry = {{ profile = \"orb\", times = 3 }}"
-            ),
-            &["orb", "twice"],
-        ),
-        ("[[consumer]]\nqueue = \"q\"\nhttp = \"ftp://x\"".to_owned(), &["ftp://x", "http://"]),
-        (
-            "[[topology.queue]]\nname = \"q\"\ntype = \"quorom\"".to_owned(),
-            &["line 3", "quorom", "quorum"],
-        ),
-    ] {
-        fs::write(&path, &text).unwrap();
-        let said = leveret(&["run", path.to_str().unwrap(), "--check"]);
-        assert_eq!(said.status, 2, "{text}\n{said:?}");
-        for part in parts {
-            assert!(said.err.contains(part), "{part:?} is not in:\n{}", said.err);
-        }
-    }
-    fs::write(&path, consumer).unwrap();
-    assert!(
-        leveret(&["run", path.to_str().unwrap(), "--check"])
-            .ok()
-            .contains("1 consumer, 0 services")
-    );
-}
-
-#[test]
-fn the_example_in_the_documentation_is_right() {
-    let source = include_str!("../../src/run/file.rs");
-    let example = source.lines().skip_while(|line| *line != "//! ```toml").skip(1);
-    let example: String = example
-        .take_while(|line| *line != "//! ```")
-        .map(|line| line.trim_start_matches("//!").to_owned() + "\n")
-        .collect();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("service.toml");
-    fs::write(&path, example).unwrap();
-    leveret(&["run", path.to_str().unwrap(), "--check"]).ok();
 }

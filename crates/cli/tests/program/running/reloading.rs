@@ -1,0 +1,142 @@
+//! Reading the file again, and what `/health` says of it.
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_file_is_read_again_when_asked_and_a_wrong_one_changes_nothing() {
+    let place = Place::new().await;
+    let file = |word: &str| {
+        format!(
+            "{TOPOLOGY}\n[[consumer]]\nqueue = \"billing\"\ncommand = [\"sh\", \"-c\", \"cat >> FOLDER/{word}; echo >> FOLDER/{word}\"]\n"
+        )
+    };
+    let mut running = Running::start(&place, &file("first"), &[]);
+    place.run(&["publish", "order.new", "1", "-e", "orders"]).ok();
+    until_lines(&running.path("first"), 1).await;
+
+    running.write("[[consumer]]\nqueue = 5");
+    running.signal(Signal::HUP);
+    running.until_logged("goes on with what it has").await;
+    place.run(&["publish", "order.new", "2", "-e", "orders"]).ok();
+    until_lines(&running.path("first"), 2).await;
+
+    running.write(&file("second"));
+    running.signal(Signal::HUP);
+    running.until("read ");
+    running.until("running: ");
+    place.run(&["publish", "order.new", "3", "-e", "orders"]).ok();
+    assert_eq!(until_lines(&running.path("second"), 1).await, ["3"]);
+    running.stop();
+}
+
+/// The topology, and a consumer whose command writes each message to a file.
+fn billing(word: &str) -> String {
+    format!(
+        "{TOPOLOGY}\n[[consumer]]\nqueue = \"billing\"\ncommand = [\"sh\", \"-c\", \"cat >> FOLDER/{word}; echo >> FOLDER/{word}\"]\n"
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_cannot_be_run_changes_nothing() {
+    let place = Place::new().await;
+    let running = Running::start(&place, &billing("first"), &[]);
+    let conflict = billing("second").replace("type = \"quorum\"", "type = \"classic\"");
+    let nowhere =
+        format!("{}\n[[consumer]]\nqueue = \"nowhere\"\ncommand = [\"cat\"]\n", billing("second"));
+    for (number, (file, said)) in
+        [(conflict, "queue \"billing\""), (nowhere, "there is no queue \"nowhere\"")]
+            .iter()
+            .enumerate()
+    {
+        running.write(file);
+        running.signal(Signal::HUP);
+        let log = running.until_logged(said).await;
+        assert!(log.contains("goes on with what it has"), "{log}");
+        place.run(&["publish", "order.new", "x", "-e", "orders"]).ok();
+        until_lines(&running.path("first"), number + 1).await;
+    }
+    assert!(!running.path("second").exists());
+    assert_eq!(running.stop(), "stopped: 2 messages handled\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_url_is_said_to_need_a_new_start() {
+    let place = Place::new().await;
+    let mut running = Running::start(&place, &billing("first"), &[]);
+    running.write(&format!("url = \"amqp://shop:sesame@elsewhere\"\n{}", billing("first")));
+    running.signal(Signal::HUP);
+    running.until("running: ");
+    let log = running.until_logged("the new url is not used before the next start").await;
+    assert!(!log.contains("sesame"), "{log}");
+    running.stop();
+}
+
+/// What has changed is replaced at once, though its handler is still at work, and what has not goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_waits_for_no_handler_and_stops_only_what_has_changed() {
+    let place = Place::new().await;
+    let file = |audit: &str| {
+        format!(
+            r#"
+[[topology.queue]]
+name = "billing"
+
+[[topology.queue]]
+name = "audit"
+
+[[consumer]]
+queue = "billing"
+command = ["sh", "-c", "echo begun >> FOLDER/billing; while [ ! -e FOLDER/go ]; do sleep 0.05; done; echo done >> FOLDER/billing"]
+
+[[consumer]]
+queue = "audit"
+prefetch = 1
+command = ["sh", "-c", "echo begun >> FOLDER/{audit}; while [ ! -e FOLDER/go ]; do sleep 0.05; done; echo done >> FOLDER/{audit}"]
+"#
+        )
+    };
+    let client = place.client().await;
+    let mut running = Running::start(&place, &file("first"), &[]);
+    place.run(&["publish", "billing", "1"]).ok();
+    place.run(&["publish", "audit", "1"]).ok();
+    until_lines(&running.path("billing"), 1).await;
+    until_lines(&running.path("first"), 1).await;
+    running.write(&file("second"));
+    running.signal(Signal::HUP);
+    assert!(running.until("read ").ends_with(": 1 started, 1 stopped\n"));
+    running.until("running: ");
+    // The old handler is still at work.
+    place.run(&["publish", "audit", "2"]).ok();
+    until_lines(&running.path("second"), 1).await;
+    assert_eq!(until_lines(&running.path("first"), 1).await, ["begun"]);
+    fs::write(running.path("go"), "").unwrap();
+    for name in ["billing", "first", "second"] {
+        assert_eq!(until_lines(&running.path(name), 2).await, ["begun", "done"]);
+    }
+    assert_eq!(running.stop(), "stopped: 3 messages handled\n");
+    client.close().await;
+}
+
+/// A queue that another program declares later, and what `/health` says until then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_is_not_there_yet_is_waited_for() {
+    let place = Place::new().await;
+    let client = place.client().await;
+    let file =
+        "[[consumer]]\nqueue = \"later\"\ncommand = [\"sh\", \"-c\", \"echo x >> FOLDER/seen\"]\n";
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("service.toml");
+    fs::write(&path, file.replace("FOLDER", folder.path().to_str().unwrap())).unwrap();
+    let service = listening::Service::start(&place, &path);
+    let (status, health) = service.ask("/health").await;
+    let health: serde_json::Value = serde_json::from_str(&health).unwrap();
+    assert!(status == 503 && health["missing_consumers"]["later"] == 1, "{health}");
+    client.apply(&leveret::Topology::new().queue(leveret::Queue::classic("later"))).await.unwrap();
+    place.run(&["publish", "later", "x"]).ok();
+    until_lines(&folder.path().join("seen"), 1).await;
+    eventually(PATIENCE, "the service to be well", || async {
+        service.ask("/health").await.0 == 200
+    })
+    .await;
+    client.close().await;
+}
