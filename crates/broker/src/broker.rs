@@ -1,17 +1,18 @@
 //! The broker: its virtual hosts, its users, and the tasks that serve its clients.
 
+mod connections;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use leveret_wire::{FrameMax, ReplyCode};
+use leveret_wire::FrameMax;
 use tokio::io::DuplexStream;
 use tokio::net::{TcpListener, ToSocketAddrs};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
@@ -19,12 +20,14 @@ use crate::alarm::Alarm;
 use crate::events::{Event, Record};
 use crate::faults::Faults;
 use crate::profile::Profile;
-use crate::refusal::Refusal;
 use crate::session;
 use crate::snapshot::{Message, Snapshot, Statistics};
 use crate::time::Clock;
 use crate::users::{Access, InvalidPermission, Permissions, Users};
 use crate::vhost::{Host, Settings, Vhost};
+
+use connections::Connections;
+pub(crate) use connections::Enrolled;
 
 /// How long the clients get to agree when the broker is shut down, before they are cut off.
 const SHUTDOWN: Duration = Duration::from_secs(5);
@@ -252,24 +255,6 @@ enum State {
     Stopping,
 }
 
-/// The connections there are, and how to cut them.
-#[derive(Debug, Default)]
-struct Connections {
-    next: u64,
-    all: HashMap<u64, Arc<Connected>>,
-}
-
-/// A connection, as far as others may end it.
-#[derive(Debug)]
-struct Connected {
-    name: Option<String>,
-    cut: Notify,
-    /// It is to be closed because of what it holds.
-    refuse: Notify,
-    /// How much it has sent of messages that are not finished.
-    unfinished: AtomicUsize,
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -333,33 +318,6 @@ impl Shared {
         Frozen(self.frozen.subscribe())
     }
 
-    /// A connection that may be cut by its name, for as long as what is returned is held.
-    pub(crate) fn enrol(self: &Arc<Self>, name: Option<String>) -> Enrolled {
-        let mut connections = lock(&self.connections);
-        connections.next += 1;
-        let number = connections.next;
-        let (cut, refuse) = (Notify::new(), Notify::new());
-        let connected = Arc::new(Connected { name, cut, refuse, unfinished: AtomicUsize::new(0) });
-        connections.all.insert(number, Arc::clone(&connected));
-        Enrolled { shared: Arc::clone(self), number, connected }
-    }
-
-    /// Cuts the connections with such names. Says how many there are.
-    pub(crate) fn cut(&self, which: impl Fn(Option<&str>) -> bool) -> usize {
-        let connections = lock(&self.connections);
-        let chosen = connections.all.values().filter(|found| which(found.name.as_deref()));
-        chosen.map(|found| found.cut.notify_one()).count()
-    }
-
-    /// Refuses the connection that has sent the most of unfinished messages.
-    fn refuse_greediest(&self) {
-        let connections = lock(&self.connections);
-        let greediest = connections.all.values().max_by_key(|one| one.unfinished());
-        if let Some(greediest) = greediest {
-            greediest.refuse.notify_one();
-        }
-    }
-
     /// Has the deadlines of the virtual hosts kept: by tasks of this runtime, if those of another have ended with it.
     fn keep_time(&self) {
         let mut timekeepers = lock(&self.timekeepers);
@@ -404,53 +362,6 @@ impl Frozen {
         if *self.0.borrow() {
             let _ = self.0.wait_for(|frozen| !*frozen).await;
         }
-    }
-}
-
-impl Connected {
-    fn unfinished(&self) -> usize {
-        self.unfinished.load(Ordering::Relaxed)
-    }
-}
-
-/// A connection among those that others can end.
-#[derive(Debug)]
-pub(crate) struct Enrolled {
-    shared: Arc<Shared>,
-    number: u64,
-    connected: Arc<Connected>,
-}
-
-impl Enrolled {
-    /// Waits until it is cut.
-    pub(crate) async fn cut(&self) {
-        self.connected.cut.notified().await;
-    }
-
-    /// Waits until it holds the most of too many unfinished messages.
-    pub(crate) async fn refused(&self) -> Refusal {
-        self.connected.refuse.notified().await;
-        let text = format!(
-            "low on memory: of all messages that are still being received, this connection has sent the most, {} bytes",
-            self.connected.unfinished()
-        );
-        Refusal::new(ReplyCode::RESOURCE_ERROR, text)
-    }
-
-    /// It has sent so much of messages that are not finished. If there is too much of them, somebody has to go.
-    pub(crate) fn set_unfinished(&self, bytes: usize) {
-        let before = self.connected.unfinished.swap(bytes, Ordering::Relaxed);
-        if before != bytes && self.shared.alarm.unfinished_changed(before, bytes) && before < bytes
-        {
-            self.shared.refuse_greediest();
-        }
-    }
-}
-
-impl Drop for Enrolled {
-    fn drop(&mut self) {
-        self.set_unfinished(0);
-        lock(&self.shared.connections).all.remove(&self.number);
     }
 }
 

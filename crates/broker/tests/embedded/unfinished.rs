@@ -34,7 +34,7 @@ async fn begin(peer: &mut Peer<DuplexStream>, channel: u16, pieces_left: usize) 
 }
 
 #[tokio::test]
-async fn who_holds_back_the_ends_of_too_many_messages_is_refused_and_others_are_not() {
+async fn of_too_many_unfinished_messages_the_connection_with_the_most_is_refused() {
     let limit = 10 * PIECE * PIECES;
     let builder = Broker::builder().memory_limit(limit);
     let broker = builder.max_message_size((PIECE * PIECES) as u64).start().unwrap();
