@@ -31,8 +31,8 @@ pub(crate) struct Arguments {
     like: Like,
 
     /// A user and the password; may be given more than once.
-    #[arg(long, value_name = "NAME:PASSWORD", value_parser = parse_user)]
-    user: Vec<User>,
+    #[arg(long, value_name = "NAME:PASSWORD")]
+    user: Vec<String>,
 
     /// A virtual host; may be given more than once. `/` if none is given.
     #[arg(long, value_name = "NAME")]
@@ -65,10 +65,13 @@ impl From<Like> for Profile {
     }
 }
 
-fn parse_user(text: &str) -> Result<User, String> {
+/// Not by clap, whose error would show the password.
+fn parse_user(text: &str) -> Result<User, Failure> {
     match text.split_once(':') {
         Some((name, password)) if !name.is_empty() => Ok(User::new(name, password)),
-        _ => Err("a name and a password are needed, with a colon between them".to_owned()),
+        _ => Err(Failure::wrong(
+            "--user: a name and a password are needed, with a colon between them",
+        )),
     }
 }
 
@@ -77,7 +80,8 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
         Some(file) => Definitions::read(file)?,
         None => Definitions::default(),
     };
-    definitions.add(arguments.user, arguments.vhost);
+    let users: Result<_, _> = arguments.user.iter().map(|user| parse_user(user)).collect();
+    definitions.add(users?, arguments.vhost);
     let builder = Broker::builder()
         .profile(arguments.like.into())
         .memory_limit(arguments.memory_limit.saturating_mul(1024 * 1024));

@@ -24,3 +24,10 @@ pub(crate) async fn client_for(url: &Url, tls: &Tls) -> Result<ClientBuilder, Fa
 pub(crate) fn is_web(url: &Url) -> bool {
     matches!(url.scheme(), "http" | "https") && url.has_host()
 }
+
+/// Without passwords, and without tokens that may be in a query.
+pub(crate) fn shown(url: &Url) -> String {
+    let host = url.host_str().unwrap_or_default();
+    let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
+    format!("{}://{host}{port}{}", url.scheme(), url.path())
+}

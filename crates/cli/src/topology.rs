@@ -12,7 +12,7 @@ use reqwest::Url;
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, last_cause};
-use crate::http::{client_for, is_web};
+use crate::http::{client_for, is_web, shown};
 use crate::output::{Form, counted, print, print_json};
 use crate::reach::{Reach, duration};
 
@@ -207,11 +207,17 @@ async fn export(arguments: ExportArguments) -> Result<(), Failure> {
         true => format!("{}/topology", service.trim_end_matches('/')),
         false => format!("http://{service}/topology"),
     };
+    // The text itself may have a password in it.
+    let at = Url::parse(&url).map_err(|error| {
+        Failure::wrong(format_args!("the service's address is no URL: {error}"))
+    })?;
+    let url = shown(&at);
+    if !is_web(&at) {
+        return Err(Failure::wrong(format_args!("{url} is no URL of a service")));
+    }
     let failed = |error: reqwest::Error| {
         Failure::new(format_args!("no service answers at {url}: {}", last_cause(&error)))
     };
-    let at = Url::parse(&url).ok().filter(is_web);
-    let at = at.ok_or_else(|| Failure::wrong(format_args!("{url} is no URL of a service")))?;
     let client = client_for(&at, &Tls::default()).await?.build().map_err(failed)?;
     let answer = client.get(at).timeout(timeout).send().await.map_err(failed)?;
     let status = answer.status();

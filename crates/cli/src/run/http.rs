@@ -10,7 +10,7 @@ use reqwest::{Response, StatusCode, Url};
 
 use super::work::{Answer, Output};
 use crate::failure::{self, last_cause};
-use crate::http::{client_for, is_web};
+use crate::http::{client_for, is_web, shown};
 
 /// How large a reply may be.
 const MAX_REPLY: usize = 16 * 1024 * 1024;
@@ -32,13 +32,6 @@ pub(super) fn check(url: &str) -> Result<Url, String> {
         Ok(url) => Err(format!("{} is no URL that begins with http:// or https://", shown(&url))),
         Err(error) => Err(format!("http: no URL: {error}")),
     }
-}
-
-/// Without passwords, and without tokens that may be in a query.
-fn shown(url: &Url) -> String {
-    let host = url.host_str().unwrap_or_default();
-    let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
-    format!("{}://{host}{port}{}", url.scheme(), url.path())
 }
 
 impl Http {

@@ -117,6 +117,19 @@ fn no_error_about_a_file_shows_a_password() {
 }
 
 #[test]
+fn no_error_about_an_address_or_a_user_shows_a_password() {
+    for command in [
+        &["topology", "export", "http://shop:sesame@127.0.0.1:1"][..],
+        &["topology", "export", "http://shop:sesame@rabbit:99999"],
+        &["topology", "export", "ftp://shop:sesame@rabbit"],
+        &["broker", "--user", "sesame"],
+    ] {
+        let said = leveret(command);
+        assert!(said.status != 0 && !said.err.contains("sesame"), "{said:?}");
+    }
+}
+
+#[test]
 fn the_flags_of_orb_may_be_written_as_its_document_does() {
     let (_folder, path) = simple_service();
     for flag in ["--mq-max-connection-subscription", "--mq-max-connection-subscriptions"] {

@@ -71,6 +71,36 @@ async fn a_new_url_is_said_to_need_a_new_start() {
     running.stop();
 }
 
+/// The broker refuses one of two consumers that a reload has started.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_that_is_refused_leaves_what_ran_before() {
+    let (place, client) =
+        Place::with(leveret::Topology::new().queue(leveret::Queue::classic("held"))).await;
+    let holding = client.consumer("held").exclusive().stream().await.unwrap();
+    let mut running = Running::start(&place, &billing("first"), &[]);
+    let held = "[[consumer]]\nqueue = \"held\"\ncommand = [\"cat\"]\n";
+    running.write(&format!("{}\n{held}", billing("second")));
+    running.signal(Signal::HUP);
+    running.until_logged("goes on with what it has: consuming queue \"held\"").await;
+    place.run(&["publish", "order.new", "1", "-e", "orders"]).ok();
+    // Once it can be, the same file is taken up.
+    drop(holding);
+    eventually(PATIENCE, "the queue without a consumer", || async {
+        client.inspect_queue("held").await.is_ok_and(|info| info.consumers == 0)
+    })
+    .await;
+    running.signal(Signal::HUP);
+    assert!(running.until("read ").ends_with(": 2 started, 1 stopped\n"));
+    place.run(&["publish", "order.new", "2", "-e", "orders"]).ok();
+    eventually(PATIENCE, "both messages", || async {
+        let text = |name| fs::read_to_string(running.path(name)).unwrap_or_default();
+        (text("first") + &text("second")).lines().count() == 2
+    })
+    .await;
+    assert_eq!(running.stop(), "stopped: 2 messages handled\n");
+    client.close().await;
+}
+
 /// What has changed is replaced at once, though its handler is still at work, and what has not goes on.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reload_waits_for_no_handler_and_stops_only_what_has_changed() {
