@@ -8,6 +8,7 @@ mod rabbitmq_client {
     mod consuming;
     mod delay;
     mod events;
+    mod events_limits;
     mod handling;
     mod inbox;
     mod losses;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leveret::amqp::Value;
-use leveret::{Client, Exchange, Filter, Message, Overflow, Queue, QueueType, Topology};
+use leveret::{Client, ErrorKind, Exchange, Filter, Message, Overflow, Queue, QueueType, Topology};
 use leveret_broker::{Broker, Profile, snapshot};
 use tokio::time::sleep;
 
@@ -183,4 +183,75 @@ async fn what_missed_its_target_goes_there_by_a_replay() {
     assert_eq!((depth(&broker, "q"), depth(&broker, PARKED)), (Some(1), Some(0)));
     let replayed = broker.peek("/", "q", 1).unwrap().pop().unwrap();
     assert!(replayed.properties.get().headers.unwrap_or_default().get("x-death").is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_short_delay_does_not_wait_behind_a_long_one() {
+    for broker in both() {
+        let client = client_with(&broker, Queue::quorum("q")).await;
+        let publisher = client.publisher("").build().await.unwrap();
+        // They share queues.
+        for seconds in [7, 6, 5, 4] {
+            let delay = seconds * SECOND;
+            publisher.publish_in("q", seconds.to_string(), delay).await.unwrap();
+        }
+        let mut deliveries = client.consumer("q").stream().await.unwrap();
+        for expected in ["4", "5", "6", "7"] {
+            let delivery = deliveries.next().await.unwrap().unwrap();
+            assert_eq!(delivery.body(), expected);
+            delivery.ack().unwrap();
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_target_that_is_not_there_is_an_error_and_nothing_is_published() {
+    for broker in both() {
+        let client = client_of(&broker).await;
+        for exchange in ["", "orders"] {
+            let publisher = client.publisher(exchange).build().await;
+            // A publisher needs its exchange.
+            let Ok(publisher) = publisher else { continue };
+            let error = publisher.publish_in("nowhere", "x", HOUR).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Missing, "{error}");
+        }
+        assert_eq!(client.delays().pending().await.unwrap(), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_whose_target_is_gone_is_parked() {
+    for broker in both() {
+        let client = client_of(&broker).await;
+        delayed(&client).await;
+        client.delete_queue("q", Default::default()).await.unwrap();
+        client.delete_exchange("orders", Default::default()).await.unwrap();
+        sleep(HOUR + SECOND).await;
+        assert_eq!(client.delays().unroutable().await.unwrap(), 2);
+        assert_eq!(client.delays().pending().await.unwrap(), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restart_of_the_broker_loses_none_of_thousands_of_messages_that_move() {
+    const MESSAGES: u32 = 3000;
+    for broker in both() {
+        let client = client_with(&broker, Queue::quorum("q")).await;
+        let publisher = client.publisher("").build().await.unwrap();
+        let mut tickets = Vec::new();
+        for n in 1..=MESSAGES {
+            let delay = 10 * SECOND * n / MESSAGES;
+            tickets.push(publisher.send_in("q", n.to_string(), delay).await.unwrap());
+        }
+        for ticket in tickets {
+            ticket.await.unwrap();
+        }
+        for _ in 0..4 {
+            sleep(2 * SECOND).await;
+            broker.restart().await;
+        }
+        sleep(RESENT).await;
+        assert_eq!(depth(&broker, "q"), Some(MESSAGES as usize));
+        assert_eq!(client.delays().unroutable().await.unwrap(), 0);
+    }
 }
