@@ -139,15 +139,22 @@ fn told(step: &Step) -> Value {
 
 /// What to do about what cannot be applied.
 fn advice(plan: &Plan) -> Failure {
-    let count = plan
-        .steps()
-        .iter()
-        .filter(|step| matches!(step.change, Change::Conflict(_) | Change::Refused(_)));
-    Failure::new(format_args!(
-        "{} cannot be applied, so nothing was. The broker never changes an existing object: keep what it has and change the \
-         file, or choose another name; `leveret topology migrate FILE QUEUE` replaces a queue and keeps its messages",
-        counted(count.count() as u64, "object")
-    ))
+    let count =
+        |is: fn(&Change) -> bool| plan.steps().iter().filter(|step| is(&step.change)).count();
+    let conflicts = count(|change| matches!(change, Change::Conflict(_)));
+    let refused = count(|change| matches!(change, Change::Refused(_)));
+    let mut text = format!(
+        "{} cannot be applied, so nothing was.",
+        counted((conflicts + refused) as u64, "object")
+    );
+    if conflicts > 0 {
+        text += " The broker never changes an existing object: keep what it has and change the file, or choose another name; \
+                 `leveret topology migrate FILE QUEUE` replaces a queue and keeps its messages.";
+    }
+    if refused > 0 {
+        text += " What is refused says why: mend it in the file, or ask for the permission.";
+    }
+    Failure::new(text)
 }
 
 /// Draws the file: exchanges, queues, bindings, and where dead letters go. Needs no broker.

@@ -76,6 +76,36 @@ async fn what_belongs_to_another_connection_is_refused() {
     client.close().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_binding_to_an_exchange_that_is_nowhere_is_planned_as_refused() {
+    let place = Place::new().await;
+    let client = place.client().await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("topology.toml");
+    let text = "[[queue]]\nname = \"new\"\nbindings = [{ exchange = \"nowhere\", key = \"k\" }]\n";
+    fs::write(&path, text).unwrap();
+    let said = place.run(&["topology", "apply", path.to_str().unwrap()]);
+    assert_eq!(said.status, 1, "{said:?}");
+    assert!(said.out.contains("there is no exchange \"nowhere\""), "{said:?}");
+    assert!(!said.err.contains("never changes an existing object"), "{said:?}");
+    assert!(
+        client.inspect_queue("new").await.is_err(),
+        "nothing is declared if something is refused"
+    );
+    client.close().await;
+}
+
+#[test]
+fn two_queues_of_one_name_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("topology.toml");
+    fs::write(&path, "[[queue]]\nname = \"q\"\n[[queue]]\nname = \"q\"\ntype = \"quorum\"\n")
+        .unwrap();
+    let said = leveret(&["topology", "graph", path.to_str().unwrap()]);
+    assert_eq!(said.status, 2, "{said:?}");
+    assert!(said.err.contains("queue \"q\" is described twice"), "{said:?}");
+}
+
 #[test]
 fn a_picture_needs_no_broker() {
     let folder = tempfile::tempdir().unwrap();

@@ -15,7 +15,7 @@
 //! bind = [{ exchange = "orders", key = "order.*" }]
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::path::Path;
 use std::time::Duration;
@@ -101,10 +101,50 @@ impl<'de> Deserialize<'de> for Topology {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "each_once")]
     exchange: Vec<FileExchange>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "each_once")]
     queue: Vec<FileQueue>,
+}
+
+/// An object that the file describes under a name.
+trait Named {
+    const KIND: &'static str;
+
+    fn name(&self) -> &str;
+}
+
+impl Named for FileExchange {
+    const KIND: &'static str = "exchange";
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl Named for FileQueue {
+    const KIND: &'static str = "queue";
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+/// Objects of which no two have the same name: the second one would silently replace the first.
+fn each_once<'de, T, D>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    T: Named + Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    let objects = Vec::<T>::deserialize(deserializer)?;
+    let mut names = HashSet::new();
+    match objects.iter().map(Named::name).find(|name| !names.insert(*name)) {
+        None => Ok(objects),
+        Some(name) => Err(de::Error::custom(format_args!(
+            "{} {name:?} is described twice: leave one of the two out, or put all its bindings into one `bind`",
+            T::KIND
+        ))),
+    }
 }
 
 #[derive(Deserialize)]
@@ -122,7 +162,7 @@ struct FileExchange {
     alternate: Option<String>,
     #[serde(default)]
     arguments: Arguments,
-    #[serde(default)]
+    #[serde(default, alias = "binding", alias = "bindings")]
     bind: Vec<FileBinding>,
 }
 
@@ -155,7 +195,7 @@ struct FileQueue {
     delivery_limit: Option<u32>,
     #[serde(default)]
     arguments: Arguments,
-    #[serde(default)]
+    #[serde(default, alias = "binding", alias = "bindings")]
     bind: Vec<FileBinding>,
 }
 
@@ -191,19 +231,31 @@ fn yes() -> bool {
     true
 }
 
+/// The names are known to differ, so nothing is looked for among many objects.
 impl From<File> for Topology {
     fn from(file: File) -> Topology {
-        let with = file.exchange.into_iter().fold(Topology::new(), |topology, exchange| {
-            let bindings = exchange.bindings();
-            let topology = topology.exchange(exchange.into());
-            bindings.into_iter().fold(topology, Topology::binding)
-        });
-        file.queue.into_iter().fold(with, |topology, queue| {
-            let bindings = queue.bindings();
-            let topology = topology.queue(queue.into());
-            bindings.into_iter().fold(topology, Topology::binding)
-        })
+        let mut topology = Topology::new();
+        for exchange in file.exchange {
+            topology.bindings.extend(exchange.bindings());
+            topology.exchanges.push(exchange.into());
+        }
+        for queue in file.queue {
+            topology.bindings.extend(queue.bindings());
+            topology.queues.push(queue.into());
+        }
+        topology
     }
+}
+
+/// Each once. Those of different objects differ anyway.
+fn bindings_of(bind: &[FileBinding], to: impl Fn(String, String) -> Binding) -> Vec<Binding> {
+    let mut bindings = Vec::new();
+    for binding in bind.iter().map(|binding| binding.to(&to)) {
+        if !bindings.contains(&binding) {
+            bindings.push(binding);
+        }
+    }
+    bindings
 }
 
 impl FileBinding {
@@ -217,19 +269,13 @@ impl FileBinding {
 
 impl FileExchange {
     fn bindings(&self) -> Vec<Binding> {
-        let to = |binding: &FileBinding| {
-            binding.to(|source, key| Binding::to_exchange(self.name.clone(), source, key))
-        };
-        self.bind.iter().map(to).collect()
+        bindings_of(&self.bind, |source, key| Binding::to_exchange(self.name.clone(), source, key))
     }
 }
 
 impl FileQueue {
     fn bindings(&self) -> Vec<Binding> {
-        let to = |binding: &FileBinding| {
-            binding.to(|source, key| Binding::to_queue(self.name.clone(), source, key))
-        };
-        self.bind.iter().map(to).collect()
+        bindings_of(&self.bind, |source, key| Binding::to_queue(self.name.clone(), source, key))
     }
 }
 
@@ -453,6 +499,17 @@ queue:
     }
 
     #[test]
+    fn bindings_may_be_called_bindings() {
+        let topology = |word: &str| {
+            let text =
+                format!("[[queue]]\nname = \"q\"\n{word} = [{{ exchange = \"x\", key = \"k\" }}]");
+            Topology::from_toml(&text).unwrap()
+        };
+        assert_eq!(topology("bind").bindings().len(), 1);
+        assert_eq!(topology("bindings"), topology("bind"));
+    }
+
+    #[test]
     fn a_mistake_is_named_with_its_line_and_what_is_allowed() {
         let wrong = [
             ("[[queue]]\nname = \"q\"\ntyp = \"quorum\"", ["line 3", "typ", "type"]),
@@ -467,6 +524,10 @@ queue:
                 assert!(error.to_string().contains(part), "{part:?} is not in: {error}");
             }
         }
+        let error = Topology::from_toml(
+            "[[queue]]\nname = \"q\"\n[[queue]]\nname = \"q\"\ntype = \"quorum\"",
+        );
+        assert!(error.unwrap_err().to_string().contains("queue \"q\" is described twice"));
         let error = Topology::from_yaml("queue:\n  - name: q\n    type: quorom\n").unwrap_err();
         for part in ["line 3", "quorom", "quorum"] {
             assert!(error.to_string().contains(part), "{part:?} is not in: {error}");

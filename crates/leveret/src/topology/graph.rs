@@ -3,7 +3,7 @@
 mod layout;
 mod svg;
 
-use std::collections::BTreeMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -25,13 +25,13 @@ struct Node {
     note: String,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum NodeKind {
     Exchange,
     Queue,
 }
 
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Edge {
     from: usize,
     to: usize,
@@ -39,7 +39,7 @@ struct Edge {
     kind: EdgeKind,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum EdgeKind {
     Binding,
     DeadLetter,
@@ -165,7 +165,8 @@ impl Edge {
 struct Building {
     nodes: Vec<Node>,
     edges: Vec<Edge>,
-    known: BTreeMap<(NodeKind, String), usize>,
+    known: HashMap<(NodeKind, String), usize>,
+    drawn: HashSet<Edge>,
 }
 
 impl Building {
@@ -185,7 +186,7 @@ impl Building {
 
     fn edge(&mut self, from: usize, to: usize, label: &str, kind: EdgeKind) {
         let edge = Edge { from, to, label: label.to_owned(), kind };
-        if !self.edges.contains(&edge) {
+        if self.drawn.insert(edge.clone()) {
             self.edges.push(edge);
         }
     }
@@ -261,6 +262,21 @@ mod tests {
   q3 -. \"dead letters\" .-> q2
 ";
         assert_eq!(retrying().to_mermaid(), expected);
+    }
+
+    /// As many as a broker may have. Quadratic work would take minutes.
+    #[cfg(feature = "files")]
+    #[test]
+    fn thirty_thousand_queues_are_drawn() {
+        let mut text = "[[exchange]]\nname = \"x\"\ntype = \"topic\"\n".to_owned();
+        for number in 0..30_000 {
+            text += &format!(
+                "[[queue]]\nname = \"q{number}\"\nbind = [{{ exchange = \"x\", key = \"k{number}\" }}]\n"
+            );
+        }
+        let topology = Topology::from_toml(&text).unwrap();
+        assert_eq!(topology.to_mermaid().lines().count(), 1 + 30_001 + 30_000);
+        assert_eq!(topology.to_svg().matches("class=\"name\"").count(), 30_001);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! The broker is asked for each object whether it is there. If it is, it is declared once more, which changes nothing either: the
 //! broker says whether it is the same. Bindings cannot be asked for in AMQP; to make one that is there changes nothing.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use super::conflict::Conflict;
@@ -61,7 +62,7 @@ impl Plan {
             connection,
             channel: None,
             declaring: Declaring::new(connection, Default::default(), Naming::Anew),
-            missing: Vec::new(),
+            known: HashMap::new(),
             steps: Vec::new(),
         };
         for exchange in topology.exchanges() {
@@ -69,7 +70,10 @@ impl Plan {
         }
         for queue in topology.queues() {
             match queue.is_named_by_broker() {
-                true => planning.add(Object::Queue(queue), Change::Create),
+                true => {
+                    planning.known.insert(("queue", queue.name().to_owned()), Known::New);
+                    planning.add(Object::Queue(queue), Change::Create);
+                }
                 false => planning.plan(Object::Queue(queue), queue.name()).await?,
             }
         }
@@ -78,9 +82,17 @@ impl Plan {
                 Destination::Queue(name) => ("queue", name),
                 Destination::Exchange(name) => ("exchange", name),
             };
-            let is_new =
-                planning.misses("exchange", binding.source()) || planning.misses(kind, name);
-            let change = if is_new { Change::Create } else { Change::Bind };
+            let mut change = Change::Bind;
+            for (kind, name) in [("exchange", binding.source()), (kind, name)] {
+                match planning.knows(kind, name).await? {
+                    Known::There => {}
+                    Known::New => change = Change::Create,
+                    Known::Nowhere(error) => {
+                        change = Change::Refused(error);
+                        break;
+                    }
+                }
+            }
             planning.add(Object::Binding(binding), change);
         }
         planning.declaring.finish().await;
@@ -88,12 +100,22 @@ impl Plan {
     }
 }
 
+/// What is known of an exchange or queue that bindings may name.
+#[derive(Clone)]
+enum Known {
+    There,
+    /// It is part of the topology, and would be made.
+    New,
+    /// A binding cannot be made.
+    Nowhere(Error),
+}
+
 struct Planning<'a> {
     connection: &'a Connection,
     /// To ask on. The broker closes it when something is not there.
     channel: Option<Channel>,
     declaring: Declaring<'a>,
-    missing: Vec<(&'static str, String)>,
+    known: HashMap<(&'static str, String), Known>,
     steps: Vec<Step>,
 }
 
@@ -105,12 +127,11 @@ impl Planning<'_> {
                 Ok(_) => Change::Same,
                 Err(error) => refused(error),
             },
-            Ok(false) => {
-                self.missing.push((kind, name.to_owned()));
-                Change::Create
-            }
+            Ok(false) => Change::Create,
             Err(error) => refused(error),
         };
+        let known = if matches!(change, Change::Create) { Known::New } else { Known::There };
+        self.known.insert((kind, name.to_owned()), known);
         let is_lost = matches!(&change, Change::Refused(error) if error.kind() == ErrorKind::Lost);
         if is_lost || !self.connection.is_usable() {
             let text = "the connection was lost while the topology was planned";
@@ -120,8 +141,32 @@ impl Planning<'_> {
         Ok(())
     }
 
+    /// What becomes of an end of a binding: part of the topology, or on the broker, or nowhere.
+    async fn knows(&mut self, kind: &'static str, name: &str) -> Result<Known, Error> {
+        let key = (kind, name.to_owned());
+        if let Some(known) = self.known.get(&key) {
+            return Ok(known.clone());
+        }
+        let known = match self.finds(kind, name).await {
+            Ok(true) => Known::There,
+            Ok(false) => Known::Nowhere(Error::new(
+                ErrorKind::Missing,
+                format!("there is no {kind} {name:?}, on the broker or in this topology"),
+            )),
+            Err(error) if error.kind() == ErrorKind::Lost => return Err(error),
+            Err(error) => Known::Nowhere(error),
+        };
+        self.known.insert(key, known.clone());
+        Ok(known)
+    }
+
     async fn is_there(&mut self, object: Object<'_>, name: &str) -> Result<bool, Error> {
-        let what = || format!("cannot inspect {object}");
+        let kind = if matches!(object, Object::Queue(_)) { "queue" } else { "exchange" };
+        self.finds(kind, name).await
+    }
+
+    async fn finds(&mut self, kind: &str, name: &str) -> Result<bool, Error> {
+        let what = || format!("cannot inspect {kind} {name:?}");
         let channel = match self.channel.take() {
             Some(channel) => channel,
             None => {
@@ -129,8 +174,8 @@ impl Planning<'_> {
                 opened.map_err(|error| Error::from_amqp(what(), error))?
             }
         };
-        let answer = match object {
-            Object::Queue(_) => channel.inspect_queue(name).await.map(drop),
+        let answer = match kind {
+            "queue" => channel.inspect_queue(name).await.map(drop),
             _ => channel.inspect_exchange(name).await,
         };
         match answer {
@@ -141,10 +186,6 @@ impl Planning<'_> {
             Err(error) if error.reply_code() == Some(ReplyCode::NOT_FOUND) => Ok(false),
             Err(error) => Err(Error::from_amqp(what(), error)),
         }
-    }
-
-    fn misses(&self, kind: &str, name: &str) -> bool {
-        self.missing.iter().any(|(missing, known)| *missing == kind && known == name)
     }
 
     fn add(&mut self, object: Object<'_>, change: Change) {

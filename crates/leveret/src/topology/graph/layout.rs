@@ -24,10 +24,21 @@ pub(super) fn lay_out(graph: &Graph) -> Layout {
         columns[*column].push(node);
     }
     let mut layout = Layout { columns, column_of };
+    let neighbours = neighbours(graph);
     for _ in 0..SWEEPS {
-        layout.draw_together(graph);
+        layout.draw_together(&neighbours);
     }
     layout
+}
+
+/// The nodes at the other ends of each node's edges.
+fn neighbours(graph: &Graph) -> Vec<Vec<usize>> {
+    let mut neighbours = vec![Vec::new(); graph.nodes.len()];
+    for edge in graph.edges.iter().filter(|edge| edge.from != edge.to) {
+        neighbours[edge.from].push(edge.to);
+        neighbours[edge.to].push(edge.from);
+    }
+    neighbours
 }
 
 /// The edges without those that lead back to where one came from.
@@ -40,11 +51,15 @@ fn forward_edges(graph: &Graph) -> Vec<(usize, usize)> {
     }
     let mut state = vec![State::New; graph.nodes.len()];
     let mut forward = Vec::new();
+    let mut is_target = vec![false; graph.nodes.len()];
+    let mut targets = vec![Vec::new(); graph.nodes.len()];
+    for edge in &graph.edges {
+        is_target[edge.to] |= edge.from != edge.to;
+        targets[edge.from].push(edge.to);
+    }
     // Nodes to which nothing leads come first, so that the picture begins with them.
-    let is_target =
-        |node: usize| graph.edges.iter().any(|edge| edge.to == node && edge.from != node);
     let (inner, first): (Vec<usize>, Vec<usize>) =
-        (0..graph.nodes.len()).partition(|node| is_target(*node));
+        (0..graph.nodes.len()).partition(|&node| is_target[node]);
     for start in first.into_iter().chain(inner) {
         // A path of nodes, each with the number of the edge to go on with.
         let mut path = vec![(start, 0)];
@@ -54,21 +69,19 @@ fn forward_edges(graph: &Graph) -> Vec<(usize, usize)> {
         state[start] = State::OnPath;
         while let Some((node, next)) = path.last_mut() {
             let node = *node;
-            let edge =
-                graph.edges.iter().enumerate().skip(*next).find(|(_, edge)| edge.from == node);
-            let Some((index, edge)) = edge else {
+            let Some(&to) = targets[node].get(*next) else {
                 state[node] = State::Done;
                 path.pop();
                 continue;
             };
-            *next = index + 1;
-            if state[edge.to] == State::OnPath {
+            *next += 1;
+            if state[to] == State::OnPath {
                 continue;
             }
-            forward.push((node, edge.to));
-            if state[edge.to] == State::New {
-                state[edge.to] = State::OnPath;
-                path.push((edge.to, 0));
+            forward.push((node, to));
+            if state[to] == State::New {
+                state[to] = State::OnPath;
+                path.push((to, 0));
             }
         }
     }
@@ -78,9 +91,20 @@ fn forward_edges(graph: &Graph) -> Vec<(usize, usize)> {
 /// Each node stands right of all that lead to it. There is no circle among the edges.
 fn columns(nodes: usize, forward: &[(usize, usize)]) -> Vec<usize> {
     let mut column_of = vec![0; nodes];
-    for _ in 0..nodes {
-        for &(from, to) in forward {
+    let (mut targets, mut awaited) = (vec![Vec::new(); nodes], vec![0; nodes]);
+    for &(from, to) in forward {
+        targets[from].push(to);
+        awaited[to] += 1;
+    }
+    // A node is final once all that lead to it are.
+    let mut last: Vec<usize> = (0..nodes).filter(|&node| awaited[node] == 0).collect();
+    while let Some(from) = last.pop() {
+        for &to in &targets[from] {
             column_of[to] = column_of[to].max(column_of[from] + 1);
+            awaited[to] -= 1;
+            if awaited[to] == 0 {
+                last.push(to);
+            }
         }
     }
     column_of
@@ -88,36 +112,29 @@ fn columns(nodes: usize, forward: &[(usize, usize)]) -> Vec<usize> {
 
 impl Layout {
     /// Puts the nodes of each column in the order of the average place of their neighbours.
-    fn draw_together(&mut self, graph: &Graph) {
-        for column in 0..self.columns.len() {
-            let place = self.places(graph.nodes.len());
-            let average = |node: usize| {
-                let neighbours = graph.edges.iter().filter_map(|edge| match (edge.from, edge.to) {
-                    (from, to) if from == node && to != node => Some(place[to]),
-                    (from, to) if to == node && from != node => Some(place[from]),
-                    _ => None,
-                });
-                let places: Vec<f64> = neighbours.collect();
-                match places.len() {
-                    0 => place[node],
-                    count => places.iter().sum::<f64>() / count as f64,
+    fn draw_together(&mut self, neighbours: &[Vec<usize>]) {
+        let mut place = vec![0.0; neighbours.len()];
+        self.columns.iter().for_each(|column| set_places(column, &mut place));
+        for column in &mut self.columns {
+            let average = |node: usize| match neighbours[node].len() {
+                0 => place[node],
+                count => {
+                    neighbours[node].iter().map(|&near| place[near]).sum::<f64>() / count as f64
                 }
             };
-            let mut nodes = std::mem::take(&mut self.columns[column]);
-            nodes.sort_by(|a, b| average(*a).total_cmp(&average(*b)));
-            self.columns[column] = nodes;
+            let mut nodes: Vec<(f64, usize)> =
+                column.iter().map(|&node| (average(node), node)).collect();
+            nodes.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+            *column = nodes.into_iter().map(|(_, node)| node).collect();
+            set_places(column, &mut place);
         }
     }
+}
 
-    /// The place of each node, with the middle of every column at 0.
-    fn places(&self, nodes: usize) -> Vec<f64> {
-        let mut places = vec![0.0; nodes];
-        for column in &self.columns {
-            for (index, node) in column.iter().enumerate() {
-                places[*node] = index as f64 - (column.len() as f64 - 1.0) / 2.0;
-            }
-        }
-        places
+/// The places of a column's nodes, with the middle of the column at 0.
+fn set_places(column: &[usize], place: &mut [f64]) {
+    for (index, &node) in column.iter().enumerate() {
+        place[node] = index as f64 - (column.len() as f64 - 1.0) / 2.0;
     }
 }
 

@@ -1,5 +1,6 @@
 //! A graph as a picture.
 
+use std::collections::HashMap;
 use std::fmt::Write;
 
 use super::layout::{Layout, lay_out};
@@ -87,13 +88,14 @@ struct Line<'a> {
 
 fn lines<'a>(graph: &'a Graph, layout: &Layout) -> Vec<Line<'a>> {
     let mut lines: Vec<Line<'a>> = Vec::new();
+    let mut line_of = HashMap::new();
     let mut lanes = 0..;
     for edge in &graph.edges {
         let ends = (edge.from, edge.to, edge.kind);
-        let twin =
-            lines.iter_mut().find(|line| (line.edge.from, line.edge.to, line.edge.kind) == ends);
-        if let Some(twin) = twin {
-            twin.text += &format!(", {}", edge.text());
+        let next = lines.len();
+        let index = *line_of.entry(ends).or_insert(next);
+        if index < next {
+            lines[index].text += &format!(", {}", edge.text());
             continue;
         }
         let leads_back = layout.column_of[edge.to] <= layout.column_of[edge.from];
@@ -110,6 +112,7 @@ fn frames(graph: &Graph, layout: &Layout, lines: &[Line<'_>]) -> (Vec<Frame>, f6
     let height = tallest * (HEIGHT + BELOW);
     // What leads back goes down and up beside the columns.
     let aside = lines.iter().filter(|line| line.lane.is_some()).count() as f64 * BESIDE;
+    let rooms = rooms(layout, lines);
     let mut x = MARGIN + aside;
     for (number, column) in layout.columns.iter().enumerate() {
         let letters = |node: &usize| {
@@ -121,21 +124,26 @@ fn frames(graph: &Graph, layout: &Layout, lines: &[Line<'_>]) -> (Vec<Frame>, f6
         for (index, node) in column.iter().enumerate() {
             frames[*node] = Frame { x, y: top + index as f64 * (HEIGHT + BELOW), width };
         }
-        x += width + room_after(layout, lines, number) + aside;
+        x += width + rooms[number] + aside;
     }
     (frames, x.max(200.0), MARGIN + height)
 }
 
-/// The labels of the edges that leave a column need room.
-fn room_after(layout: &Layout, lines: &[Line<'_>], column: usize) -> f64 {
-    let leaving = lines.iter().filter(|Line { edge, .. }| {
-        layout.column_of[edge.from] == column && layout.column_of[edge.to] == column + 1
-    });
-    let letters = leaving.map(|line| line.text.chars().count()).max().unwrap_or(0);
-    match column + 1 == layout.columns.len() {
-        true => MARGIN,
-        false => (letters as f64 * 6.2 + 40.0).max(70.0),
+/// Room for the labels of the edges that leave each column.
+fn rooms(layout: &Layout, lines: &[Line<'_>]) -> Vec<f64> {
+    let mut letters = vec![0; layout.columns.len()];
+    for Line { edge, text, .. } in lines {
+        let column = layout.column_of[edge.from];
+        if layout.column_of[edge.to] == column + 1 {
+            letters[column] = letters[column].max(text.chars().count());
+        }
     }
+    let mut rooms: Vec<f64> =
+        letters.into_iter().map(|letters| (letters as f64 * 6.2 + 40.0).max(70.0)).collect();
+    if let Some(last) = rooms.last_mut() {
+        *last = MARGIN;
+    }
+    rooms
 }
 
 /// The way of an edge to a column further right, and where its label stands.
