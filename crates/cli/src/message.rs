@@ -152,9 +152,14 @@ pub(crate) struct Shown<'a> {
 
 impl<'a> From<&'a ParkedMessage> for Shown<'a> {
     fn from(message: &'a ParkedMessage) -> Self {
+        // Into the lot it came under the lot's name. Its story knows where it had been published to.
+        let story = message.story();
         Shown {
-            exchange: message.exchange().to_owned(),
-            routing_key: message.routing_key().to_owned(),
+            exchange: story.exchange.clone().unwrap_or_else(|| message.exchange().to_owned()),
+            routing_key: story
+                .routing_key
+                .clone()
+                .unwrap_or_else(|| message.routing_key().to_owned()),
             properties: message.properties(),
             body: message.body(),
         }

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use console::{measure_text_width, truncate_str};
+use console::{measure_text_width, style, truncate_str};
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -63,7 +63,12 @@ impl Table {
     pub(crate) fn print(&self) -> Result<(), Failure> {
         let width =
             io::stdout().is_terminal().then(|| usize::from(console::Term::stdout().size().1));
-        print(&self.to_text(width))
+        let text = self.to_text(width);
+        // Plain where the output is no terminal, or NO_COLOR is set.
+        match text.split_once('\n') {
+            Some((headings, rows)) => print(&format!("{}\n{rows}", style(headings).bold())),
+            None => print(&text),
+        }
     }
 
     fn to_text(&self, width: Option<usize>) -> String {
@@ -92,6 +97,11 @@ impl Table {
         }
         lines.join("\n")
     }
+}
+
+/// The last line of an error with several: that of a stack trace says what went wrong.
+pub(crate) fn last_line(text: &str) -> String {
+    text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default().trim().to_owned()
 }
 
 /// How long ago something was, for a person: `3 min`.
@@ -156,6 +166,15 @@ mod tests {
         assert_eq!(table().to_text(Some(24)), expected);
         // There is always room for a little.
         assert_eq!(table().to_text(Some(1)), expected);
+    }
+
+    #[test]
+    fn of_a_stack_trace_the_last_line_is_shown() {
+        let trace =
+            "Traceback (most recent call last):\n  File \"bill.py\", line 3\nKeyError: 'total'\n\n";
+        assert_eq!(last_line(trace), "KeyError: 'total'");
+        assert_eq!(last_line("one line"), "one line");
+        assert_eq!(last_line(""), "");
     }
 
     #[test]

@@ -126,7 +126,7 @@ impl Which {
 #[command(next_help_heading = None::<&'static str>)]
 struct Pace {
     /// At most so many messages.
-    #[arg(long, value_name = "COUNT")]
+    #[arg(short = 'n', long, alias = "count", value_name = "COUNT")]
     limit: Option<u64>,
 
     /// At most so many messages a second.
@@ -225,7 +225,7 @@ async fn carry_out(
 fn confirm(question: &str) -> Result<(), Failure> {
     if !io::stdin().is_terminal() {
         return Err(Failure::wrong(format_args!(
-            "{question} Say so by --yes: there is no terminal to ask on"
+            "{question} There is no terminal to ask on: pass --yes, or say which messages by an option"
         )));
     }
     eprint!("{question} [y/N] ");

@@ -10,7 +10,9 @@ use serde_json::{Value, json};
 use super::{Lot, Which};
 use crate::failure::Failure;
 use crate::message::Shown;
-use crate::output::{Table, ago, counted, print, print_bytes, print_json, rough, timestamp};
+use crate::output::{
+    Table, ago, counted, last_line, print, print_bytes, print_json, rough, timestamp,
+};
 use crate::reach::Reach;
 use crate::text::escape;
 
@@ -20,9 +22,9 @@ pub(super) struct List {
     #[command(flatten)]
     lot: Lot,
 
-    /// How many.
-    #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 50)]
-    count: usize,
+    /// At most so many messages.
+    #[arg(short = 'n', long, alias = "count", value_name = "COUNT", default_value_t = 50)]
+    limit: usize,
 
     #[command(flatten)]
     which: Which,
@@ -34,7 +36,7 @@ impl List {
     pub(super) async fn run(self) -> Result<(), Failure> {
         let command = async |client: &Client| {
             let lot = client.parking_lot(&self.lot.lot);
-            let messages = lot.list(&self.which.filter(), self.count).await?;
+            let messages = lot.list(&self.which.filter(), self.limit).await?;
             Ok((messages, lot.depth().await?))
         };
         let (messages, depth) = self.reach.with_client(command).await?;
@@ -63,7 +65,7 @@ fn row(message: &ParkedMessage) -> Vec<String> {
         story.kind.clone().unwrap_or_else(dash),
         story.attempts.map_or_else(dash, |attempts| attempts.to_string()),
         message.age(SystemTime::now()).map_or_else(dash, rough),
-        story.error.clone().unwrap_or_default(),
+        story.error.as_deref().map(last_line).unwrap_or_default(),
     ]
 }
 
@@ -214,7 +216,7 @@ impl Groups {
                 group.kind.unwrap_or_else(dash),
                 ago(group.last),
                 format!("#{}", group.example),
-                group.error.unwrap_or_else(dash),
+                group.error.as_deref().map_or_else(dash, last_line),
             ]);
         }
         table.print()

@@ -41,9 +41,32 @@ impl Work {
     }
 }
 
-/// Sends messages back to where they came from, with their counters reset; or elsewhere.
+/// Whether to go on without asking.
+#[derive(Debug, Args)]
+#[command(next_help_heading = None::<&'static str>)]
+struct Consent {
+    /// Do not ask before all messages of the lot are changed.
+    #[arg(long, short = 'y')]
+    yes: bool,
+}
+
+impl Consent {
+    /// Asks before a command changes every message of the lot. One with a filter or a limit has said what it means.
+    async fn check(&self, work: &Work, verb: &str, lot: &ParkingLot) -> Result<(), Failure> {
+        let Pace { limit, dry_run, .. } = &work.pace;
+        if self.yes || *dry_run || limit.is_some() || !work.which.filter().is_all() {
+            return Ok(());
+        }
+        let messages = counted(lot.depth().await?, "message");
+        confirm(&format!("{verb} all of {messages} in {:?}?", lot.queue()))
+    }
+}
+
+/// Publish messages to the queue they failed in, with their counters reset; or elsewhere.
 #[derive(Debug, Args)]
 pub(super) struct Replay {
+    #[command(flatten)]
+    consent: Consent,
     #[command(flatten)]
     to: To,
     #[command(flatten)]
@@ -52,14 +75,23 @@ pub(super) struct Replay {
 
 impl Replay {
     pub(super) async fn run(self) -> Result<(), Failure> {
-        self.work.run("replayed", async |lot| Ok(lot.replay_to(self.to.target()))).await
+        let replay = async |lot: &ParkingLot| {
+            self.consent.check(&self.work, "Replay", lot).await?;
+            Ok(lot.replay_to(self.to.target()))
+        };
+        self.work.run("replayed", replay).await
     }
 }
 
 /// Changes messages, and replays them.
 #[derive(Debug, Args)]
-#[command(override_usage = "leveret parking edit [OPTIONS] <CHANGES> <LOT>")]
+#[command(
+    override_usage = "leveret parking edit <LOT> [--body TEXT | --body-file FILE] [--content-type TYPE] \
+                            [--set-header NAME=TEXT]... [--remove-header NAME]... [OPTIONS]"
+)]
 pub(super) struct Edit {
+    #[command(flatten)]
+    consent: Consent,
     #[command(flatten)]
     changes: Changes,
     #[command(flatten)]
@@ -120,7 +152,11 @@ impl Edit {
             draft.target = target.clone();
         };
         self.check_headers()?;
-        self.work.run("replayed", async |lot| Ok(lot.edit(edit))).await?;
+        let change = async |lot: &ParkingLot| {
+            self.consent.check(&self.work, "Change and replay", lot).await?;
+            Ok(lot.edit(edit))
+        };
+        self.work.run("replayed", change).await?;
         match mistake.into_inner().unwrap_or_else(|lock| lock.into_inner()) {
             Some(error) => Err(error.into()),
             None => Ok(()),

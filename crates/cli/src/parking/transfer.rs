@@ -1,11 +1,13 @@
 //! Carrying messages away and back: `export`, `import`.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use leveret::Client;
+use tempfile::NamedTempFile;
 
 use super::{Lot, Which};
 use crate::failure::Failure;
@@ -24,7 +26,7 @@ pub(super) struct Export {
     file: Option<PathBuf>,
 
     /// At most so many messages.
-    #[arg(long, value_name = "COUNT")]
+    #[arg(short = 'n', long, alias = "count", value_name = "COUNT")]
     limit: Option<u64>,
 
     #[command(flatten)]
@@ -36,11 +38,9 @@ pub(super) struct Export {
 impl Export {
     pub(super) async fn run(self) -> Result<(), Failure> {
         let to_file = self.file.as_deref().filter(|path| *path != Path::new("-"));
-        let mut out: Box<dyn Write + Send> = match to_file {
-            None => Box::new(BufWriter::new(io::stdout())),
-            Some(path) => Box::new(BufWriter::new(File::create_new(path).map_err(|error| {
-                Failure::wrong(format_args!("cannot write {}: {error}", path.display()))
-            })?)),
+        let mut out = match to_file {
+            None => Out::Standard(BufWriter::new(io::stdout())),
+            Some(path) => Out::create(path)?,
         };
         let bar = bar(0, "looked at");
         let shown = bar.clone();
@@ -60,7 +60,7 @@ impl Export {
         let exported = self.reach.with_client(command).await;
         bar.finish_and_clear();
         let exported = exported?;
-        out.flush().map_err(|error| Failure::new(format_args!("cannot write: {error}")))?;
+        out.finish()?;
         match (to_file, self.lot.form.json) {
             (None, _) => eprintln!("leveret: {} exported", counted(exported, "message")),
             (Some(_), true) => print_json(&serde_json::json!({ "exported": exported }))?,
@@ -70,7 +70,66 @@ impl Export {
     }
 }
 
-/// Puts messages into the lot that were exported, each confirmed.
+/// Where an export goes. A file appears under its name when it is complete, so that one that could not be finished leaves
+/// nothing behind and is no obstacle to the next try.
+enum Out<'a> {
+    Standard(BufWriter<io::Stdout>),
+    File { path: &'a Path, beside: BufWriter<NamedTempFile> },
+}
+
+impl<'a> Out<'a> {
+    fn create(path: &'a Path) -> Result<Self, Failure> {
+        if path.exists() {
+            return Err(exists(path));
+        }
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let beside = tempfile::Builder::new()
+            .prefix(".leveret-export-")
+            .permissions(Permissions::from_mode(0o644))
+            .tempfile_in(folder.unwrap_or(Path::new(".")))
+            .map_err(|error| {
+                Failure::wrong(format_args!("cannot write {}: {error}", path.display()))
+            })?;
+        Ok(Out::File { path, beside: BufWriter::new(beside) })
+    }
+
+    fn finish(mut self) -> Result<(), Failure> {
+        let failed = |error: io::Error| Failure::new(format_args!("cannot write: {error}"));
+        self.flush().map_err(failed)?;
+        let Out::File { path, beside } = self else { return Ok(()) };
+        let beside = beside.into_inner().map_err(|error| failed(error.into_error()))?;
+        beside.as_file().sync_all().map_err(failed)?;
+        beside.persist_noclobber(path).map(drop).map_err(|error| match error.error.kind() {
+            io::ErrorKind::AlreadyExists => exists(path),
+            _ => failed(error.error),
+        })
+    }
+}
+
+impl Write for Out<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Out::Standard(out) => out.write(bytes),
+            Out::File { beside, .. } => beside.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Out::Standard(out) => out.flush(),
+            Out::File { beside, .. } => beside.flush(),
+        }
+    }
+}
+
+fn exists(path: &Path) -> Failure {
+    Failure::wrong(format_args!(
+        "{} exists already, and an export overwrites nothing: choose another name, or delete the file",
+        path.display()
+    ))
+}
+
+/// Publish exported messages into the parking lot, with confirms.
 #[derive(Debug, Args)]
 pub(super) struct Import {
     #[command(flatten)]
@@ -106,6 +165,8 @@ impl Import {
         let shown = bar.clone();
         let command = async |client: &Client| {
             let lot = client.parking_lot(&self.lot.lot);
+            // Without it, every line would fail for the same reason.
+            lot.depth().await?;
             let mut import = lot.import(&mut from).progress(move |imported| {
                 shown.set_position(imported.imported);
                 shown.set_message(format!("{} failed", imported.failed));

@@ -146,7 +146,7 @@ async fn a_lot_is_carried_away_and_back() {
     let file = file.to_str().unwrap();
     assert_eq!(place.run(&["parking", "export", LOT, file]).ok(), "5 messages exported\n");
     let twice = place.run(&["parking", "export", LOT, file]);
-    assert!(twice.status == 2 && twice.err.contains("exists"), "{twice:?}");
+    assert!(twice.status == 2 && twice.err.contains("choose another name"), "{twice:?}");
     let piped = place.run(&["parking", "export", LOT]).ok();
     assert_eq!(piped.lines().count(), 5);
 
@@ -160,7 +160,80 @@ async fn a_lot_is_carried_away_and_back() {
     place.until_has(&client, LOT, 5).await;
     let bad = place.run_with_input(&["parking", "import", LOT], "{\"body\": \"x\"}\nnonsense\n");
     assert_eq!((bad.status, bad.out.as_str()), (1, "1 message imported\n"));
-    assert!(bad.err.contains("line 2"), "{bad:?}");
+    assert!(bad.err.contains("line 2: not an exported message"), "{bad:?}");
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_import_into_a_lot_that_is_not_there_says_so_once() {
+    let place = Place::new().await;
+    let lines = "{\"body\": \"x\"}\n".repeat(50);
+    let said = place.run_with_input(&["parking", "import", "nowhere"], &lines);
+    assert_eq!((said.status, said.err.lines().count()), (1, 1), "{said:?}");
+    assert!(said.err.contains("nowhere"), "{said:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_export_that_fails_leaves_no_file_behind() {
+    let place = Place::new().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("lot.jsonl");
+    let said = place.run(&["parking", "export", "nowhere", file.to_str().unwrap()]);
+    assert_eq!(said.status, 1, "{said:?}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changing_all_messages_of_a_lot_wants_consent() {
+    let place = Place::new().await;
+    let client = with_parked(&place, 3).await;
+    for command in [&["replay", LOT][..], &["edit", LOT, "--body", "x"]] {
+        let said = place.run(&[&["parking"], command].concat());
+        assert!(said.status == 2 && said.err.contains("--yes"), "{said:?}");
+    }
+    place.until_has(&client, LOT, 3).await;
+    let (shown, status) = on_a_terminal(place.program(&["parking", "replay", LOT]), "n\n");
+    assert!(shown.contains("Replay all of 3 messages in \"jobs.parked\"? [y/N]"), "{shown}");
+    assert_eq!(status, 1);
+    // One with a filter or a limit has said which messages it means.
+    place.run(&["parking", "replay", LOT, "--count", "1"]).ok();
+    place.run(&["parking", "edit", LOT, "--position", "1", "--body", "job 7"]).ok();
+    place.run(&["parking", "replay", LOT, "-y"]).ok();
+    place.until_has(&client, "jobs", 3).await;
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_parked_message_is_shown_with_the_address_it_was_published_to() {
+    let place = Place::new().await;
+    let client = with_parked(&place, 1).await;
+    let shown = place.run(&["parking", "show", LOT, "1"]).ok();
+    assert!(shown.contains("exchange        (default)\nrouting key     jobs\n"), "{shown}");
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_an_error_with_several_lines_the_last_one_is_listed() {
+    let place = Place::new().await;
+    let client = place.client().await;
+    client.apply(&Topology::new().queue(Queue::quorum("jobs"))).await.unwrap();
+    client.publisher("").build().await.unwrap().publish("jobs", "job").await.unwrap();
+    let handler = async || {
+        let trace = "Traceback (most recent call last):\n  File \"bill.py\"\nKeyError: 'total'";
+        Err::<(), _>(Failure::permanent(trace))
+    };
+    let watched = client.clone();
+    let parked = async move {
+        eventually(Duration::from_secs(60), "the job in the lot", || async {
+            watched.parking_lot(LOT).depth().await.is_ok_and(|depth| depth == 1)
+        })
+        .await;
+    };
+    client.consumer("jobs").handle(handler).run_until(parked).await.unwrap();
+    for command in ["list", "groups"] {
+        let told = place.run(&["parking", command, LOT]).ok();
+        assert!(told.trim_end().ends_with("KeyError: 'total'"), "{told}");
+    }
     client.close().await;
 }
 
@@ -189,7 +262,7 @@ async fn long_work_shows_a_bar_on_a_terminal_and_none_in_a_pipe() {
     let (shown, status) = on_a_terminal(place.program(&slowly), "");
     assert_eq!(status, 0, "{shown}");
     assert!(shown.contains("/60 looked at"), "{shown}");
-    let piped = place.run(&["parking", "replay", LOT]);
+    let piped = place.run(&["parking", "replay", LOT, "--yes"]);
     assert_eq!((piped.status, piped.err.as_str()), (0, ""));
     client.close().await;
 }
@@ -200,7 +273,7 @@ async fn killed_or_stopped_in_the_middle_of_a_replay_it_loses_nothing() {
     let place = Place::new().await;
     let client = with_parked(&place, JOBS).await;
     for signal in [rustix::process::Signal::KILL, rustix::process::Signal::INT] {
-        let mut command = place.program(&["parking", "replay", LOT, "--rate", "200"]);
+        let mut command = place.program(&["parking", "replay", LOT, "--rate", "200", "--yes"]);
         let before = client.inspect_queue("jobs").await.unwrap().messages;
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut child = Killed(child);
@@ -222,7 +295,7 @@ async fn killed_or_stopped_in_the_middle_of_a_replay_it_loses_nothing() {
         })
         .await;
     }
-    let rest: Said = place.run(&["parking", "replay", LOT]);
+    let rest: Said = place.run(&["parking", "replay", LOT, "--yes"]);
     assert_eq!(rest.status, 0, "{rest:?}");
     assert_eq!(client.parking_lot(LOT).depth().await.unwrap(), 0);
     let ids: BTreeSet<String> = place

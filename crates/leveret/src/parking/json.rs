@@ -147,7 +147,8 @@ impl Line {
 
     /// What a line tells, or what is wrong with it.
     pub(super) fn read(line: &[u8]) -> Result<Self, String> {
-        let form: Form = serde_json::from_slice(line).map_err(|error| error.to_string())?;
+        let form: Form = serde_json::from_slice(line)
+            .map_err(|error| format!("not an exported message, as `export` writes it: {error}"))?;
         let body = match (form.body, form.body_base64) {
             (Some(_), Some(_)) => return Err("both body and body_base64 are given".to_owned()),
             (Some(text), None) => text.into(),
