@@ -20,6 +20,7 @@ mod failing;
 mod handler;
 mod incoming;
 mod needs;
+mod prefetch;
 mod runner;
 mod seen;
 mod service;
@@ -119,7 +120,8 @@ enum Mode {
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) queue: String,
-    prefetch: u16,
+    /// None: what suits the way in which it is consumed.
+    prefetch: Option<u16>,
     auto_ack: bool,
     exclusive: bool,
     priority: i32,
@@ -133,7 +135,7 @@ impl Settings {
     fn options(&self) -> Result<ConsumeOptions, Error> {
         Ok(ConsumeOptions {
             tag: String::new(),
-            prefetch: self.prefetch,
+            prefetch: self.prefetch.unwrap_or_else(prefetch::for_stream),
             auto_ack: self.auto_ack,
             exclusive: self.exclusive,
             priority: self.priority,
@@ -146,7 +148,7 @@ impl ConsumerBuilder {
     pub(crate) fn new(client: Client, queue: String) -> Self {
         let settings = Settings {
             queue,
-            prefetch: 100,
+            prefetch: None,
             auto_ack: false,
             exclusive: false,
             priority: 0,
@@ -196,9 +198,16 @@ impl ConsumerBuilder {
         self.needs.declare(&self.client).await
     }
 
-    /// How many deliveries may be unsettled at a time. 100 by default.
+    /// How many deliveries may be unsettled at a time, for each [subscriber](Self::subscribers).
+    ///
+    /// By default, a consumer with a [handler](Self::handle) takes as many as it has [workers](Self::workers): a message that
+    /// waits here cannot be handled by another subscriber or program that is idle. A [batch](Self::handle_batches) takes its size.
+    /// A [stream](Self::stream) takes 100, and so does a consumer whose messages no other one could take: of an exclusive queue,
+    /// a stream queue, or one with a single active consumer.
+    ///
+    /// Handlers that take less time than a round trip to the broker are busier with a larger prefetch.
     pub fn prefetch(mut self, deliveries: u16) -> Self {
-        self.settings.prefetch = deliveries.max(1);
+        self.settings.prefetch = Some(deliveries.max(1));
         self
     }
 
@@ -485,6 +494,14 @@ impl ConsumerBuilder {
 
     pub(crate) fn has_inbox(&self) -> bool {
         self.running.inbox.is_some()
+    }
+
+    /// With a prefetch that suits its handlers, unless one was set.
+    fn with_prefetch_for_handlers(mut self, retry: &Arc<dyn Profile>) -> Self {
+        let by_default =
+            || prefetch::for_handlers(&self.client, &self.settings, &self.running, &**retry);
+        self.settings.prefetch = Some(self.settings.prefetch.unwrap_or_else(by_default));
+        self
     }
 
     /// With what is called for each message, layers and all.

@@ -27,7 +27,7 @@ use crate::trace::TraceContext;
 /// How messages are put together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchOptions {
-    /// How many messages make a batch. The prefetch is raised to it if it is less.
+    /// How many messages make a batch. That is also the prefetch, unless a larger one is set.
     pub size: u16,
     /// A batch that is not full is handled after this time, counted from its first message.
     pub within: Duration,
@@ -109,7 +109,7 @@ impl BatchRunner {
         let once = builder.take_once();
         let running = builder.running.clone();
         let size = usize::from(options.size.max(1));
-        builder.settings.prefetch = builder.settings.prefetch.max(options.size);
+        builder.settings.prefetch = builder.settings.prefetch.max(Some(options.size.max(1)));
         let counts = Consumed::new(&builder.settings.queue);
         let mut stop = pin!(stop);
         let mut summary = Summary::default();

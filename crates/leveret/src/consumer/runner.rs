@@ -162,9 +162,10 @@ impl Runner {
         let starting = async {
             builder.declare().await?;
             let failing = Failing::start(&builder, counts.clone()).await?;
+            let subscriber = builder.clone().with_prefetch_for_handlers(failing.profile());
             let mut pool = Vec::new();
             for _ in 0..running.subscribers {
-                pool.push(builder.clone().begin(failing.profile()).await?);
+                pool.push(subscriber.clone().begin(failing.profile()).await?);
             }
             Ok::<_, Error>((failing, pool))
         };

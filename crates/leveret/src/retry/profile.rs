@@ -34,6 +34,11 @@ pub(crate) trait Profile: Debug + Send + Sync {
     /// `queue` is what the client knows of it, or nothing but a name.
     fn topology(&self, queue: &WorkQueue) -> Result<Topology, Error>;
 
+    /// What of that belongs to the queue alone, and is deleted with it.
+    fn belongings(&self, queue: &WorkQueue) -> Result<Topology, Error> {
+        self.topology(queue)
+    }
+
     /// What should happen to a message that failed.
     fn decide(&self, facts: &Facts<'_>, _properties: &RawProperties) -> Decision {
         self.policy().decide(facts)
@@ -68,6 +73,11 @@ pub(crate) trait Profile: Debug + Send + Sync {
 
     /// Whether somebody has asked for a type of its queues. If not, they serve as well if they are of another.
     fn asks_for_type(&self) -> bool {
+        false
+    }
+
+    /// Whether failed messages wait at their consumer, and take up its prefetch meanwhile.
+    fn holds_failed(&self) -> bool {
         false
     }
 

@@ -162,8 +162,8 @@ impl ServiceBuilder {
         self
     }
 
-    /// How many requests may be here at a time, those that wait for a worker included. Twice the workers by default: what
-    /// waits here cannot be taken by another instance of the service.
+    /// How many requests may be here at a time, those that wait for a worker included. As many as workers by default, see
+    /// [`ConsumerBuilder::prefetch`].
     pub fn prefetch(mut self, requests: u16) -> Self {
         self.prefetch = Some(requests.max(1));
         self
@@ -416,12 +416,10 @@ impl ServiceBuilder {
         let replying = Replying::start(&self.client, &self.methods.address.service).await?;
         let outlet = Outlet::Confirmed(replying);
         let workers = self.workers.unwrap_or(WORKERS);
-        let twice = u16::try_from(workers.saturating_mul(2)).unwrap_or(u16::MAX);
-        let mut consumer = self
-            .consumer
-            .of_queue(self.queue.name())
-            .workers(workers)
-            .prefetch(self.prefetch.unwrap_or(twice));
+        let mut consumer = self.consumer.of_queue(self.queue.name()).workers(workers);
+        if let Some(prefetch) = self.prefetch {
+            consumer = consumer.prefetch(prefetch);
+        }
         if self.retries_calls {
             consumer = consumer.on_park(tell_callers(outlet.clone()));
         }

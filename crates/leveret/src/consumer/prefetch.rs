@@ -1,0 +1,49 @@
+//! The default prefetch of a consumer, which follows from how many messages it handles at a time.
+//!
+//! RabbitMQ hands a consumer as many messages as its prefetch allows, whether it handles them now or later. A message that
+//! waits in one consumer cannot go to another one that is idle. So handlers of a shared queue take no messages beyond those
+//! that they handle, and what cannot be shared is taken in large pieces.
+
+use super::{Running, Settings};
+use crate::client::Client;
+use crate::retry::Profile;
+use crate::topology::{Queue, QueueType};
+
+/// Deliveries that nobody else could take: one round trip brings many.
+const UNSHARED: u16 = 100;
+
+/// The prefetch of a consumer with handlers.
+pub(super) fn for_handlers(
+    client: &Client,
+    settings: &Settings,
+    running: &Running,
+    retry: &dyn Profile,
+) -> u16 {
+    let workers = u16::try_from(running.workers).unwrap_or(u16::MAX);
+    match retry.holds_failed() || !is_shared(client, settings) {
+        true => workers.saturating_mul(2).max(UNSHARED),
+        false => workers,
+    }
+}
+
+/// The prefetch of a stream: how many deliveries its reader handles at a time is unknown.
+pub(super) fn for_stream() -> u16 {
+    UNSHARED
+}
+
+/// Whether other consumers may take what this one leaves in the queue.
+fn is_shared(client: &Client, settings: &Settings) -> bool {
+    let is_stream = settings.arguments.get("x-stream-offset").is_some();
+    let is_own = |topology: &crate::Topology| {
+        let queue = topology.queues().iter().find(|queue| queue.name() == settings.queue);
+        queue.is_some_and(has_one_reader)
+    };
+    !settings.exclusive && !is_stream && !client.core().remembered.look(is_own)
+}
+
+/// Whether one consumer at a time gets the messages of a queue, or each consumer all of them.
+fn has_one_reader(queue: &Queue) -> bool {
+    let is_single =
+        queue.arguments.get("x-single-active-consumer").and_then(|value| value.as_bool());
+    queue.is_exclusive() || is_single == Some(true) || queue.queue_type() == Some(QueueType::Stream)
+}

@@ -1,0 +1,151 @@
+//! Several consumers of one queue in which messages wait, on whatever broker.
+
+// It is a part of two kinds of tests.
+#![allow(dead_code, unreachable_pub)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use leveret::{BatchOptions, Client, ConsumerBuilder, Incoming, Queue, State, Topology};
+use leveret_testkit::eventually;
+use tokio::sync::Barrier;
+
+/// Long enough for anything that is going to happen.
+const SOON: Duration = Duration::from_secs(60);
+
+/// Fails the test if something takes longer than anything should.
+async fn soon<F: IntoFuture>(what: &str, future: F) -> F::Output {
+    match tokio::time::timeout(SOON, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("{what} did not happen in {SOON:?}"),
+    }
+}
+
+/// A place where messages of a round meet: a handler goes on once so many are at work at the same time.
+#[derive(Clone)]
+struct Round {
+    all_at_work: Arc<Barrier>,
+    handled: Arc<AtomicU32>,
+}
+
+impl Round {
+    fn of(number: usize) -> Self {
+        Round { all_at_work: Arc::new(Barrier::new(number)), handled: Arc::default() }
+    }
+
+    async fn meet(&self, messages: usize) {
+        self.all_at_work.wait().await;
+        self.handled.fetch_add(messages as u32, Ordering::SeqCst);
+    }
+
+    async fn until_handled(&self, messages: u32) {
+        eventually(SOON, format!("{messages} messages to be handled"), async || {
+            let handled = self.handled.load(Ordering::SeqCst);
+            if handled == messages { Ok(()) } else { Err(handled.to_string()) }
+        })
+        .await;
+    }
+}
+
+async fn filled(client: &Client, queue: Queue, messages: u32) {
+    let name = queue.name().to_owned();
+    soon("a queue", client.apply(&Topology::new().queue(queue))).await.unwrap();
+    let publisher = soon("a publisher", client.publisher("").build()).await.unwrap();
+    let batch = (0..messages).map(|number| (name.as_str(), number.to_string()));
+    soon("confirms", publisher.publish_batch(batch)).await.unwrap();
+}
+
+/// Consumers of `q`, each of which handles so many messages at a time, share what waits there: all are busy all the time.
+async fn are_all_busy(consumers: Vec<(ConsumerBuilder, usize)>, messages: u32) {
+    let round = Round::of(consumers.iter().map(|(_, at_a_time)| at_a_time).sum());
+    let handler = async |State(round): State<Round>| round.meet(1).await;
+    let running = consumers.into_iter().map(|(consumer, _)| {
+        let runner = consumer.state(round.clone()).handle(handler);
+        let round = round.clone();
+        runner.run_until(async move { round.until_handled(messages).await })
+    });
+    let summaries = soon("the end", futures_util::future::join_all(running)).await;
+    let handled: u64 = summaries.into_iter().map(|summary| summary.unwrap().handled).sum();
+    assert_eq!(handled, u64::from(messages));
+}
+
+/// A pool works on as many messages at a time as it has subscribers, however few wait.
+pub async fn a_pool(client: &Client) {
+    for (messages, workers) in [(70, 1), (7, 1), (42, 2)] {
+        filled(client, Queue::quorum("q"), messages).await;
+        let pool = client.consumer("q").subscribers(7).workers(workers);
+        are_all_busy(vec![(pool, 7 * workers)], messages).await;
+    }
+}
+
+/// Two programs share what waited before they began.
+pub async fn two_clients(one: &Client, other: &Client) {
+    for workers in [1, 4] {
+        filled(one, Queue::quorum("q"), 40).await;
+        let consumer = |client: &Client| (client.consumer("q").workers(workers), workers);
+        are_all_busy(vec![consumer(one), consumer(other)], 40).await;
+    }
+}
+
+pub async fn two_instances_of_a_service(one: &Client, other: &Client) {
+    let round = Round::of(32);
+    let service = |client: &Client| {
+        let meet = async |State(round): State<Round>| round.meet(1).await;
+        client.service("sums").method("add", meet).state(round.clone())
+    };
+    soon("a service", service(one).declare()).await.unwrap();
+    let rpc = soon("a caller", one.rpc("sums").build()).await.unwrap();
+    for _ in 0..64 {
+        soon("a request", rpc.cast("add", "")).await.unwrap();
+    }
+    let running = [one, other].map(|client| {
+        let round = round.clone();
+        service(client).run_until(async move { round.until_handled(64).await })
+    });
+    for summary in soon("the end", futures_util::future::join_all(running)).await {
+        assert_eq!(summary.unwrap().handled, 32);
+    }
+}
+
+/// Of a subscription to events that both keep together.
+pub async fn two_subscribers_of_events(one: &Client, other: &Client) {
+    let round = Round::of(2);
+    let mut running = Vec::new();
+    let events = one.events("shop");
+    let subscription =
+        |events: &leveret::Events| events.subscribe("stock", ["order.*"]).state(round.clone());
+    soon("a queue", subscription(&events).declare()).await.unwrap();
+    for number in 0..20 {
+        soon("an event", events.publish("order.new", number.to_string())).await.unwrap();
+    }
+    for client in [one, other] {
+        let events = client.events("shop");
+        let round = round.clone();
+        let runner = subscription(&events).handle(async |State(round): State<Round>| {
+            round.meet(1).await;
+        });
+        running.push(runner.run_until(async move { round.until_handled(20).await }));
+    }
+    for summary in soon("the end", futures_util::future::join_all(running)).await {
+        assert_eq!(summary.unwrap().handled, 10);
+    }
+}
+
+pub async fn two_clients_with_batches(one: &Client, other: &Client) {
+    filled(one, Queue::quorum("q"), 20).await;
+    let round = Round::of(2);
+    let running = [one, other].map(|client| {
+        let options = BatchOptions { size: 5, within: Duration::from_secs(5) };
+        let (meeting, round) = (round.clone(), round.clone());
+        let handler = move |batch: Vec<Incoming>| {
+            let meeting = meeting.clone();
+            async move { meeting.meet(batch.len()).await }
+        };
+        let runner = client.consumer("q").handle_batches(options, handler);
+        runner.run_until(async move { round.until_handled(20).await })
+    });
+    for summary in soon("the end", futures_util::future::join_all(running)).await {
+        assert_eq!(summary.unwrap().handled, 10);
+    }
+}
