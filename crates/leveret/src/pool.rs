@@ -7,16 +7,18 @@
 //! ```
 //!
 //! A slot never leaves the pool, whatever becomes of its channel; so the pool never shrinks, and as there are as many
-//! permits as slots, it never grows.
+//! permits as slots, it never grows. One task for each connection opens idle channels again once the connection is back, and
+//! whenever a broken channel is given back.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
 use crate::amqp::{Channel, Confirm, Tally, deadline_in, lock};
@@ -74,6 +76,8 @@ impl ChannelPoolBuilder {
             borrowed: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             failure: Mutex::default(),
+            broken: Arc::default(),
+            refilling: Mutex::default(),
             client,
         };
         let deadline = deadline_in(timeout);
@@ -84,6 +88,9 @@ impl ChannelPoolBuilder {
         }
         let pool = Arc::new(pool);
         pool.client.core().health.pools.add(&pool);
+        if size > 0 {
+            pool.keep_filled();
+        }
         Ok(ChannelPool { pool })
     }
 }
@@ -132,7 +139,33 @@ pub(crate) struct Pool {
     waiting: AtomicUsize,
     /// Why the last channel that was to be opened could not be.
     failure: Mutex<Option<Error>>,
+    /// A broken channel was given back.
+    broken: Arc<Notify>,
+    /// The tasks that open channels again, one for each connection.
+    refilling: Mutex<Vec<JoinHandle<()>>>,
     client: Client,
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        lock(&self.refilling).iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// Opens the channels of a pool again whenever a connection is back, or a broken channel was given back.
+async fn refill_after_losses(
+    pool: Weak<Pool>,
+    mut connection: watch::Receiver<State>,
+    broken: Arc<Notify>,
+) {
+    loop {
+        tokio::select! {
+            changed = connection.changed() => if changed.is_err() { return },
+            () = broken.notified() => {}
+        }
+        let Some(pool) = pool.upgrade() else { return };
+        pool.refill().await;
+    }
 }
 
 /// The place of one channel.
@@ -186,7 +219,16 @@ impl Pool {
     fn lend(self: &Arc<Self>, slot: Slot, permit: Option<OwnedSemaphorePermit>) -> BorrowedChannel {
         self.borrowed.fetch_add(1, Ordering::Relaxed);
         let pool = Arc::clone(self);
-        BorrowedChannel { slot, pool, before: Tally::default(), _permit: permit }
+        BorrowedChannel { slot, pool, before: Tally::default(), permit }
+    }
+
+    fn keep_filled(self: &Arc<Self>) {
+        let core = self.client.core();
+        let refilling = self.lines.iter().map(|line| {
+            let (pool, broken) = (Arc::downgrade(self), Arc::clone(&self.broken));
+            core.spawn(refill_after_losses(pool, line.states(), broken))
+        });
+        *lock(&self.refilling) = refilling.collect();
     }
 
     /// Opens idle channels that are gone, before somebody needs them. What fails is known to health then.
@@ -271,8 +313,8 @@ pub struct BorrowedChannel {
     pool: Arc<Pool>,
     /// What was counted when it was lent.
     before: Tally,
-    /// Dropped after the slot was given back, so that whoever gets it finds one.
-    _permit: Option<OwnedSemaphorePermit>,
+    /// Given back after the slot: each permit stands for an idle slot.
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Slot {
@@ -342,7 +384,14 @@ impl Drop for BorrowedChannel {
         }
         self.pool.borrowed.fetch_sub(1, Ordering::Relaxed);
         if self.pool.size > 0 {
-            lock(&self.pool.idle).push_front(Slot { line: *line, channel });
+            let slot = Slot { line: *line, channel };
+            // One that could not be opened has no channel, and would fail again at once.
+            let has_broken = slot.channel.is_some() && !slot.is_open();
+            lock(&self.pool.idle).push_front(slot);
+            drop(self.permit.take());
+            if has_broken {
+                self.pool.broken.notify_one();
+            }
         }
     }
 }

@@ -170,6 +170,11 @@ impl Line {
         self.state.has_changed().is_err()
     }
 
+    /// Its state, for tasks that follow each change.
+    pub(crate) fn states(&self) -> watch::Receiver<State> {
+        self.state.clone()
+    }
+
     /// Waits until its task is done.
     pub(crate) async fn ended(&self) {
         let mut state = self.state.clone();

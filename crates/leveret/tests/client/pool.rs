@@ -5,8 +5,9 @@ use std::time::Duration;
 use leveret::amqp::{Outcome, Publish};
 use leveret::{Client, ErrorKind, Queue};
 use leveret_broker::Broker;
+use leveret_testkit::eventually;
 
-use crate::{broker, client_with, soon};
+use crate::{PATIENCE, broker, client_with, soon};
 
 /// How many channels the broker has, but for that of consumers.
 fn channels(broker: &Broker) -> usize {
@@ -181,5 +182,57 @@ async fn many_borrowers_get_their_own_confirms_while_channels_break() {
         done.unwrap();
     }
     assert!(most.load(Ordering::SeqCst) <= SIZE, "{most:?} channels");
-    assert_eq!(pool.idle(), SIZE);
+    eventually(PATIENCE, "all channels", async || pool.idle() == SIZE).await;
+}
+
+/// A client that does not look after its pools from time to time.
+async fn unchecked_client(broker: &Broker) -> Client {
+    let never = Duration::from_secs(24 * 3600);
+    crate::builder_of(broker).check_every(never).connect().await.unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_reconnect_all_channels_are_opened_before_any_is_borrowed() {
+    let broker = broker();
+    let client = unchecked_client(&broker).await;
+    let pool = client.channel_pool().size(5).connections(2).build().await.unwrap();
+    for _ in 0..2 {
+        broker.faults().cut_all_connections();
+        eventually(PATIENCE, "the loss of the channels", async || channels(&broker) == 0).await;
+        eventually(PATIENCE, "all channels", async || {
+            (channels(&broker), client.health().pools[0].open, pool.idle()) == (5, 5, 5)
+        })
+        .await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broken_channel_that_is_given_back_is_opened_again_at_once() {
+    let broker = broker();
+    let client = unchecked_client(&broker).await;
+    let pool = client.channel_pool().size(1).build().await.unwrap();
+    let channel = pool.borrow().await.unwrap();
+    let missing = Publish { exchange: "missing", ..letter("1") };
+    let outcome = channel.publish(&missing).await.unwrap().await;
+    assert!(matches!(outcome, Outcome::Lost(_)), "{outcome:?}");
+    drop(channel);
+    eventually(PATIENCE, "a channel", async || {
+        (client.health().pools[0].open, pool.idle()) == (1, 1)
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_channel_that_was_borrowed_over_a_reconnect_is_opened_again_when_it_is_given_back() {
+    let broker = broker();
+    let client = unchecked_client(&broker).await;
+    let pool = client.channel_pool().size(2).build().await.unwrap();
+    let channel = pool.borrow().await.unwrap();
+    broker.faults().cut_all_connections();
+    eventually(PATIENCE, "the other channel", async || {
+        channels(&broker) == 1 && channel.check_open().is_err()
+    })
+    .await;
+    drop(channel);
+    eventually(PATIENCE, "both channels", async || channels(&broker) == 2).await;
 }

@@ -1,9 +1,12 @@
+use std::time::Duration;
+
 use leveret::amqp::{Options, Outcome, Publish};
 use leveret::{Client, ErrorKind, Queue, Topology};
+use leveret_testkit::eventually;
 use leveret_testkit::rabbitmq::{self, Vhost};
 use tokio::task::JoinSet;
 
-use crate::support::client::{PUBLISHING, client_with, cut, soon};
+use crate::support::client::{PUBLISHING, SOON, builder, client_with, cut, soon};
 use crate::support::rabbit::Dice;
 
 fn letter<'a>(exchange: &'a str, routing_key: &'a str, body: &str) -> Publish<'a> {
@@ -53,6 +56,17 @@ async fn a_pool_comes_back_after_its_connections_were_cut() {
         assert_eq!(soon("the confirms", channel.give_back()).await.unwrap().acked, 1);
     }
     assert_eq!(pool.idle(), 3);
+}
+
+#[tokio::test]
+async fn after_a_reconnect_all_channels_are_opened_before_any_is_borrowed() {
+    let vhost = rabbitmq::vhost().await;
+    let never = Duration::from_secs(24 * 3600);
+    let client = soon("a client", builder(&vhost).check_every(never).connect()).await.unwrap();
+    let pool = client.channel_pool().size(3).build().await.unwrap();
+    cut(&vhost, &client, PUBLISHING).await;
+    eventually(SOON, "all channels", async || client.health().pools[0].open == 3).await;
+    assert_eq!(pool.size(), 3);
 }
 
 #[tokio::test]
@@ -134,7 +148,7 @@ async fn many_borrowers_get_their_own_confirms_while_channels_break() {
         acked += done.unwrap();
     }
     assert!(u64::from(client.inspect_queue("q").await.unwrap().messages) >= acked);
-    assert_eq!(pool.idle(), SIZE);
+    eventually(SOON, "all channels", async || pool.idle() == SIZE).await;
     let mut all = Vec::new();
     for _ in 0..SIZE {
         all.push(soon("a channel", pool.borrow()).await.unwrap());
