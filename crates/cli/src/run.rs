@@ -6,6 +6,7 @@ mod file;
 mod http;
 mod limited;
 mod listen;
+mod names;
 mod pools;
 pub(crate) mod reaper;
 mod reload;

@@ -1,5 +1,6 @@
 //! What a file says of messages that fail.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use leveret::{
@@ -9,6 +10,7 @@ use serde::Deserialize;
 use serde::de::Deserializer;
 
 use super::file::Time;
+use super::names::{self, Names};
 use super::pools::Pools;
 use crate::message::with;
 
@@ -21,6 +23,14 @@ pub(super) struct RetryOptions {
     name: Option<String>,
     /// The exchange by which messages come back, of Chandra: a topic exchange.
     exchange: Option<String>,
+    /// The kind of that exchange; with Acapi, of all.
+    exchange_type: Option<String>,
+    /// Other names than the usual ones.
+    names: Names,
+    /// The queues of Cover Art's jobs, each with its key.
+    jobs: BTreeMap<String, String>,
+    /// No arguments of queues beyond those of the profile.
+    plain_arguments: bool,
     wait: Option<Time>,
     waits: Option<Vec<Time>>,
     multiplier: Option<f64>,
@@ -57,27 +67,60 @@ impl RetryOptions {
         match self.profile {
             Profile::Leveret => self.policy().into(),
             Profile::Acapi => {
-                let profile =
-                    with(Acapi::new(), &self.wait, |profile, wait| profile.interval(wait.0));
+                let profile = self.acapi().unwrap_or_default();
+                let profile = with(profile, &self.wait, |profile, wait| profile.interval(wait.0));
                 let profile = with(profile, &times, Acapi::max_retries);
                 with(profile, &self.queue_type(), Acapi::queue_type).into()
             }
             Profile::CoverArt => {
-                let profile =
-                    with(CoverArt::new(), &self.wait, |profile, wait| profile.interval(wait.0));
-                let profile = with(profile, &self.name, CoverArt::name);
+                let profile = self.cover_art().unwrap_or_default();
+                let profile = with(profile, &self.wait, |profile, wait| profile.interval(wait.0));
                 let profile = with(profile, &times, CoverArt::max_retries);
                 with(profile, &self.queue_type(), CoverArt::queue_type).into()
             }
             Profile::Orb => self.orb(pools).into(),
             Profile::Chandra => {
-                let name = self.exchange.clone().unwrap_or_default();
-                let profile = Chandra::new(Exchange::new(name, ExchangeKind::Topic));
+                let profile = self.chandra().unwrap_or_else(|_| Chandra::new(self.primary()));
                 let profile = with(profile, &self.wait, |profile, wait| profile.interval(wait.0));
                 let profile = with(profile, &times, Chandra::max_retries);
                 with(profile, &self.queue_type(), Chandra::queue_type).into()
             }
         }
+    }
+
+    /// With its names, or the one that it does not know. [`check`](Self::check) has refused that before.
+    fn acapi(&self) -> Result<Acapi, String> {
+        let profile = match self.exchange_type.as_deref() {
+            Some("topic") => Acapi::new().topic(),
+            _ => Acapi::new(),
+        };
+        let profile = if self.plain_arguments { profile.plain_arguments() } else { profile };
+        names::of_acapi(profile, &self.names)
+    }
+
+    fn chandra(&self) -> Result<Chandra, String> {
+        let profile = Chandra::new(self.primary());
+        let profile = if self.plain_arguments { profile.plain_arguments() } else { profile };
+        names::of_chandra(profile, &self.names)
+    }
+
+    fn primary(&self) -> Exchange {
+        let kind = self.exchange_type.as_deref().map_or(ExchangeKind::Topic, ExchangeKind::from);
+        Exchange::new(self.exchange.clone().unwrap_or_default(), kind)
+    }
+
+    fn cover_art(&self) -> Result<CoverArt, String> {
+        let profile = with(CoverArt::new(), &self.name, CoverArt::name);
+        let profile = if self.plain_arguments { profile.plain_arguments() } else { profile };
+        let jobs = self.jobs.iter();
+        let profile = jobs.fold(profile, |profile, (queue, key)| profile.job(queue, key));
+        names::of_cover_art(profile, &self.names)
+    }
+
+    fn named_orb(&self) -> Result<Orb, String> {
+        let orb = with(Orb::new(), &self.name, Orb::name);
+        let orb = if self.plain_arguments { orb.plain_arguments() } else { orb };
+        names::of_orb(orb, &self.names)
     }
 
     /// The name that all share who use the design of Orb together; none if this is another.
@@ -88,7 +131,9 @@ impl RetryOptions {
     /// The design of Orb: what the file does not say, flags do.
     pub(super) fn orb(&self, pools: &Pools) -> Orb {
         let time = |given: Option<Time>, flag| given.map_or(flag, |time| time.0);
-        let orb = with(Orb::new(), &self.name, Orb::name)
+        let orb = self
+            .named_orb()
+            .unwrap_or_default()
             .initial_interval(time(self.wait, pools.redelivery_initial_interval))
             .multiplier(self.multiplier.unwrap_or(pools.redelivery_multiplier))
             .max_interval(time(self.longest, pools.redelivery_max_interval))
@@ -123,9 +168,12 @@ impl RetryOptions {
     /// A field that the profile has no use for is a mistake.
     pub(super) fn check(&self) -> Result<(), String> {
         use Profile::{Acapi, Chandra, CoverArt, Leveret, Orb};
-        let fields: [(&str, bool, &[Profile]); 10] = [
+        let fields: [(&str, bool, &[Profile]); 13] = [
             ("name", self.name.is_some(), &[CoverArt, Orb]),
             ("exchange", self.exchange.is_some(), &[Chandra]),
+            ("exchange-type", self.exchange_type.is_some(), &[Acapi, Chandra]),
+            ("jobs", !self.jobs.is_empty(), &[CoverArt]),
+            ("plain-arguments", self.plain_arguments, &[Acapi, CoverArt, Orb, Chandra]),
             ("waits", self.waits.is_some(), &[Leveret]),
             ("multiplier", self.multiplier.is_some(), &[Leveret, Orb]),
             ("longest", self.longest.is_some(), &[Leveret, Orb]),
@@ -144,6 +192,25 @@ impl RetryOptions {
                     }
                 });
             }
+        }
+        let unknown = match self.profile {
+            Leveret => self.names.keys().next().cloned(),
+            Acapi => self.acapi().err(),
+            CoverArt => self.cover_art().err(),
+            Orb => self.named_orb().err(),
+            Chandra => self.chandra().err(),
+        };
+        if let Some(name) = unknown {
+            return Err(format!(
+                "retry: the profile {:?} has no name {name:?}; docs/operations.md lists those of each profile",
+                self.profile
+            ));
+        }
+        match (self.profile, self.exchange_type.as_deref()) {
+            (Acapi, Some(kind)) if !["fanout", "topic"].contains(&kind) => {
+                return Err(format!("retry: exchange-type {kind:?}; acapi has fanout or topic"));
+            }
+            _ => {}
         }
         self.policy().check().map_err(|error| format!("retry: {error}"))?;
         match self.profile == Chandra && self.exchange.is_none() {

@@ -25,6 +25,8 @@ mod commands;
 mod files;
 #[path = "running/listening.rs"]
 mod listening;
+#[path = "running/pools.rs"]
+mod pools;
 #[path = "running/reloading.rs"]
 mod reloading;
 

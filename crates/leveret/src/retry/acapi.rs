@@ -41,7 +41,7 @@ use super::{Retry, rejecting, retry_info, traps};
 /// - `orders-retry-requeue`, the exchange by which they come back to `orders`, and to no other queue;
 /// - `orders-error`, exchange and queue: the parking lot.
 ///
-/// The exchanges are fanouts, or topics as Sneakers declares them, see [`topic`](Self::topic). Routing keys stay as they are.
+/// Each of these names and keys can be set on its own. The exchanges are fanouts, or topics as Sneakers declares them, see [`topic`](Self::topic). Routing keys stay as they are.
 ///
 /// A failed message is rejected; the broker moves it, and counts in `x-death`. Once its retries are used up, or its error is
 /// permanent, it is published to `orders-error`, confirmed, and only then acked. There it carries the headers that
@@ -60,6 +60,14 @@ use super::{Retry, rejecting, retry_info, traps};
 pub struct Acapi {
     wait: OneWait,
     exchanges: ExchangeKind,
+    retry_exchange: Option<String>,
+    retry_queue: Option<String>,
+    retry_key: Option<String>,
+    requeue_exchange: Option<String>,
+    requeue_key: Option<String>,
+    error_exchange: Option<String>,
+    error_queue: Option<String>,
+    error_key: Option<String>,
 }
 
 impl Default for Acapi {
@@ -71,7 +79,18 @@ impl Default for Acapi {
 impl Acapi {
     /// Five retries, a minute apart, as Sneakers has it.
     pub fn new() -> Self {
-        Acapi { wait: OneWait::new(Duration::from_secs(60), 5), exchanges: ExchangeKind::Fanout }
+        Acapi {
+            wait: OneWait::new(Duration::from_secs(60), 5),
+            exchanges: ExchangeKind::Fanout,
+            retry_exchange: None,
+            retry_queue: None,
+            retry_key: None,
+            requeue_exchange: None,
+            requeue_key: None,
+            error_exchange: None,
+            error_queue: None,
+            error_key: None,
+        }
     }
 
     /// How long messages wait. In whole milliseconds.
@@ -99,6 +118,62 @@ impl Acapi {
         self
     }
 
+    /// The name of the exchange to which messages are rejected, `orders-retry` by default.
+    pub fn retry_exchange(mut self, name: impl Into<String>) -> Self {
+        self.retry_exchange = Some(name.into());
+        self
+    }
+
+    /// The name of the queue in which messages wait, `orders-retry` by default.
+    pub fn retry_queue(mut self, name: impl Into<String>) -> Self {
+        self.retry_queue = Some(name.into());
+        self
+    }
+
+    /// What that queue is bound with, `#` by default.
+    pub fn retry_key(mut self, key: impl Into<String>) -> Self {
+        self.retry_key = Some(key.into());
+        self
+    }
+
+    /// The name of the exchange by which messages come back, `orders-retry-requeue` by default.
+    pub fn requeue_exchange(mut self, name: impl Into<String>) -> Self {
+        self.requeue_exchange = Some(name.into());
+        self
+    }
+
+    /// What the work queue is bound to it with, `#` by default: the `retry_routing_key` of Sneakers.
+    pub fn requeue_key(mut self, key: impl Into<String>) -> Self {
+        self.requeue_key = Some(key.into());
+        self
+    }
+
+    /// The name of the exchange to which messages are published that are not tried again, `orders-error` by default.
+    pub fn error_exchange(mut self, name: impl Into<String>) -> Self {
+        self.error_exchange = Some(name.into());
+        self
+    }
+
+    /// The name of the parking lot, `orders-error` by default.
+    pub fn error_queue(mut self, name: impl Into<String>) -> Self {
+        self.error_queue = Some(name.into());
+        self
+    }
+
+    /// What the parking lot is bound with, `#` by default.
+    pub fn error_key(mut self, key: impl Into<String>) -> Self {
+        self.error_key = Some(key.into());
+        self
+    }
+
+    /// Queues get no arguments beyond those that the design names: neither `x-dead-letter-strategy` with its `x-overflow` nor
+    /// `x-delivery-limit`. For queues that other programs have declared without them. The broker may then lose a message that
+    /// it moves, and drops one that comes back too often.
+    pub fn plain_arguments(mut self) -> Self {
+        self.wait.plain_arguments = true;
+        self
+    }
+
     /// Wait queue and parking lot are of this type. Without it, they are of the type of the work queue.
     pub fn queue_type(mut self, queue_type: QueueType) -> Self {
         self.wait.queue_type = Some(queue_type);
@@ -108,44 +183,52 @@ impl Acapi {
     /// All that there has to be for a queue, which gets the arguments it needs: the dead-letter exchange and, if it is a
     /// quorum queue, dead-lettering at least once and a delivery limit that is out of the way.
     pub fn topology(&self, queue: Queue) -> Result<Topology, Error> {
-        let retry = retry_name(queue.name());
-        let queue = rejecting::described(queue, &retry, None)?;
+        let retry = self.name_of_retry(queue.name());
+        let arguments = rejecting::Arguments::plain_if(self.wait.plain_arguments);
+        let queue = rejecting::described(queue, &retry, None, arguments)?;
         self.around(&WorkQueue::Known(queue.clone()), queue)
     }
 
     fn around(&self, work: &WorkQueue, queue: Queue) -> Result<Topology, Error> {
         self.wait.check(work)?;
-        let name = work.name().to_owned();
-        let (retry, requeue, error) = (retry_name(&name), requeue_name(&name), error_name(&name));
+        let name = work.name();
+        let (retry, requeue, error) =
+            (self.name_of_retry(name), self.name_of_requeue(name), self.name_of_error(name));
         let exchange = |name: &str| Exchange::new(name, self.exchanges.clone());
-        let companion = |name: &str| self.wait.companion(work, name);
+        let named = |given: &Option<String>, suffix: &str| {
+            let name = given.clone().unwrap_or_else(|| format!("{name}-{suffix}"));
+            self.wait.companion(work, name)
+        };
+        let key = |given: &Option<String>| given.clone().unwrap_or_else(|| EVERYTHING.to_owned());
+        let waiting = self.wait.wait_queue(named(&self.retry_queue, "retry"), &requeue);
+        let parking = named(&self.error_queue, "error");
         let topology = Topology::new()
             .exchange(exchange(&retry))
             .exchange(exchange(&requeue))
             .exchange(exchange(&error))
-            .queue(self.wait.wait_queue(companion(&retry), &requeue).bind(retry, EVERYTHING))
-            .queue(companion(&error).bind(error, EVERYTHING))
+            .queue(waiting.bind(retry, key(&self.retry_key)))
+            .queue(parking.bind(error, key(&self.error_key)))
             .queue(queue)
-            .binding(Binding::to_queue(&name, requeue, EVERYTHING));
-        traps::check_cycles(&name, &topology)?;
+            .binding(Binding::to_queue(name, requeue, key(&self.requeue_key)));
+        traps::check_cycles(name, &topology)?;
         Ok(topology)
+    }
+
+    fn name_of_retry(&self, queue: &str) -> String {
+        self.retry_exchange.clone().unwrap_or_else(|| format!("{queue}-retry"))
+    }
+
+    fn name_of_requeue(&self, queue: &str) -> String {
+        self.requeue_exchange.clone().unwrap_or_else(|| format!("{queue}-retry-requeue"))
+    }
+
+    fn name_of_error(&self, queue: &str) -> String {
+        self.error_exchange.clone().unwrap_or_else(|| format!("{queue}-error"))
     }
 }
 
 /// The key of all bindings: of no meaning to a fanout, and everything to a topic.
 const EVERYTHING: &str = "#";
-
-fn retry_name(queue: &str) -> String {
-    format!("{queue}-retry")
-}
-
-fn requeue_name(queue: &str) -> String {
-    format!("{queue}-retry-requeue")
-}
-
-fn error_name(queue: &str) -> String {
-    format!("{queue}-error")
-}
 
 impl Profile for Acapi {
     fn policy(&self) -> &RetryPolicy {
@@ -153,7 +236,7 @@ impl Profile for Acapi {
     }
 
     fn topology(&self, work: &WorkQueue) -> Result<Topology, Error> {
-        let queue = rejecting::work_queue(work, &retry_name(work.name()), None)?;
+        let queue = rejecting::work_queue(work, &self.name_of_retry(work.name()), None)?;
         self.around(work, queue)
     }
 
@@ -183,10 +266,10 @@ impl Profile for Acapi {
 
     fn park(&self, delivery: &Delivery, failed: &Failed<'_>, detail: Detail) -> Step {
         let queue = delivery.queue();
-        let mut parcel = Parcel::of(delivery, error_name(queue));
+        let mut parcel = Parcel::of(delivery, self.name_of_error(queue));
         retry_info::write(&mut parcel, failed, detail);
         rejecting::close_the_story(&mut parcel, delivery.raw_properties(), queue);
-        parcel.set(header::RETURN, requeue_name(queue));
+        parcel.set(header::RETURN, self.name_of_requeue(queue));
         failed.stamp(&mut parcel, detail);
         Step::Move(Box::new(parcel))
     }

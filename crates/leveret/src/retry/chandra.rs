@@ -45,6 +45,8 @@ use super::{Retry, rejecting, traps};
 ///   `billing` alone;
 /// - `billing.parking_lot`, bound to the dead-letter exchange with `parking_lot`.
 ///
+/// Each of these names and keys can be set on its own, to join a deployment that has others.
+///
 /// The dead-letter routing key has to be: under their own keys, messages would not get through a binding `retry.#`, and
 /// one with `#` would catch those that are to be parked. It takes the place of the key a message came with; the broker
 /// keeps that in `x-death`, and handlers see the message under its own, see [`Incoming::routing_key`].
@@ -69,8 +71,17 @@ use super::{Retry, rejecting, traps};
 pub struct Chandra {
     exchange: Exchange,
     wait: OneWait,
-    shared: Option<String>,
     to_queue: bool,
+    is_shared: bool,
+    dead_letter_exchange: Option<String>,
+    dead_letter_kind: ExchangeKind,
+    retry_queue: Option<String>,
+    retry_key: Option<String>,
+    retry_binding: Option<String>,
+    return_key: Option<String>,
+    parking_queue: Option<String>,
+    parking_key: Option<String>,
+    parking_binding: Option<String>,
 }
 
 impl Chandra {
@@ -79,8 +90,17 @@ impl Chandra {
         Chandra {
             exchange,
             wait: OneWait::new(Duration::from_secs(30), 5),
-            shared: None,
             to_queue: false,
+            is_shared: false,
+            dead_letter_exchange: None,
+            dead_letter_kind: ExchangeKind::Topic,
+            retry_queue: None,
+            retry_key: None,
+            retry_binding: None,
+            return_key: None,
+            parking_queue: None,
+            parking_key: None,
+            parking_binding: None,
         }
     }
 
@@ -108,10 +128,74 @@ impl Chandra {
         self
     }
 
-    /// One dead-letter exchange for many queues. The keys of a queue `billing` are then `retry.billing` and
-    /// `parking_lot.billing`, so that each has its own.
+    /// The name of the dead-letter exchange, `billing.dlx` by default. Keys and other names stay as they are.
     pub fn dead_letter_exchange(mut self, name: impl Into<String>) -> Self {
-        self.shared = Some(name.into());
+        self.dead_letter_exchange = Some(name.into());
+        self
+    }
+
+    /// One dead-letter exchange of this name for many queues. Keys and patterns of a queue `billing` are then
+    /// `retry.billing` and `parking_lot.billing` by default, so that each has its own.
+    pub fn shared_dead_letter_exchange(mut self, name: impl Into<String>) -> Self {
+        self.is_shared = true;
+        self.dead_letter_exchange(name)
+    }
+
+    /// The kind of the dead-letter exchange, a topic by default. With any other kind, the retry queue is bound with the very
+    /// [`retry_key`](Self::retry_key) by default.
+    pub fn dead_letter_exchange_kind(mut self, kind: ExchangeKind) -> Self {
+        self.dead_letter_kind = kind;
+        self
+    }
+
+    /// The name of the retry queue, `billing.retry` by default.
+    pub fn retry_queue(mut self, name: impl Into<String>) -> Self {
+        self.retry_queue = Some(name.into());
+        self
+    }
+
+    /// The dead-letter routing key of the work queue, `retry.billing` by default.
+    pub fn retry_key(mut self, key: impl Into<String>) -> Self {
+        self.retry_key = Some(key.into());
+        self
+    }
+
+    /// What the retry queue is bound to the dead-letter exchange with, `retry.#` by default.
+    pub fn retry_binding(mut self, pattern: impl Into<String>) -> Self {
+        self.retry_binding = Some(pattern.into());
+        self
+    }
+
+    /// The key under which messages go back to the primary exchange: the dead-letter routing key of the retry queue, which has
+    /// none by default. The work queue is bound with it, or else with the [`retry_key`](Self::retry_key).
+    pub fn return_key(mut self, key: impl Into<String>) -> Self {
+        self.return_key = Some(key.into());
+        self
+    }
+
+    /// The name of the parking lot, `billing.parking_lot` by default.
+    pub fn parking_queue(mut self, name: impl Into<String>) -> Self {
+        self.parking_queue = Some(name.into());
+        self
+    }
+
+    /// The key under which messages are parked, `parking_lot` by default.
+    pub fn parking_key(mut self, key: impl Into<String>) -> Self {
+        self.parking_key = Some(key.into());
+        self
+    }
+
+    /// What the parking lot is bound to the dead-letter exchange with, the [`parking_key`](Self::parking_key) by default.
+    pub fn parking_binding(mut self, pattern: impl Into<String>) -> Self {
+        self.parking_binding = Some(pattern.into());
+        self
+    }
+
+    /// Queues get no arguments beyond those that the design names: neither `x-dead-letter-strategy` with its `x-overflow` nor
+    /// `x-delivery-limit`. For queues that other programs have declared without them. The broker may then lose a message that
+    /// it moves, and drops one that comes back too often.
+    pub fn plain_arguments(mut self) -> Self {
+        self.wait.plain_arguments = true;
         self
     }
 
@@ -124,8 +208,9 @@ impl Chandra {
     /// All that there has to be for a queue, which gets the arguments it needs: the dead-letter exchange with its key and, if
     /// it is a quorum queue, dead-lettering at least once and a delivery limit that is out of the way.
     pub fn topology(&self, queue: Queue) -> Result<Topology, Error> {
-        let (exchange, key) = (self.dlx(queue.name()), retry_key(queue.name()));
-        let queue = rejecting::described(queue, &exchange, Some(&key))?;
+        let (exchange, key) = (self.dlx(queue.name()), self.key_of_retry(queue.name()));
+        let arguments = rejecting::Arguments::plain_if(self.wait.plain_arguments);
+        let queue = rejecting::described(queue, &exchange, Some(&key), arguments)?;
         self.around(&WorkQueue::Known(queue.clone()), queue)
     }
 
@@ -133,22 +218,30 @@ impl Chandra {
         let name = work.name();
         self.check(work)?;
         let dlx = self.dlx(name);
-        let (retry, parking) = (retry_key(name), self.parking_key(name));
-        let pattern = if self.shared.is_some() { retry.as_str() } else { "retry.#" };
-        let companion = |suffix: &str| self.wait.companion(work, format!("{name}.{suffix}"));
-        let waiting = if self.to_queue {
-            self.wait.wait_queue(companion("retry"), "").dead_letter_key(name)
-        } else {
-            self.wait.wait_queue(companion("retry"), self.exchange.name())
+        let named = |given: &Option<String>, suffix: &str| {
+            let name = given.clone().unwrap_or_else(|| format!("{name}.{suffix}"));
+            self.wait.companion(work, name)
         };
+        let retry = named(&self.retry_queue, "retry");
+        let waiting = match (self.to_queue, &self.return_key) {
+            (true, _) => self.wait.wait_queue(retry, "").dead_letter_key(name),
+            (false, None) => self.wait.wait_queue(retry, self.exchange.name()),
+            (false, Some(key)) => {
+                self.wait.wait_queue(retry, self.exchange.name()).dead_letter_key(key)
+            }
+        };
+        let parking_key = self.key_of_parking(name);
+        let parking_binding = self.parking_binding.as_ref().unwrap_or(&parking_key);
+        let parking = named(&self.parking_queue, "parking_lot");
         let mut topology = Topology::new()
             .exchange(self.exchange.clone())
-            .exchange(Exchange::topic(dlx.as_str()))
-            .queue(waiting.bind(dlx.as_str(), pattern))
-            .queue(companion("parking_lot").bind(dlx.as_str(), parking))
+            .exchange(Exchange::new(dlx.as_str(), self.dead_letter_kind.clone()))
+            .queue(waiting.bind(dlx.as_str(), self.pattern_of_retry(name)))
+            .queue(parking.bind(dlx, parking_binding))
             .queue(queue);
         if !self.to_queue {
-            topology = topology.binding(Binding::to_queue(name, self.exchange.name(), retry));
+            let key = self.return_key.clone().unwrap_or_else(|| self.key_of_retry(name));
+            topology = topology.binding(Binding::to_queue(name, self.exchange.name(), key));
         }
         traps::check_cycles(name, &topology)?;
         Ok(topology)
@@ -169,19 +262,31 @@ impl Chandra {
     }
 
     fn dlx(&self, queue: &str) -> String {
-        self.shared.clone().unwrap_or_else(|| format!("{queue}.dlx"))
+        self.dead_letter_exchange.clone().unwrap_or_else(|| format!("{queue}.dlx"))
     }
 
-    fn parking_key(&self, queue: &str) -> String {
-        match self.shared {
-            Some(_) => format!("parking_lot.{queue}"),
+    fn key_of_retry(&self, queue: &str) -> String {
+        self.retry_key.clone().unwrap_or_else(|| format!("retry.{queue}"))
+    }
+
+    fn pattern_of_retry(&self, queue: &str) -> String {
+        if let Some(pattern) = &self.retry_binding {
+            return pattern.clone();
+        }
+        let takes_patterns = self.dead_letter_kind == ExchangeKind::Topic;
+        match takes_patterns && !self.is_shared && self.retry_key.is_none() {
+            true => "retry.#".to_owned(),
+            false => self.key_of_retry(queue),
+        }
+    }
+
+    fn key_of_parking(&self, queue: &str) -> String {
+        match &self.parking_key {
+            Some(key) => key.clone(),
+            None if self.is_shared => format!("parking_lot.{queue}"),
             None => "parking_lot".to_owned(),
         }
     }
-}
-
-fn retry_key(queue: &str) -> String {
-    format!("retry.{queue}")
 }
 
 impl Profile for Chandra {
@@ -190,9 +295,18 @@ impl Profile for Chandra {
     }
 
     fn topology(&self, work: &WorkQueue) -> Result<Topology, Error> {
-        let (exchange, key) = (self.dlx(work.name()), retry_key(work.name()));
+        let (exchange, key) = (self.dlx(work.name()), self.key_of_retry(work.name()));
         let queue = rejecting::work_queue(work, &exchange, Some(&key))?;
         self.around(work, queue)
+    }
+
+    fn belongings(&self, work: &WorkQueue) -> Result<Topology, Error> {
+        let mut topology = Profile::topology(self, work)?;
+        topology.remove_exchange(self.exchange.name());
+        if self.is_shared {
+            topology.remove_exchange(&self.dlx(work.name()));
+        }
+        Ok(topology)
     }
 
     fn asks_for_type(&self) -> bool {
@@ -224,7 +338,7 @@ impl Profile for Chandra {
     fn park(&self, delivery: &Delivery, failed: &Failed<'_>, detail: Detail) -> Step {
         let queue = delivery.queue();
         let mut parcel = Parcel::of(delivery, self.dlx(queue));
-        parcel.routing_key = self.parking_key(queue);
+        parcel.routing_key = self.key_of_parking(queue);
         // Another key in it might lead to the retry queue.
         parcel.keep_copies();
         rejecting::close_the_story(&mut parcel, delivery.raw_properties(), queue);

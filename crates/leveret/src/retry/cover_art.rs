@@ -41,6 +41,8 @@ use super::{Retry, traps};
 ///   `cover-art-archive` under their routing key;
 /// - `cover-art-archive.failed`, a fanout exchange and a queue: the parking lot.
 ///
+/// Each of these names and keys can be set on its own.
+///
 /// A failed message is published to one of the fanouts, confirmed, and only then acked. In its header `mb-retries` it says
 /// how many retries it has left: if there is none, it has as many as this is told; each takes one away. It is an integer of 32
 /// bits, the only one that all workers know. `mb-exceptions` has
@@ -59,10 +61,28 @@ use super::{Retry, traps};
 #[must_use]
 pub struct CoverArt {
     name: String,
-    jobs: Vec<String>,
+    jobs: Vec<Job>,
     wait: OneWait,
+    retry_exchange: Option<String>,
+    retry_queue: Option<String>,
+    failed_exchange: Option<String>,
+    failed_queue: Option<String>,
     retries_header: String,
     exceptions_header: String,
+}
+
+/// A kind of jobs.
+#[derive(Clone, Debug)]
+struct Job {
+    key: String,
+    /// The queue, unless it is named after the key.
+    queue: Option<String>,
+}
+
+impl Job {
+    fn new(key: impl Into<String>) -> Self {
+        Job { key: key.into(), queue: None }
+    }
 }
 
 impl Default for CoverArt {
@@ -76,8 +96,12 @@ impl CoverArt {
     pub fn new() -> Self {
         CoverArt {
             name: "cover-art-archive".to_owned(),
-            jobs: ["index", "delete", "move"].map(str::to_owned).to_vec(),
+            jobs: ["index", "delete", "move"].map(Job::new).to_vec(),
             wait: OneWait::new(Duration::from_secs(4 * 3600), 4),
+            retry_exchange: None,
+            retry_queue: None,
+            failed_exchange: None,
+            failed_queue: None,
             retries_header: "mb-retries".to_owned(),
             exceptions_header: "mb-exceptions".to_owned(),
         }
@@ -91,7 +115,47 @@ impl CoverArt {
 
     /// The kinds of jobs: the queue of each is named after it, and bound with it.
     pub fn jobs<J: Into<String>>(mut self, jobs: impl IntoIterator<Item = J>) -> Self {
-        self.jobs = jobs.into_iter().map(Into::into).collect();
+        self.jobs = jobs.into_iter().map(Job::new).collect();
+        self
+    }
+
+    /// A kind of jobs whose queue has this name, bound with this key. It takes the place of one with the same key.
+    pub fn job(mut self, queue: impl Into<String>, key: impl Into<String>) -> Self {
+        let job = Job { key: key.into(), queue: Some(queue.into()) };
+        self.jobs.retain(|known| known.key != job.key);
+        self.jobs.push(job);
+        self
+    }
+
+    /// The name of the exchange of messages that wait, `cover-art-archive.retry` by default.
+    pub fn retry_exchange(mut self, name: impl Into<String>) -> Self {
+        self.retry_exchange = Some(name.into());
+        self
+    }
+
+    /// The name of the queue in which messages wait, `cover-art-archive.retry` by default.
+    pub fn retry_queue(mut self, name: impl Into<String>) -> Self {
+        self.retry_queue = Some(name.into());
+        self
+    }
+
+    /// The name of the exchange of messages that are not tried again, `cover-art-archive.failed` by default.
+    pub fn failed_exchange(mut self, name: impl Into<String>) -> Self {
+        self.failed_exchange = Some(name.into());
+        self
+    }
+
+    /// The name of the parking lot, `cover-art-archive.failed` by default.
+    pub fn failed_queue(mut self, name: impl Into<String>) -> Self {
+        self.failed_queue = Some(name.into());
+        self
+    }
+
+    /// Queues get no arguments beyond those that the design names: no
+    /// `x-dead-letter-strategy` with its `x-overflow`. For queues that other programs have declared without them. The broker may then lose a message that
+    /// it moves.
+    pub fn plain_arguments(mut self) -> Self {
+        self.wait.plain_arguments = true;
         self
     }
 
@@ -136,7 +200,7 @@ impl CoverArt {
     pub fn topology(&self) -> Result<Topology, Error> {
         let mut all = Topology::new();
         for job in &self.jobs {
-            let name = format!("{}.{job}", self.name);
+            let name = self.queue_of(job);
             let queue = match self.wait.queue_type {
                 Some(queue_type) => Queue::new(name).of_type(queue_type),
                 None => Queue::new(name),
@@ -149,14 +213,18 @@ impl CoverArt {
     fn around(&self, work: &WorkQueue) -> Result<Topology, Error> {
         self.wait.check(work)?;
         let job = self.check_job(work.name())?;
-        let (retry, failed) = (self.retry_name(), self.failed_name());
-        let companion = |name: &str| self.wait.companion(work, name);
+        let (retry, failed) = (self.name_of_retry(), self.name_of_failed());
+        let named = |given: &Option<String>, suffix: &str| {
+            let name = given.clone().unwrap_or_else(|| format!("{}.{suffix}", self.name));
+            self.wait.companion(work, name)
+        };
+        let waiting = self.wait.wait_queue(named(&self.retry_queue, "retry"), &self.name);
         let topology = Topology::new()
             .exchange(Exchange::direct(self.name.as_str()))
             .exchange(Exchange::fanout(retry.as_str()))
             .exchange(Exchange::fanout(failed.as_str()))
-            .queue(self.wait.wait_queue(companion(&retry), &self.name).bind(retry, ""))
-            .queue(companion(&failed).bind(failed, ""))
+            .queue(waiting.bind(retry, ""))
+            .queue(named(&self.failed_queue, "failed").bind(failed, ""))
             .queue(work.queue().bind(self.name.as_str(), job));
         traps::check_cycles(work.name(), &topology)?;
         Ok(topology)
@@ -170,27 +238,29 @@ impl CoverArt {
             );
             return Err(traps::refusal(queue, why));
         }
-        self.job(queue).ok_or_else(|| {
-            let why = format!(
-                "it is not the queue of a job: those are {:?} behind {:?} and a dot",
-                self.jobs, self.name
-            );
+        self.job_of(queue).ok_or_else(|| {
+            let queues: Vec<String> = self.jobs.iter().map(|job| self.queue_of(job)).collect();
+            let why = format!("it is not the queue of a job: those are {queues:?}");
             traps::refusal(queue, why)
         })
     }
 
-    /// The job of a queue, by which its messages are routed.
-    fn job(&self, queue: &str) -> Option<&str> {
-        let name = queue.strip_prefix(self.name.as_str())?.strip_prefix('.')?;
-        self.jobs.iter().map(String::as_str).find(|job| *job == name)
+    /// The key of a queue's job, by which its messages are routed.
+    fn job_of(&self, queue: &str) -> Option<&str> {
+        let job = self.jobs.iter().find(|job| self.queue_of(job) == queue)?;
+        Some(&job.key)
     }
 
-    fn retry_name(&self) -> String {
-        format!("{}.retry", self.name)
+    fn queue_of(&self, job: &Job) -> String {
+        job.queue.clone().unwrap_or_else(|| format!("{}.{}", self.name, job.key))
     }
 
-    fn failed_name(&self) -> String {
-        format!("{}.failed", self.name)
+    fn name_of_retry(&self) -> String {
+        self.retry_exchange.clone().unwrap_or_else(|| format!("{}.retry", self.name))
+    }
+
+    fn name_of_failed(&self) -> String {
+        self.failed_exchange.clone().unwrap_or_else(|| format!("{}.failed", self.name))
     }
 
     fn max(&self) -> u32 {
@@ -258,6 +328,11 @@ impl Profile for CoverArt {
         }
     }
 
+    /// All other objects serve several queues.
+    fn belongings(&self, _: &WorkQueue) -> Result<Topology, Error> {
+        Ok(Topology::new())
+    }
+
     fn asks_for_type(&self) -> bool {
         self.wait.queue_type.is_some()
     }
@@ -267,23 +342,23 @@ impl Profile for CoverArt {
     }
 
     fn retry(&self, delivery: &Delivery, failed: &Failed<'_>, _: Duration, detail: Detail) -> Step {
-        let mut parcel = self.parcel(delivery, self.retry_name(), failed, detail);
+        let mut parcel = self.parcel(delivery, self.name_of_retry(), failed, detail);
         let left = self.left(delivery.raw_properties()).saturating_sub(1);
         // Other workers know an integer of 32 bits only, and take any other value for none.
         parcel.set(&self.retries_header, i32::try_from(left).unwrap_or(i32::MAX));
         parcel.forget_fatal_deaths(delivery.queue());
-        if let Some(job) = self.job(delivery.queue()) {
+        if let Some(job) = self.job_of(delivery.queue()) {
             parcel.routing_key = job.to_owned();
         }
         Step::Move(Box::new(parcel))
     }
 
     fn park(&self, delivery: &Delivery, failed: &Failed<'_>, detail: Detail) -> Step {
-        let mut parcel = self.parcel(delivery, self.failed_name(), failed, detail);
+        let mut parcel = self.parcel(delivery, self.name_of_failed(), failed, detail);
         parcel.remove(&self.retries_header);
         // Under any other key it would not get back that way, and with further ones not alone.
         let key = failed.origin.routing_key.as_bytes();
-        let is_its_key = self.job(delivery.queue()).is_some_and(|job| job.as_bytes() == key);
+        let is_its_key = self.job_of(delivery.queue()).is_some_and(|job| job.as_bytes() == key);
         if is_its_key && !parcel.has_copies() {
             parcel.set(header::RETURN, self.name.as_str());
         }

@@ -16,12 +16,14 @@ pub(crate) struct OneWait {
     pub(crate) interval: Duration,
     /// The type of the queues beside the work queue, if somebody has asked for one.
     pub(crate) queue_type: Option<QueueType>,
+    /// Queues get no arguments beyond those that the design names.
+    pub(crate) plain_arguments: bool,
 }
 
 impl OneWait {
     pub(crate) fn new(interval: Duration, retries: u32) -> Self {
         let policy = RetryPolicy::fixed(interval).max_retries(retries);
-        OneWait { policy, interval, queue_type: None }
+        OneWait { policy, interval, queue_type: None, plain_arguments: false }
     }
 
     pub(crate) fn set_interval(&mut self, interval: Duration) {
@@ -63,7 +65,8 @@ impl OneWait {
 
     /// The queue in which messages wait, to go to this exchange then.
     pub(crate) fn wait_queue(&self, queue: Queue, exchange: &str) -> Queue {
-        at_least_once(queue.message_ttl(self.interval).dead_letter_to(exchange))
+        let queue = queue.message_ttl(self.interval).dead_letter_to(exchange);
+        if self.plain_arguments { queue } else { at_least_once(queue) }
     }
 }
 

@@ -72,14 +72,31 @@ const QUEUE: &str = "orb-queue";
 #[must_use]
 pub struct Orb {
     exchange: String,
-    redelivery: String,
-    wait: String,
-    parked: String,
+    redelivery: Route,
+    wait: Route,
+    /// Its exchange is a fanout, so that the key means nothing.
+    parked: Route,
     initial: Duration,
     multiplier: f64,
     longest: Duration,
     policy: RetryPolicy,
     queue_type: Option<QueueType>,
+    plain_arguments: bool,
+}
+
+/// A queue that all others share, and how messages get there.
+#[derive(Clone, Debug, Default)]
+struct Route {
+    exchange: String,
+    key: String,
+    queue: String,
+}
+
+impl Route {
+    fn named(name: impl Into<String>) -> Self {
+        let name = name.into();
+        Route { exchange: name.clone(), key: name.clone(), queue: name }
+    }
 }
 
 impl Default for Orb {
@@ -94,14 +111,15 @@ impl Orb {
     pub fn new() -> Self {
         Orb {
             exchange: String::new(),
-            redelivery: String::new(),
-            wait: String::new(),
-            parked: String::new(),
+            redelivery: Route::default(),
+            wait: Route::default(),
+            parked: Route::default(),
             initial: Duration::from_secs(2),
             multiplier: 1.5,
             longest: Duration::from_secs(60),
             policy: RetryPolicy::default().max_retries(30),
             queue_type: None,
+            plain_arguments: false,
         }
         .name("orb")
         .by_intervals()
@@ -111,25 +129,87 @@ impl Orb {
     pub fn name(self, name: impl Into<String>) -> Self {
         let exchange = name.into();
         let [redelivery, wait, parked] =
-            ["redelivery", "wait", "parked"].map(|suffix| format!("{exchange}.{suffix}"));
+            ["redelivery", "wait", "parked"].map(|name| Route::named(format!("{exchange}.{name}")));
         Orb { exchange, redelivery, wait, parked, ..self }
     }
 
-    /// The name of the redelivery queue and its exchange.
-    pub fn redelivery_name(mut self, name: impl Into<String>) -> Self {
-        self.redelivery = name.into();
+    /// The name of the exchange alone. Set it after [`name`](Self::name), as all that follow here.
+    pub fn exchange(mut self, name: impl Into<String>) -> Self {
+        self.exchange = name.into();
         self
     }
 
-    /// The name of the queue in which messages wait, and its exchange.
+    /// The name of the redelivery queue, its exchange and its key.
+    pub fn redelivery_name(mut self, name: impl Into<String>) -> Self {
+        self.redelivery = Route::named(name);
+        self
+    }
+
+    /// The name of the exchange to which messages are rejected.
+    pub fn redelivery_exchange(mut self, name: impl Into<String>) -> Self {
+        self.redelivery.exchange = name.into();
+        self
+    }
+
+    /// The dead-letter routing key of all queues, with which the redelivery queue is bound.
+    pub fn redelivery_key(mut self, key: impl Into<String>) -> Self {
+        self.redelivery.key = key.into();
+        self
+    }
+
+    /// The name of the redelivery queue alone.
+    pub fn redelivery_queue(mut self, name: impl Into<String>) -> Self {
+        self.redelivery.queue = name.into();
+        self
+    }
+
+    /// The name of the queue in which messages wait, its exchange and its key.
     pub fn wait_name(mut self, name: impl Into<String>) -> Self {
-        self.wait = name.into();
+        self.wait = Route::named(name);
+        self
+    }
+
+    /// The name of the exchange of messages that wait.
+    pub fn wait_exchange(mut self, name: impl Into<String>) -> Self {
+        self.wait.exchange = name.into();
+        self
+    }
+
+    /// The key under which messages are sent to wait, with which their queue is bound.
+    pub fn wait_key(mut self, key: impl Into<String>) -> Self {
+        self.wait.key = key.into();
+        self
+    }
+
+    /// The name of the queue in which messages wait, alone.
+    pub fn wait_queue(mut self, name: impl Into<String>) -> Self {
+        self.wait.queue = name.into();
         self
     }
 
     /// The name of the parking lot, and its exchange.
     pub fn parked_name(mut self, name: impl Into<String>) -> Self {
-        self.parked = name.into();
+        self.parked = Route::named(name);
+        self
+    }
+
+    /// The name of the exchange of messages that are not tried again.
+    pub fn parked_exchange(mut self, name: impl Into<String>) -> Self {
+        self.parked.exchange = name.into();
+        self
+    }
+
+    /// The name of the parking lot alone.
+    pub fn parked_queue(mut self, name: impl Into<String>) -> Self {
+        self.parked.queue = name.into();
+        self
+    }
+
+    /// Queues get no arguments beyond those that the design names: neither `x-dead-letter-strategy` with its `x-overflow` nor
+    /// `x-delivery-limit`. For queues that other programs have declared without them. The broker may then lose a message that
+    /// it moves, and drops one that comes back too often.
+    pub fn plain_arguments(mut self) -> Self {
+        self.plain_arguments = true;
         self
     }
 
@@ -172,7 +252,9 @@ impl Orb {
 
     /// All that there has to be for a queue, which gets the arguments it needs and is bound to the exchange by its name.
     pub fn topology(&self, queue: Queue) -> Result<Topology, Error> {
-        let queue = rejecting::described(queue, &self.redelivery, Some(&self.redelivery))?;
+        let Route { exchange, key, .. } = &self.redelivery;
+        let arguments = rejecting::Arguments::plain_if(self.plain_arguments);
+        let queue = rejecting::described(queue, exchange, Some(key), arguments)?;
         self.around(&WorkQueue::Known(queue.clone()), queue)
     }
 
@@ -208,20 +290,25 @@ impl Orb {
             None => Queue::new(name),
         };
         let (redelivery, wait, parked) = (&self.redelivery, &self.wait, &self.parked);
-        let mut redelivered = queue(redelivery).bind(redelivery, redelivery);
-        if self.queue_type == Some(QueueType::Quorum) {
+        let mut redelivered = queue(&redelivery.queue).bind(&redelivery.exchange, &redelivery.key);
+        if self.queue_type == Some(QueueType::Quorum) && !self.plain_arguments {
             // What cannot be moved for a while goes back to it again and again.
             redelivered = redelivered.argument("x-delivery-limit", UNLIMITED);
         }
-        let waiting = queue(wait).dead_letter_to(redelivery).dead_letter_key(redelivery);
+        let mut waiting = queue(&wait.queue)
+            .dead_letter_to(&redelivery.exchange)
+            .dead_letter_key(&redelivery.key);
+        if !self.plain_arguments {
+            waiting = one_wait::at_least_once(waiting);
+        }
         Topology::new()
             .exchange(Exchange::direct(self.exchange.as_str()))
-            .exchange(Exchange::direct(redelivery))
-            .exchange(Exchange::direct(wait))
-            .exchange(Exchange::fanout(parked))
+            .exchange(Exchange::direct(&redelivery.exchange))
+            .exchange(Exchange::direct(&wait.exchange))
+            .exchange(Exchange::fanout(&parked.exchange))
             .queue(redelivered)
-            .queue(one_wait::at_least_once(waiting).bind(wait, wait))
-            .queue(queue(parked).bind(parked, ""))
+            .queue(waiting.bind(&wait.exchange, &wait.key))
+            .queue(queue(&parked.queue).bind(&parked.exchange, ""))
     }
 
     /// How often a message was sent back, if it says so.
@@ -231,7 +318,7 @@ impl Orb {
 
     /// Addresses a message to the parking lot.
     fn park_it(&self, parcel: &mut Parcel, failed: &Failed<'_>, detail: Detail) {
-        parcel.exchange.clone_from(&self.parked);
+        parcel.exchange.clone_from(&self.parked.exchange);
         parcel.keep_expiration();
         parcel.keep_copies();
         for name in [COUNT, QUEUE] {
@@ -252,8 +339,14 @@ impl Profile for Orb {
     }
 
     fn topology(&self, work: &WorkQueue) -> Result<Topology, Error> {
-        let queue = rejecting::work_queue(work, &self.redelivery, Some(&self.redelivery))?;
+        let Route { exchange, key, .. } = &self.redelivery;
+        let queue = rejecting::work_queue(work, exchange, Some(key))?;
         self.around(work, queue)
+    }
+
+    /// All other objects serve several queues.
+    fn belongings(&self, _: &WorkQueue) -> Result<Topology, Error> {
+        Ok(Topology::new())
     }
 
     fn asks_for_type(&self) -> bool {

@@ -32,7 +32,24 @@ pub(crate) fn work_queue(
             Ok(queue.clone())
         }
         // If somebody else has declared it otherwise, the broker says so.
-        WorkQueue::Unknown(name) => described(Queue::new(name), exchange, routing_key),
+        WorkQueue::Unknown(name) => {
+            described(Queue::new(name), exchange, routing_key, Arguments::Plain)
+        }
+    }
+}
+
+/// Which arguments the work queue gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arguments {
+    /// Those that the design names.
+    Plain,
+    /// A quorum queue also dead-letters at least once, and has a delivery limit that is out of the way.
+    Safe,
+}
+
+impl Arguments {
+    pub(crate) fn plain_if(plain: bool) -> Self {
+        if plain { Arguments::Plain } else { Arguments::Safe }
     }
 }
 
@@ -41,6 +58,7 @@ pub(crate) fn described(
     queue: Queue,
     exchange: &str,
     routing_key: Option<&str>,
+    arguments: Arguments,
 ) -> Result<Queue, Error> {
     let has = |name: &str| queue.arguments.get(name).is_some();
     if has("x-dead-letter-exchange") {
@@ -54,6 +72,9 @@ pub(crate) fn described(
     let mut queue = queue.dead_letter_to(exchange);
     if let Some(key) = routing_key {
         queue = queue.dead_letter_key(key);
+    }
+    if arguments == Arguments::Plain {
+        return Ok(queue);
     }
     if queue.queue_type() == Some(QueueType::Quorum) && !is_limited {
         queue = queue.argument("x-delivery-limit", UNLIMITED);

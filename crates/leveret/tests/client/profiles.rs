@@ -4,6 +4,7 @@ mod acapi;
 mod acapi_site;
 mod chandra;
 mod cover_art;
+mod deployments;
 mod orb;
 mod refusals;
 

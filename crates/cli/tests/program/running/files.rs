@@ -23,6 +23,16 @@ fn mistakes_in_a_file_are_named() {
         ),
         (format!("{consumer}retry = {{ profile = \"chandra\" }}"), &["chandra", "exchange"]),
         (
+            format!(
+                "{consumer}retry = {{ profile = \"acapi\", names = {{ parking-key = \"p\" }} }}"
+            ),
+            &["Acapi", "parking-key", "docs/operations.md"],
+        ),
+        (
+            format!("{consumer}retry = {{ profile = \"acapi\", exchange-type = \"direct\" }}"),
+            &["direct", "fanout or topic"],
+        ),
+        (
             format!("{consumer}retry = {{ profile = \"acapi\", jitter = 0.5 }}"),
             &["jitter", "no meaning"],
         ),

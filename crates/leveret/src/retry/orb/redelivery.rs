@@ -19,7 +19,7 @@ use crate::retry::stamp::{self, Detail, Failed, Origin, header};
 use crate::retry::{Retry, Verdict, iso8601};
 use crate::telemetry::Consumed;
 
-use super::{COUNT, Orb, QUEUE};
+use super::{COUNT, Orb, QUEUE, Route};
 
 /// How long a message that cannot be moved now stays with the service before it goes back to the redelivery queue.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -84,9 +84,9 @@ impl Redelivery {
                 async move { service.redeliver(&incoming).await }
             }
         };
-        let queue = service.orb.redelivery.as_str();
+        let Route { exchange, key, queue } = &service.orb.redelivery;
         let consumer = client.consumer(queue).workers(WORKERS);
-        let in_place = Retry::with(InPlace::new(PAUSE).by(queue, queue));
+        let in_place = Retry::with(InPlace::new(PAUSE).by(exchange, key));
         consumer.retry(in_place).handle(handler).run_until(stop).await?;
         Ok(service.done.read())
     }
@@ -239,7 +239,7 @@ impl<'a> Letter<'a> {
         let properties = incoming.raw_properties();
         let deaths = Deaths::of(properties);
         let last = deaths.last(properties).cloned();
-        let has_waited = last.as_ref().is_some_and(|death| death.queue == orb.wait);
+        let has_waited = last.as_ref().is_some_and(|death| death.queue == orb.wait.queue);
         Letter {
             incoming,
             deaths,
@@ -345,7 +345,7 @@ impl<'a> Letter<'a> {
     }
 
     fn waiting(&self, orb: &Orb, queue: &str, count: u32, time: Duration) -> Parcel {
-        let mut parcel = self.addressed(&orb.wait, &orb.wait, queue, Some(count));
+        let mut parcel = self.addressed(&orb.wait.exchange, &orb.wait.key, queue, Some(count));
         let milliseconds = time.as_millis().max(1).to_string();
         parcel.properties.expiration = stamp::short(milliseconds.as_bytes());
         parcel

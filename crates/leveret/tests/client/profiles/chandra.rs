@@ -52,14 +52,22 @@ fn it_declares_what_the_document_says() {
         binding dead -> Q.parking_lot [parking_lot.Q]
     ";
     let queue = Queue::quorum("Q").bind("orders", "order.*");
-    let topology = profile().dead_letter_exchange("dead").topology(queue).unwrap();
+    let topology = profile().shared_dead_letter_exchange("dead").topology(queue).unwrap();
     assert_eq!(lines(&topology), listed(shared));
+}
+
+#[test]
+fn a_dead_letter_exchange_of_another_name_changes_no_key() {
+    let usual = lines(&profile().topology(queue()).unwrap());
+    let other = lines(&profile().dead_letter_exchange("dead").topology(queue()).unwrap());
+    let renamed = usual.iter().map(|line| line.replace("Q.dlx", "dead")).collect();
+    assert_eq!(other, renamed);
 }
 
 #[tokio::test(start_paused = true)]
 async fn it_comes_back_under_its_own_key_and_is_parked_after_its_retries() {
     let queue = || queue().bind("orders", "#");
-    let shared = profile().dead_letter_exchange("dead");
+    let shared = profile().shared_dead_letter_exchange("dead");
     let scenes = [
         (profile(), queue()),
         (profile().only_to_queue(), queue()),
