@@ -1,5 +1,6 @@
 //! `leveret topology`: what a file wants on the broker, and a picture of it.
 
+mod delete;
 mod migrate;
 
 use std::path::PathBuf;
@@ -29,6 +30,7 @@ enum Command {
     Plan(PlanArguments),
     Apply(ApplyArguments),
     Migrate(migrate::Arguments),
+    Delete(delete::Arguments),
     Graph(GraphArguments),
     Export(ExportArguments),
 }
@@ -38,6 +40,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Plan(arguments) => plan(arguments).await,
         Command::Apply(arguments) => apply(arguments).await,
         Command::Migrate(arguments) => migrate::run(arguments).await,
+        Command::Delete(arguments) => delete::run(arguments).await,
         Command::Graph(arguments) => graph(&arguments),
         Command::Export(arguments) => export(arguments).await,
     }

@@ -18,7 +18,7 @@ use crate::parking::ParkingLot;
 use crate::pool::ChannelPoolBuilder;
 use crate::publisher::PublisherBuilder;
 use crate::rpc::{RpcBuilder, ServiceBuilder};
-use crate::topology::{Applied, Exchange, Failed, Plan, Topology};
+use crate::topology::{Applied, Exchange, Failed, Plan, QueueRemoval, Topology};
 
 mod backoff;
 mod checkup;
@@ -350,6 +350,24 @@ impl Client {
         self.core().delays.was_deleted(queue);
         self.core().kinds.forget(name);
         Ok(deleted)
+    }
+
+    /// Deletes a queue with its retry, wait and parking objects, unless there are messages in them.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leveret::Error> {
+    /// use leveret::{Client, Queue, Topology};
+    ///
+    /// let client = Client::embedded().await?;
+    /// client.apply(&Topology::new().queue(Queue::quorum("jobs"))).await?;
+    /// let deleted = client.queue_removal("jobs").run().await?;
+    /// assert!(deleted.iter().any(|object| object.name == "jobs" && object.is_there));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn queue_removal(&self, queue: impl Into<String>) -> QueueRemoval {
+        QueueRemoval::new(self, queue.into())
     }
 
     /// Deletes an exchange, and no longer restores it.

@@ -170,7 +170,7 @@ pub use rpc::{
     ReplyStream, Rpc, RpcBuilder, ServiceBuilder, StreamCall,
 };
 pub use topology::{
-    Applied, Binding, Change, Conflict, Destination, Exchange, ExchangeKind, Overflow, Plan, Queue,
-    QueueType, Step, Topology,
+    Applied, Belonging, Binding, Change, Conflict, Destination, Exchange, ExchangeKind, Overflow,
+    Plan, Queue, QueueRemoval, QueueType, Step, Topology,
 };
 pub use trace::{InvalidTraceContext, TraceContext};

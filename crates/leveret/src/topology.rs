@@ -24,6 +24,7 @@ mod graph;
 mod plan;
 mod queue;
 mod remembered;
+mod removal;
 #[cfg(feature = "files")]
 mod write;
 
@@ -33,6 +34,7 @@ pub use declare::Applied;
 pub use exchange::{Exchange, ExchangeKind};
 pub use plan::{Change, Plan, Step};
 pub use queue::{Overflow, Queue, QueueType};
+pub use removal::{Belonging, QueueRemoval};
 
 pub(crate) use declare::Object;
 pub(crate) use remembered::{Declarer, Failed, Remembered};
@@ -40,7 +42,7 @@ pub(crate) use remembered::{Declarer, Failed, Remembered};
 /// Exchanges, queues and bindings.
 ///
 /// Objects of one name replace each other: the last one counts. The order in which they are given is of no meaning;
-/// they are declared in the order that works: exchanges, bindings between them, queues, bindings of queues.
+/// they are declared, and declared again after a reconnect, as exchanges, queues, bindings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Topology {
     exchanges: Vec<Exchange>,
@@ -125,9 +127,9 @@ impl Topology {
             self.bindings.iter().filter(move |binding| binding.is_to_queue() == to_queue)
         };
         let exchanges = self.exchanges.iter().map(Object::Exchange);
-        let between = of(false).map(Object::Binding);
         let queues = self.queues.iter().map(Object::Queue);
-        exchanges.chain(between).chain(queues).chain(of(true).map(Object::Binding))
+        let bindings = of(false).chain(of(true)).map(Object::Binding);
+        exchanges.chain(queues).chain(bindings)
     }
 
     /// Without a queue and what is bound to it.
@@ -155,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_come_in_the_order_that_works() {
+    fn objects_come_as_exchanges_queues_and_bindings() {
         let topology = Topology::new()
             .queue(Queue::classic("q").bind("b", "k"))
             .exchange(Exchange::fanout("b").bind("a", ""))
@@ -166,8 +168,8 @@ mod tests {
             [
                 r#"exchange "b""#,
                 r#"exchange "a""#,
-                r#"binding of exchange "b" to exchange "a""#,
                 r#"queue "q""#,
+                r#"binding of exchange "b" to exchange "a""#,
                 r#"binding of queue "q" to exchange "b" with key "k""#,
             ]
         );

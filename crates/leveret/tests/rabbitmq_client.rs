@@ -7,6 +7,7 @@ mod rabbitmq_client {
     mod acknowledging;
     mod consuming;
     mod delay;
+    mod deployments;
     mod events;
     mod events_limits;
     mod handling;
@@ -21,8 +22,10 @@ mod rabbitmq_client {
     mod pool;
     mod profiles;
     mod publishing;
+    mod removal;
     mod retry;
     mod rpc;
+    mod sharing;
     mod topology;
     mod watching;
 }

@@ -132,3 +132,34 @@ fn a_picture_needs_no_broker() {
         assert!(wrong.err.contains(part), "{part} is not in {wrong:?}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_is_deleted_with_all_that_belongs_to_it_unless_messages_are_in_it() {
+    let (place, client) = Place::with(Topology::new().queue(Queue::quorum("jobs"))).await;
+    client.publisher("").build().await.unwrap().publish("jobs", "job").await.unwrap();
+    let runner =
+        client.consumer("jobs").handle(async || Err::<(), _>(leveret::Failure::permanent("never")));
+    runner.run_until(place.until_has(&client, "jobs.parked", 1)).await.unwrap();
+    client.close().await;
+    let delete = |options: &[&str]| place.run(&[&["topology", "delete", "jobs"], options].concat());
+
+    let refused = delete(&[]);
+    assert_ne!(refused.status, 0, "{refused:?}");
+    assert!(refused.err.contains("\"jobs.parked\" has 1 message"), "{refused:?}");
+    assert!(refused.err.contains("Nothing was deleted"), "{refused:?}");
+    let dry = delete(&["--dry-run"]).ok();
+    assert!(dry.contains("would delete queue \"jobs.parked\": 1 message, 0 consumers"), "{dry}");
+
+    let client = place.client().await;
+    client.purge_queue("jobs.parked").await.unwrap();
+    let objects = delete(&["--dry-run", "--json"]).json();
+    assert_eq!(objects.len(), 15, "{objects:?}");
+    let deleted = delete(&[]).ok();
+    for object in ["queue \"jobs\"", "queue \"jobs.wait.5m\"", "exchange \"jobs.return\""] {
+        assert!(deleted.contains(&format!("deleted {object}\n")), "{deleted}");
+    }
+    assert!(deleted.ends_with("15 objects deleted\n"), "{deleted}");
+    assert!(client.inspect_queue("jobs").await.is_err());
+    assert_eq!(delete(&[]).ok(), "nothing belongs to queue \"jobs\" on this broker\n");
+    client.close().await;
+}

@@ -5,11 +5,14 @@
 
 pub mod books;
 pub mod client;
+pub mod deployments;
 pub mod drops;
 pub mod kills;
 pub mod plan;
+pub mod removal;
 pub mod scene;
 pub mod services;
+pub mod sharing;
 
 use leveret::amqp::{Connection, Error, Options};
 use leveret_testkit::peer::Peer;
