@@ -15,6 +15,7 @@ mod client {
     mod hostile;
     mod inbox;
     mod mishaps;
+    mod on_the_wire;
     mod parking;
     mod parking_counts;
     mod parking_cuts;
@@ -23,20 +24,28 @@ mod client {
     mod publishing;
     mod recovery;
     mod relay;
+    mod removal;
     mod requeue;
     mod retry;
     mod rpc;
     mod runtimes;
+    mod sharing;
     mod spans;
     mod suspects;
     mod telemetry;
     mod topology;
 }
 
+#[path = "support/deployments.rs"]
+mod deployments;
 #[path = "support/drops.rs"]
 mod drops;
+#[path = "support/removal.rs"]
+mod removal;
 #[path = "support/services.rs"]
 mod services;
+#[path = "support/sharing.rs"]
+mod sharing;
 
 use std::net::SocketAddr;
 use std::time::Duration;
