@@ -66,6 +66,7 @@ pub use delivery::{Delivery, Refused};
 pub(crate) use delivery::{Letter, Parts, Settles, Source};
 pub use error::{Error, ErrorKind};
 pub(crate) use handshake::deadline_in;
+pub(crate) use error::{close_reason, next_cause};
 pub use limits::Limits;
 pub use options::{Auth, Options, Password, Tls};
 pub(crate) use publish::Prepared;

@@ -12,6 +12,9 @@ use crate::topology::Conflict;
 /// Why something failed: what was attempted, on what, and what the broker said.
 ///
 /// It clones cheaply: what ends many calls tells each of them why. Programs branch on [`Error::kind`].
+///
+/// Its text includes that of its cause, so [`source`](StdError::source) goes on with what the text does not say yet, as it does
+/// for [`std::io::Error`]; [`get_ref`](Self::get_ref) is the cause itself.
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
 
@@ -208,6 +211,11 @@ fn kind_of(error: &amqp::Error) -> ErrorKind {
         Amqp::Timeout => ErrorKind::TimedOut,
         Amqp::ConnectionLost | Amqp::HeartbeatLost | Amqp::Protocol => ErrorKind::Lost,
         Amqp::ConnectionClosedHere | Amqp::ChannelClosedHere => ErrorKind::Lost,
+    /// The error behind this one, if there is one: of the connection, of a format, of the application.
+    pub fn get_ref(&self) -> Option<&(dyn StdError + Send + Sync + 'static)> {
+        self.0.source.as_deref()
+    }
+
         Amqp::ConsumerCancelled | Amqp::ConsumerTooSlow => ErrorKind::Lost,
         Amqp::InvalidArgument => ErrorKind::Invalid,
         Amqp::Stale => ErrorKind::Stale,
@@ -236,7 +244,7 @@ impl fmt::Debug for Error {
 
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.0.source.as_deref().map(|source| source as &(dyn StdError + 'static))
+        amqp::next_cause(&self.to_string(), self.0.source.as_deref()?)
     }
 }
 

@@ -9,6 +9,7 @@ mod client {
     mod cuts;
     mod delay;
     mod delay_defaults;
+    mod errors;
     mod events;
     mod handling;
     mod health;

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 /// An error of the outbox, the inbox, or their database.
 ///
-/// [`kind`](Self::kind) is what to branch on; the text tells a person what was attempted, and why it failed.
+/// [`kind`](Self::kind) is what to branch on; the text tells a person what was attempted, and why it failed. It includes the
+/// text of its cause, so [`source`](StdError::source) goes on with what is not said yet; the cause itself is
+/// [`leveret`](Self::leveret) or [`sql`](Self::sql).
 pub struct Error(Box<Inner>);
 
 struct Inner {
@@ -91,6 +93,11 @@ impl fmt::Debug for Error {
 
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.0.source.as_deref().map(|source| source as &(dyn StdError + 'static))
+        let text = self.to_string();
+        let mut cause = self.0.source.as_deref().map(|cause| cause as &(dyn StdError + 'static));
+        while let Some(said) = cause.filter(|cause| text.contains(&cause.to_string())) {
+            cause = said.source();
+        }
+        cause
     }
 }

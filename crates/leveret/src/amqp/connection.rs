@@ -289,6 +289,12 @@ impl Connection {
 
     /// Who is connected, unless only the certificate says so.
     pub fn user(&self) -> Option<&str> {
+        let named = |error: Error| error.within(format!("cannot connect to {options}"));
+        Connection::dial(options).await.map_err(named)
+    }
+
+    /// The same, with an error that does not name the broker.
+    pub(crate) async fn dial(options: &Options) -> Result<Connection, Error> {
         self.core().agreed.user.as_deref()
     }
 

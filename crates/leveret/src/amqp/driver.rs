@@ -1,6 +1,5 @@
 //! What moves the bytes of a connection: one task with a reading and a writing half.
 
-use std::error::Error as _;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -100,7 +99,7 @@ fn no_agreement(core: &Core) -> Error {
 
 /// With which code the broker's mistake is answered.
 fn deserved_code(error: &Error) -> ReplyCode {
-    let malformed = error.source().and_then(|source| source.downcast_ref::<DecodeError>());
+    let malformed = error.get_ref().and_then(|cause| cause.downcast_ref::<DecodeError>());
     malformed.map_or(ReplyCode::COMMAND_INVALID, DecodeError::reply_code)
 }
 

@@ -9,6 +9,9 @@ use leveret_wire::{DecodeError, EncodeError, InvalidValue, Method, ReplyCode};
 
 /// Why something on a connection failed.
 ///
+/// Its text includes that of its cause, so [`source`](StdError::source) goes on with what the text does not say yet, as it does
+/// for [`std::io::Error`]; [`get_ref`](Self::get_ref) is the cause itself.
+///
 /// It clones cheaply, because one cause often ends many calls: a closed connection fails everything that
 /// waits on it, and every one of them is told why.
 #[derive(Clone)]
@@ -94,6 +97,16 @@ impl Error {
     }
 
     /// The broker's code, if it closed the channel or connection with one.
+    /// The same, with what was attempted before it.
+    pub(crate) fn within(self, what: impl Into<String>) -> Self {
+        Error::caused(self.kind(), what, self)
+    }
+
+    /// The error behind this one, if there is one: of the system, of TLS, of the codec.
+    pub fn get_ref(&self) -> Option<&(dyn StdError + Send + Sync + 'static)> {
+        self.0.source.as_deref()
+    }
+
     pub fn reply_code(&self) -> Option<ReplyCode> {
         match self.0.kind {
             ErrorKind::ConnectionClosed(code) | ErrorKind::ChannelClosed(code) => Some(code),
@@ -124,6 +137,18 @@ pub(crate) fn close_reason(code: ReplyCode, text: &str, class: u16, method: u16)
 }
 
 impl fmt::Display for Error {
+/// The first of these causes that a text does not include.
+pub(crate) fn next_cause<'e>(
+    text: &str,
+    cause: &'e (dyn StdError + 'static),
+) -> Option<&'e (dyn StdError + 'static)> {
+    let mut next = Some(cause);
+    while let Some(said) = next.filter(|cause| text.contains(&cause.to_string())) {
+        next = said.source();
+    }
+    next
+}
+
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.text)?;
         match &self.0.source {
@@ -141,7 +166,7 @@ impl fmt::Debug for Error {
 
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.0.source.as_deref().map(|source| source as &(dyn StdError + 'static))
+        next_cause(&self.to_string(), self.0.source.as_deref()?)
     }
 }
 

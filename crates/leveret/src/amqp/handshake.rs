@@ -84,15 +84,12 @@ impl<'o> Deadline<'o> {
     ) -> Result<T, Error> {
         match timeout_at(self.end, step).await {
             Ok(result) => result,
-            Err(_) => {
-                let what = format!("connecting to {}: {what}", self.options);
-                Err(Error::timeout(what, self.options.connection_timeout))
-            }
+            Err(_) => Err(Error::timeout(what, self.options.connection_timeout)),
         }
     }
 }
 
-/// Connects to the first address of the host that answers, and shakes hands.
+/// Connects to the first address of the host that answers, and shakes hands. Errors do not name the broker: callers do.
 pub(super) async fn dial(options: &Options) -> Result<Connection, Error> {
     if options.memory {
         return open_in_memory(options).await;
@@ -127,19 +124,14 @@ async fn open_in_memory(options: &Options) -> Result<Connection, Error> {
 }
 
 #[cfg(not(feature = "embedded"))]
-async fn open_in_memory(options: &Options) -> Result<Connection, Error> {
-    let text = format!(
-        "cannot connect to {options}: this program was built without the embedded broker; turn on the cargo feature \
-         `embedded` of leveret"
-    );
+async fn open_in_memory(_: &Options) -> Result<Connection, Error> {
+    let text = "this program was built without the embedded broker; turn on the cargo feature `embedded` of leveret";
     Err(Error::new(ErrorKind::Dial, text))
 }
 
 #[cfg(not(feature = "tls"))]
-async fn dial_tls(options: &Options, _: &Tls, _: &Deadline<'_>) -> Result<Connection, Error> {
-    let text = format!(
-        "cannot connect to {options}: this program was built without TLS; turn on the cargo feature `tls` of leveret"
-    );
+async fn dial_tls(_: &Options, _: &Tls, _: &Deadline<'_>) -> Result<Connection, Error> {
+    let text = "this program was built without TLS; turn on the cargo feature `tls` of leveret";
     Err(Error::new(ErrorKind::Tls, text))
 }
 
@@ -162,7 +154,7 @@ async fn connect(options: &Options, end: Instant) -> Result<TcpStream, Error> {
             io::ErrorKind::TimedOut => ErrorKind::Timeout,
             _ => ErrorKind::Dial,
         };
-        Error::caused(kind, format!("cannot connect to {options}"), error)
+        Error::caused(kind, "dialling failed", error)
     };
     let addresses: Vec<_> = lookup_host(options.address()).await.map_err(refused)?.collect();
     let stream = connect_to_any(&addresses, end).await.map_err(refused)?;
@@ -212,7 +204,7 @@ where
     let tune = match answer.map_err(|error| hung_up(error, &start.server_properties))? {
         Method::ConnectionTune(tune) => tune,
         Method::ConnectionClose(close) => {
-            return Err(refused(close, ErrorKind::Authentication, options));
+            return Err(refused(close, ErrorKind::Authentication));
         }
         Method::ConnectionSecure(_) => {
             let text =
@@ -231,7 +223,7 @@ where
     match deadline.step("waiting for connection.open-ok", line.next()).await? {
         Method::ConnectionOpenOk(_) => {}
         Method::ConnectionClose(close) => {
-            return Err(refused(close, ErrorKind::VirtualHost, options));
+            return Err(refused(close, ErrorKind::VirtualHost));
         }
         other => return Err(unexpected(&other, "connection.open-ok")),
     }
@@ -386,7 +378,7 @@ fn whole_seconds(interval: Duration) -> u16 {
     u16::try_from(seconds).unwrap_or(u16::MAX)
 }
 
-fn refused(close: connection::Close<'_>, kind: ErrorKind, options: &Options) -> Error {
+fn refused(close: connection::Close<'_>, kind: ErrorKind) -> Error {
     let reason = close_reason(
         close.reply_code,
         &close.reply_text.to_str_lossy(),
@@ -397,7 +389,7 @@ fn refused(close: connection::Close<'_>, kind: ErrorKind, options: &Options) -> 
         ReplyCode::ACCESS_REFUSED | ReplyCode::NOT_ALLOWED | ReplyCode::INVALID_PATH => kind,
         code => ErrorKind::ConnectionClosed(code),
     };
-    Error::new(kind, format!("{options} refused the connection: {reason}"))
+    Error::new(kind, format!("the broker refused the connection: {reason}"))
 }
 
 fn unexpected(method: &Method<'_>, expected: &str) -> Error {

@@ -33,12 +33,12 @@ impl Endpoint {
         }
     }
 
-    /// Connects once, under this name.
+    /// Connects once, under this name. The error does not name the endpoint.
     pub(crate) async fn connect(&self, name: &str) -> Result<Connection, amqp::Error> {
         let mut options = self.options().clone();
         options.connection_name.get_or_insert_with(|| name.to_owned());
         match self {
-            Endpoint::At(_) => Connection::open(&options).await,
+            Endpoint::At(_) => Connection::dial(&options).await,
             #[cfg(feature = "embedded")]
             Endpoint::Embedded(broker, _) => {
                 Connection::open_over(broker.connect(), &options).await

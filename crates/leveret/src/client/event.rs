@@ -135,7 +135,7 @@ impl fmt::Display for ClientEvent {
                 write!(f, "{connection} is connected again, to {endpoint}")
             }
             ClientEvent::ConnectFailed { connection, error } => {
-                write!(f, "{connection} cannot connect: {error}")
+                write!(f, "{connection}: {error}")
             }
             ClientEvent::Lost { connection, error } => write!(f, "{connection} was lost: {error}"),
             ClientEvent::Blocked { connection, reason } => {

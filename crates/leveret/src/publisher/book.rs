@@ -515,7 +515,7 @@ fn failure(routing_key: &str, outcome: Outcome) -> Error {
                 "" => "the default exchange".to_owned(),
                 exchange => format!("exchange {exchange:?}"),
             };
-            let why = format!("{}: {}", returned.reply_code, returned.reply_text);
+            let why = amqp::close_reason(returned.reply_code, &returned.reply_text, 0, 0);
             Error::unroutable(format!("{key} reached no queue from {to} ({why})"), returned)
         }
         Outcome::Lost(error) => lost(routing_key, error),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::failure::{Classified, Verdict};
 use crate::consumer::BoxError;
+use crate::error::Error;
 
 /// What an error means for its message: a [`Verdict`], and the word by which parked messages are grouped. See
 /// [`ConsumerBuilder::classify`](crate::ConsumerBuilder::classify).
@@ -63,8 +64,19 @@ impl Classifiers {
 
     /// The first classification of an error of the chain, from the outermost error on.
     fn find(&self, error: &(dyn StdError + 'static)) -> Option<Classification> {
-        std::iter::successors(Some(error), |&error| error.source())
+        std::iter::successors(Some(error), |&error| cause_of(error))
             .find_map(|error| self.0.iter().find_map(|classify| classify(error)))
+    }
+}
+
+/// The error right behind one, also where `source()` passes it over because the text includes it.
+fn cause_of<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e (dyn StdError + 'static)> {
+    if let Some(error) = error.downcast_ref::<Classified>() {
+        return Some(error.cause());
+    }
+    match error.downcast_ref::<Error>() {
+        Some(error) => error.get_ref().map(|cause| cause as _),
+        None => error.source(),
     }
 }
 

@@ -5,6 +5,7 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::time::Duration;
 
+use crate::amqp::next_cause;
 use crate::consumer::BoxError;
 use crate::error::{Error, ErrorKind};
 
@@ -135,6 +136,11 @@ impl Classified {
         Classified { verdict: Some(verdict), kind, error }
     }
 
+    /// The error that is classified.
+    pub(super) fn cause(&self) -> &(dyn StdError + 'static) {
+        &*self.error
+    }
+
     /// Whether the verdict was chosen, and does not follow from the error alone.
     pub(super) fn is_explicit(&self) -> bool {
         self.verdict.is_some()
@@ -160,7 +166,7 @@ impl fmt::Display for Classified {
 
 impl StdError for Classified {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        Some(&*self.error)
+        self.error.source()
     }
 }
 
@@ -204,12 +210,9 @@ impl Diagnosis {
 fn chain(error: &(dyn StdError + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
+    while let Some(cause) = source.and_then(|source| next_cause(&text, source)) {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
         source = cause.source();
     }
     text

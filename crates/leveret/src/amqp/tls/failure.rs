@@ -11,10 +11,7 @@ use crate::amqp::options::Options;
 pub(super) fn of_handshake(error: io::Error, options: &Options) -> Error {
     let Some(cause) = rustls_error(&error) else {
         // Nobody's refusal, so it may go well the next time.
-        let text = format!(
-            "the connection to {options} broke during the TLS handshake; if that happens every time, the port may not \
-             speak TLS"
-        );
+        let text = "the connection broke during the TLS handshake; if that happens every time, the port may not speak TLS";
         return Error::caused(ErrorKind::ConnectionLost, text, error);
     };
     let text = match cause {
@@ -35,7 +32,7 @@ pub(super) fn of_handshake(error: io::Error, options: &Options) -> Error {
         }
         _ => "the TLS handshake failed".to_owned(),
     };
-    Error::caused(ErrorKind::Tls, format!("cannot connect to {options}: {text}"), cause.clone())
+    Error::caused(ErrorKind::Tls, text, cause.clone())
 }
 
 /// The server's refusal, if that is why reading failed. In TLS 1.3 the client is done before the server has looked at
