@@ -34,6 +34,9 @@ use pools::Pools;
 use reload::Reloaded;
 use running::{Context, Definition, Ended, MissingQueue, Prepared, Tasks};
 
+/// A service that starts together with its broker waits for it for so long.
+const CONNECT_WITHIN: Duration = Duration::from_secs(60);
+
 /// Runs a service from a TOML or YAML file: for each queue a command or an HTTP endpoint that handles its messages.
 ///
 /// A command gets the message on its standard input, and what is known of it in variables as LEVERET_ROUTING_KEY. Its exit status
@@ -155,7 +158,7 @@ impl Arguments {
             urls.push("amqp://localhost".to_owned());
         }
         let limits =
-            ConnectLimits { max_retries: self.connect_max_retries, ..ConnectLimits::default() };
+            ConnectLimits { max_retries: self.connect_max_retries, within: CONNECT_WITHIN };
         let builder = Client::builder().endpoint(urls)?.name(&file.name).connect_limits(limits);
         Ok(builder.max_subscriptions(self.max_connection_subscriptions).connect().await?)
     }

@@ -118,6 +118,20 @@ impl Error {
         Error::with(kind_of(&source), text, Detail::Blocked(reason), Some(source.into()))
     }
 
+    /// A call or a publish waits for a broker that has fallen silent.
+    pub(crate) fn unanswered(endpoint: &str) -> Self {
+        Error::new(ErrorKind::TimedOut, format!("{endpoint} does not answer, and was asked to"))
+    }
+
+    /// The last of so many attempts failed with this error.
+    pub(crate) fn after_attempts(self, attempts: u32, elapsed: Duration) -> Self {
+        if attempts == 1 {
+            return self;
+        }
+        let text = format!("gave up after {attempts} attempts in {:.0?}", elapsed);
+        Error::caused(self.kind(), text, self)
+    }
+
     pub(crate) fn closed(what: impl fmt::Display) -> Self {
         Error::new(ErrorKind::Closed, format!("{what} was closed"))
     }
@@ -197,9 +211,15 @@ impl Error {
         self.amqp()?.reply_code()
     }
 
+    /// The error behind this one, if there is one: of the connection, of a format, of the application.
+    pub fn get_ref(&self) -> Option<&(dyn StdError + Send + Sync + 'static)> {
+        self.0.source.as_deref()
+    }
+
     /// The error of the connection behind this one, if there is one.
     pub(crate) fn amqp(&self) -> Option<&amqp::Error> {
-        self.0.source.as_deref()?.downcast_ref()
+        let source = self.0.source.as_deref()?;
+        source.downcast_ref().or_else(|| source.downcast_ref::<Error>()?.amqp())
     }
 }
 
@@ -211,11 +231,6 @@ fn kind_of(error: &amqp::Error) -> ErrorKind {
         Amqp::Timeout => ErrorKind::TimedOut,
         Amqp::ConnectionLost | Amqp::HeartbeatLost | Amqp::Protocol => ErrorKind::Lost,
         Amqp::ConnectionClosedHere | Amqp::ChannelClosedHere => ErrorKind::Lost,
-    /// The error behind this one, if there is one: of the connection, of a format, of the application.
-    pub fn get_ref(&self) -> Option<&(dyn StdError + Send + Sync + 'static)> {
-        self.0.source.as_deref()
-    }
-
         Amqp::ConsumerCancelled | Amqp::ConsumerTooSlow => ErrorKind::Lost,
         Amqp::InvalidArgument => ErrorKind::Invalid,
         Amqp::Stale => ErrorKind::Stale,

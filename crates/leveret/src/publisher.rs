@@ -590,6 +590,9 @@ impl Shared {
     }
 }
 
+/// A publisher whose oldest message has waited for longer than this for its confirm is not healthy.
+const UNCONFIRMED_FOR: Duration = Duration::from_secs(10);
+
 impl Shared {
     pub(crate) fn health(&self) -> PublisherHealth {
         let blocked = self.line.blocked();
@@ -598,10 +601,18 @@ impl Shared {
             Phase::Interrupted { since } => (Some(*since), None),
             Phase::Ended(error) => (None, Some(error.clone())),
         };
+        let (unconfirmed, oldest) = {
+            let book = &mut lock(&self.desk).book;
+            (book.unanswered(), book.oldest_wait())
+        };
+        let waited = keeper::tick(&self.settings) * oldest;
+        let is_late = waited > UNCONFIRMED_FOR;
+        let late_since = Instant::now().checked_sub(waited).filter(|_| is_late);
+        let blocked_since = blocked.as_ref().map(|blocked| blocked.since);
         PublisherHealth {
             exchange: self.settings.exchange.clone(),
-            unconfirmed: lock(&self.desk).book.unanswered(),
-            held_back_since: interrupted.or(blocked.as_ref().map(|blocked| blocked.since)),
+            unconfirmed,
+            held_back_since: interrupted.or(blocked_since).or(late_since),
             blocked: blocked.map(|blocked| blocked.reason),
             error,
         }

@@ -11,6 +11,7 @@ mod client {
     mod delay_defaults;
     mod errors;
     mod events;
+    mod failover;
     mod handling;
     mod health;
     mod hostile;

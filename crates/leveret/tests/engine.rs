@@ -7,6 +7,7 @@ mod engine {
     mod consuming;
     mod ends;
     mod frames;
+    mod liveness;
     mod publishing;
     mod turns;
 }

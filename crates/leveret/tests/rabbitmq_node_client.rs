@@ -7,6 +7,7 @@ mod rabbitmq_node_client {
     mod channels;
     mod delay;
     mod events;
+    mod failover;
     mod health;
     mod nodes;
     mod parking;

@@ -155,6 +155,11 @@ impl Calls {
         Ok(receiver)
     }
 
+    /// Whether a reply is outstanding.
+    pub(super) fn is_waiting(&self) -> bool {
+        !lock(&self.0).waiting.is_empty()
+    }
+
     /// A reply came. Gives back the consumer that begins if it was for a `basic.consume`.
     pub(super) fn reply(&self, mut reply: Reply) -> Result<Option<Begun>, Error> {
         let (call, closed) = {

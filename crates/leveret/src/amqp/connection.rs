@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -34,6 +34,10 @@ pub(super) struct Core {
     /// Calls on channel 0.
     pub(super) calls: Calls,
     blocked: watch::Sender<Option<String>>,
+    /// A call or a publish waits for a broker that has fallen silent.
+    unanswered: AtomicBool,
+    /// The broker is to be asked whether it is there, although nothing waits for it here.
+    suspected: AtomicBool,
     consumer_tags: AtomicU64,
     /// Why the connection ended, once its driver is done.
     ended: watch::Sender<Option<Error>>,
@@ -79,6 +83,8 @@ impl Core {
             channels: Mutex::default(),
             calls: Calls::default(),
             blocked: watch::Sender::new(None),
+            unanswered: AtomicBool::new(false),
+            suspected: AtomicBool::new(false),
             consumer_tags: AtomicU64::new(1),
             ended: watch::Sender::new(None),
         }
@@ -187,6 +193,46 @@ impl Core {
         self.blocked.send_replace(reason);
     }
 
+    /// Whether the broker owes an answer. While it blocks the connection it owes none: it may not read from it.
+    pub(super) fn is_awaited(&self) -> bool {
+        if self.blocked.borrow().is_some() {
+            return false;
+        }
+        self.is_suspected()
+            || self.calls.is_waiting()
+            || self.sender.has_backlog()
+            || self.open_channels().iter().any(|channel| channel.is_waiting())
+    }
+
+    fn open_channels(&self) -> Vec<Arc<ChannelState>> {
+        let registry = lock(&self.channels);
+        let channels = registry.channels.iter().flatten();
+        channels.filter(|channel| channel.closed.get().is_none()).cloned().collect()
+    }
+
+    /// Asks the broker whether it is there, by what changes nothing. The answer concerns only the reader.
+    pub(super) fn ask(&self) {
+        let channels = self.open_channels();
+        let waiting = channels.iter().find(|channel| channel.is_waiting());
+        let Some(channel) = waiting.or(channels.first()) else { return };
+        let flow = channel::Flow { active: true };
+        let encode = |outbound: &mut Outbound, max| Ok(outbound.method(channel.id, &flow, max)?);
+        let send = || channel.send(&self.sender, encode);
+        drop(channel.calls.begin(channel::Flow::NAME, Subject::None, send));
+    }
+
+    pub(super) fn set_unanswered(&self, unanswered: bool) {
+        self.unanswered.store(unanswered, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_suspected(&self) -> bool {
+        self.suspected.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_suspected(&self, suspected: bool) {
+        self.suspected.store(suspected, Ordering::Relaxed);
+    }
+
     /// Asks the broker for the end of the connection; nothing else is sent after that.
     pub(super) fn begin_close(&self, error: Error, reply_code: ReplyCode, text: &str) {
         let reply_text = ShortStr::truncated(text);
@@ -243,6 +289,12 @@ pub struct Connection {
 impl Connection {
     /// Connects, and shakes hands.
     pub async fn open(options: &Options) -> Result<Connection, Error> {
+        let named = |error: Error| error.within(format!("cannot connect to {options}"));
+        Connection::dial(options).await.map_err(named)
+    }
+
+    /// The same, with an error that does not name the broker.
+    pub(crate) async fn dial(options: &Options) -> Result<Connection, Error> {
         handshake::dial(options).await
     }
 
@@ -271,6 +323,11 @@ impl Connection {
         Connection { guard: Arc::new(Guard { core }) }
     }
 
+    /// Another handle to a connection that something else holds open.
+    pub(super) fn over(guard: Arc<Guard>) -> Self {
+        Connection { guard }
+    }
+
     fn core(&self) -> &Arc<Core> {
         &self.guard.core
     }
@@ -289,12 +346,6 @@ impl Connection {
 
     /// Who is connected, unless only the certificate says so.
     pub fn user(&self) -> Option<&str> {
-        let named = |error: Error| error.within(format!("cannot connect to {options}"));
-        Connection::dial(options).await.map_err(named)
-    }
-
-    /// The same, with an error that does not name the broker.
-    pub(crate) async fn dial(options: &Options) -> Result<Connection, Error> {
         self.core().agreed.user.as_deref()
     }
 
@@ -354,6 +405,16 @@ impl Connection {
     /// Whether any channel is open on it.
     pub(crate) fn has_channels(&self) -> bool {
         lock(&self.core().channels).channels.iter().any(Option::is_some)
+    }
+
+    /// Whether something waits for a broker that has fallen silent, for longer than a healthy one takes.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        self.core().unanswered.load(Ordering::Relaxed)
+    }
+
+    /// Another connection to the same broker is dead: the reader asks whether this one is.
+    pub(crate) fn suspect(&self) {
+        self.core().set_suspected(true);
     }
 
     /// Waits until the connection has ended, and says why.

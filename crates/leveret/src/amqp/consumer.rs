@@ -11,6 +11,7 @@ use leveret_wire::ShortStr;
 use tokio::sync::Notify;
 
 use super::channel::Channel;
+use super::connection::Connection;
 use super::delivery::{Delivery, Letter, Parts, Settles};
 use super::error::Error;
 use super::link::Link;
@@ -43,6 +44,9 @@ struct State {
     waiting: VecDeque<Letter>,
     /// The bodies of those that wait.
     bytes: usize,
+    /// How many deliveries came, and the tag of the last one.
+    delivered: u64,
+    last_tag: u64,
     waker: Option<Waker>,
     end: Option<End>,
     /// The broker has agreed to deliver.
@@ -116,6 +120,8 @@ impl ConsumerQueue {
             return Some(delivery);
         }
         state.bytes += delivery.body.len();
+        state.delivered += 1;
+        state.last_tag = delivery.method.tag;
         state.waiting.push_back(delivery);
         None
     }
@@ -174,9 +180,29 @@ impl Pulse {
         self.queue.upgrade().is_some_and(|queue| queue.is_alive())
     }
 
+    /// How many deliveries have come for it.
+    pub(crate) fn delivered(&self) -> u64 {
+        self.queue.upgrade().map_or(0, |queue| lock(&queue.state).delivered)
+    }
+
+    /// Whether all its deliveries are settled, so that the broker owes it the next message of the queue.
+    pub(crate) fn is_idle(&self) -> bool {
+        let (Some(queue), Some(link)) = (self.queue.upgrade(), self.link.upgrade()) else {
+            return false;
+        };
+        let last = lock(&queue.state).last_tag;
+        lock(&link.channel.settled).lowest() > last
+    }
+
     /// Its channel, to ask the broker something on. None if the consumer is gone.
     pub(crate) fn channel(&self) -> Option<Channel> {
         self.link.upgrade().map(Channel::over)
+    }
+
+    /// The connection of its channel.
+    pub(crate) fn connection(&self) -> Option<Connection> {
+        let guard = Arc::clone(&self.link.upgrade()?.connection);
+        Some(Connection::over(guard))
     }
 
     /// Somebody knows that the broker no longer delivers to it. It is asked not to, all the same.

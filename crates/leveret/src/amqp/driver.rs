@@ -12,8 +12,8 @@ use tokio::time::timeout;
 use super::connection::Core;
 use super::error::{Error, ErrorKind};
 use super::handshake::Reader;
+use super::idle::IdleTimer;
 use super::inlet::Inlet;
-use super::silence::Silence;
 
 /// How long the last frames, a close among them, may take on their way out, and the broker's reason on its way in when
 /// writing has failed.
@@ -107,11 +107,11 @@ fn deserved_code(error: &Error) -> ReplyCode {
 async fn write(core: &Core, writer: &mut (impl AsyncWrite + Unpin)) -> Result<(), Error> {
     let lost = |error| Error::caused(ErrorKind::ConnectionLost, "the connection broke", error);
     let mut buffer = Outbound::new();
-    // Noticed after half an interval at the latest; with long ticks, so that a runtime that is held up delays it little.
-    let mut silence = Silence::of(core.agreed.heartbeat / 4, 1);
+    // A heartbeat goes out after half an interval at the latest.
+    let mut idle = IdleTimer::new(core.agreed.heartbeat / 4);
     let mut last = None;
     loop {
-        let more = match silence.until(core.sender.take(&mut buffer, last)).await {
+        let more = match idle.within_a_tick(core.sender.take(&mut buffer, last)).await {
             Some(more) => more,
             None => {
                 buffer.heartbeat();

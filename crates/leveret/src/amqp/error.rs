@@ -42,7 +42,8 @@ pub enum ErrorKind {
     Protocol,
     /// The connection broke: reset, end of stream.
     ConnectionLost,
-    /// Nothing was heard from the broker for two heartbeat intervals.
+    /// The broker has fallen silent: nothing was heard from it for two heartbeat intervals, or it left a question unanswered
+    /// for more than one.
     HeartbeatLost,
     /// The broker closed the connection, with this code.
     ConnectionClosed(ReplyCode),
@@ -96,7 +97,6 @@ impl Error {
         self.0.kind
     }
 
-    /// The broker's code, if it closed the channel or connection with one.
     /// The same, with what was attempted before it.
     pub(crate) fn within(self, what: impl Into<String>) -> Self {
         Error::caused(self.kind(), what, self)
@@ -107,6 +107,7 @@ impl Error {
         self.0.source.as_deref()
     }
 
+    /// The broker's code, if it closed the channel or connection with one.
     pub fn reply_code(&self) -> Option<ReplyCode> {
         match self.0.kind {
             ErrorKind::ConnectionClosed(code) | ErrorKind::ChannelClosed(code) => Some(code),
@@ -136,7 +137,6 @@ pub(crate) fn close_reason(code: ReplyCode, text: &str, class: u16, method: u16)
     if text.is_empty() { format!("{code}{blame}") } else { format!("{code}{blame}: {text}") }
 }
 
-impl fmt::Display for Error {
 /// The first of these causes that a text does not include.
 pub(crate) fn next_cause<'e>(
     text: &str,
@@ -149,6 +149,7 @@ pub(crate) fn next_cause<'e>(
     next
 }
 
+impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.text)?;
         match &self.0.source {

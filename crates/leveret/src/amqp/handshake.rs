@@ -20,6 +20,10 @@ use super::options::{Auth, Options, Tls};
 #[cfg(feature = "tls")]
 use super::tls;
 
+/// The longest heartbeat interval in seconds that is agreed on unless another one is asked for. RabbitMQ proposes 60; its
+/// documentation recommends 5 to 20, so that a dead peer is noticed in time.
+const DEFAULT_HEARTBEAT: u16 = 10;
+
 /// What the two sides agreed on.
 #[derive(Clone, Debug)]
 pub(super) struct Agreed {
@@ -356,7 +360,7 @@ fn agree(
         if a == N::default() || b == N::default() { a.max(b) } else { a.min(b) }
     }
     let heartbeat = match options.heartbeat.map(whole_seconds) {
-        None => tune.heartbeat,
+        None => tune.heartbeat.min(DEFAULT_HEARTBEAT),
         Some(0) => 0,
         Some(seconds) => lower(seconds, tune.heartbeat),
     };

@@ -27,8 +27,8 @@ use super::error::{Error, ErrorKind, close_reason};
 use super::handshake::Reader;
 use super::handshake::deadline_in;
 use super::link::{ChannelState, Pause};
+use super::liveness::Liveness;
 use super::lock;
-use super::silence::Silence;
 
 /// How much is read before consumers get a chance to take it. If reading ran on for as long as there is something to read,
 /// large messages would pile up, in memory that is new for each of them and costs a page fault every 4 KiB.
@@ -44,7 +44,7 @@ pub(super) struct Inlet<R> {
     core: Arc<Core>,
     reader: Reader<R>,
     /// Of the broker.
-    silence: Silence,
+    liveness: Liveness,
     /// Channel `n` at `n - 1`.
     channels: Vec<Slot>,
     /// Whom to wake when all frames of a read are sorted.
@@ -123,12 +123,11 @@ enum Carrier {
 
 impl<R: AsyncRead + Unpin> Inlet<R> {
     pub(super) fn new(core: Arc<Core>, reader: Reader<R>) -> Self {
-        // Two intervals, as the specification has it: one for the broker's, one for the network's delay.
-        let silence = Silence::of(core.agreed.heartbeat * 2, 4);
+        let liveness = Liveness::new(core.agreed.heartbeat);
         Inlet {
             core,
             reader,
-            silence,
+            liveness,
             channels: Vec::new(),
             consumers: Vec::new(),
             publishers: Vec::new(),
@@ -169,18 +168,14 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
         }
         let read = match at_once {
             Poll::Ready(read) => read,
-            Poll::Pending => self.silence.until(read).await.ok_or_else(|| {
-                let heartbeat = self.core.agreed.heartbeat;
-                let text = format!("nothing was heard from the broker for {:?}", heartbeat * 2);
-                Error::new(ErrorKind::HeartbeatLost, text)
-            })?,
+            Poll::Pending => self.liveness.within(&self.core, read).await?,
         };
         match read {
             Ok(0) => {
                 Err(Error::new(ErrorKind::ConnectionLost, "the broker hung up without a word"))
             }
             Ok(read) => {
-                self.silence.broken();
+                self.liveness.heard(&self.core);
                 if !self.reading {
                     // Who had to wait has let others run.
                     (self.ahead, self.in_a_row) = (0, 0);

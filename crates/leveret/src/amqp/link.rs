@@ -95,6 +95,11 @@ impl ChannelState {
         }
     }
 
+    /// Whether a call or a publish on it has no answer yet.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.calls.is_waiting() || lock(&self.confirms.ledger).is_waiting()
+    }
+
     /// Waits until nothing more can be sent, and says why.
     pub(super) async fn ended(&self) -> Error {
         loop {

@@ -51,8 +51,10 @@ pub struct Options {
     pub auth_alternatives: Vec<Auth>,
     /// Whether and how to encrypt; `None`, the default, is plain TCP.
     pub tls: Option<Tls>,
-    /// How long a silent connection is trusted. `None`, the default, takes what the server proposes;
-    /// zero asks for no heartbeats. Whole seconds, at most 65535.
+    /// The heartbeat interval to ask for: a broker from which nothing comes for two intervals is dead, and one that
+    /// a call or publish waits for is after one interval and two seconds. `None`, the default, is ten seconds, or what
+    /// the server proposes if that is shorter or none. Zero asks for no heartbeats: then silence is not noticed. The
+    /// shorter of the two sides' intervals holds. Whole seconds, at most 65535.
     pub heartbeat: Option<Duration>,
     /// How long connecting may take as a whole: dialling, TLS and the handshake.
     ///

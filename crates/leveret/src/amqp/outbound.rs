@@ -258,6 +258,11 @@ impl Sender {
         self.room.notify_waiters();
     }
 
+    /// Whether frames wait for the writer.
+    pub(super) fn has_backlog(&self) -> bool {
+        lock(&self.state).outbound.has_remaining()
+    }
+
     /// Whether anything more is taken.
     pub(super) fn is_open(&self) -> bool {
         lock(&self.state).closed.is_none()

@@ -35,13 +35,14 @@ pub(crate) struct Options {
 pub struct ConnectLimits {
     /// How many times it tries again. 25 by default.
     pub max_retries: u32,
-    /// How long it goes on trying. A minute by default.
+    /// How long it goes on trying, the last attempt excluded. 15 seconds by default: enough for a broker that starts
+    /// together with the program, and not much to wait for one that never will.
     pub within: Duration,
 }
 
 impl Default for ConnectLimits {
     fn default() -> Self {
-        ConnectLimits { max_retries: 25, within: Duration::from_secs(60) }
+        ConnectLimits { max_retries: 25, within: Duration::from_secs(15) }
     }
 }
 

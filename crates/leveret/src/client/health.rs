@@ -25,11 +25,11 @@ pub struct Health {
 }
 
 impl Health {
-    /// Whether all connections are up, none is blocked, all consumers get messages, no publisher is held back, and no pool
-    /// lacks a channel that it could not open. What callers were told last is not counted: they try again only when they call.
+    /// Whether all connections are up, with their whole topology, and none is blocked, all consumers get messages, no publisher is
+    /// held back, and no pool lacks a channel that it could not open. What callers were told last is not counted: they try again
+    /// only when they call.
     pub fn is_healthy(&self) -> bool {
-        let up = |connection: &ConnectionHealth| connection.is_up && connection.blocked.is_none();
-        self.connections.iter().all(up)
+        self.connections.iter().all(ConnectionHealth::is_ready)
             && self.consumers.iter().all(|consumer| consumer.is_live)
             && self.publishers.iter().all(PublisherHealth::is_ready)
             && self.pools.iter().all(|pool| pool.error.is_none())
@@ -61,21 +61,36 @@ fn text<S: Serializer>(error: &Option<Error>, serializer: S) -> Result<S::Ok, S:
     error.as_ref().map(ToString::to_string).serialize(serializer)
 }
 
+/// Objects with the errors that they have met.
+fn texts<S: Serializer>(failed: &[(String, Error)], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(failed.iter().map(|(object, error)| (object, error.to_string())))
+}
+
 /// One connection.
 #[derive(Clone, Debug, Serialize)]
 pub struct ConnectionHealth {
     /// Its name, as the broker's management pages show it.
     pub name: String,
-    /// Whether it is there, with its topology.
+    /// Whether it is there, and the broker answers.
     #[serde(rename = "up")]
     pub is_up: bool,
     /// The broker it is connected to.
     pub endpoint: Option<String>,
     /// Why the broker takes no publishes on it, while it does not.
     pub blocked: Option<String>,
+    /// Which objects of the topology could not be declared on it, and why. The client tries again.
+    #[serde(serialize_with = "texts")]
+    pub not_restored: Vec<(String, Error)>,
     /// Why it is not there.
     #[serde(serialize_with = "text")]
     pub error: Option<Error>,
+}
+
+impl ConnectionHealth {
+    /// Whether it is up, with its topology, and not blocked.
+    pub fn is_ready(&self) -> bool {
+        self.is_up && self.blocked.is_none() && self.not_restored.is_empty()
+    }
 }
 
 /// One consumer.
@@ -101,7 +116,8 @@ pub struct PublisherHealth {
     pub exchange: String,
     /// How many of its messages have no outcome yet.
     pub unconfirmed: usize,
-    /// Since when what is published waits: there is no channel, or the broker takes no publishes.
+    /// Since when what is published waits: there is no channel, the broker takes no publishes, or it has not confirmed the oldest
+    /// message for more than ten seconds.
     #[serde(rename = "held_back_seconds", serialize_with = "seconds_since")]
     pub held_back_since: Option<Instant>,
     /// Why the broker takes no publishes, while it does not.
@@ -154,11 +170,14 @@ pub(crate) fn of_line(line: &Line) -> ConnectionHealth {
         is_up: false,
         endpoint: None,
         blocked: None,
+        not_restored: line.not_restored(),
         error: None,
     };
     match line.state() {
         State::Up(up) => {
-            health.is_up = up.connection.is_usable();
+            let is_unanswered = up.connection.is_unanswered();
+            health.is_up = up.connection.is_usable() && !is_unanswered;
+            health.error = is_unanswered.then(|| Error::unanswered(&up.endpoint));
             health.endpoint = Some(up.endpoint.to_string());
             health.blocked = line.blocked().map(|blocked| blocked.reason);
         }

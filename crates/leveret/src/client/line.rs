@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::core::Core;
 use super::endpoint::Endpoint;
@@ -97,6 +97,7 @@ pub(crate) struct Line {
     state: watch::Receiver<State>,
     blocked: Arc<Mutex<Option<Blocked>>>,
     retired: Arc<Notify>,
+    not_restored: Arc<Mutex<Vec<Failed>>>,
     task: JoinHandle<()>,
 }
 
@@ -104,16 +105,18 @@ impl Line {
     /// Begins to connect.
     pub(crate) fn start(core: &Arc<Core>, name: String, role: Role) -> Line {
         let (sender, state) = watch::channel(State::Down(None));
-        let (blocked, retired) = (Arc::default(), Arc::default());
+        let (blocked, not_restored, retired) = (Arc::default(), Arc::default(), Arc::default());
         let driver = Driver {
             core: Arc::clone(core),
             name: name.clone(),
             role,
             state: sender,
             blocked: Arc::clone(&blocked),
+            not_restored: Arc::clone(&not_restored),
             retired: Arc::clone(&retired),
         };
-        Line { name, state, blocked, retired, task: core.spawn(driver.run()) }
+        let task = core.spawn(driver.run());
+        Line { name, state, blocked, not_restored, retired, task }
     }
 
     pub(crate) fn state(&self) -> State {
@@ -123,6 +126,11 @@ impl Line {
     /// Why the broker takes no publishes on it, while it does not.
     pub(crate) fn blocked(&self) -> Option<Blocked> {
         lock(&self.blocked).clone()
+    }
+
+    /// What of the topology could not be declared on its connection, and why.
+    pub(crate) fn not_restored(&self) -> Vec<Failed> {
+        lock(&self.not_restored).clone()
     }
 
     /// What was attempted on it did not happen in time: why, if the broker has said.
@@ -197,6 +205,7 @@ struct Driver {
     state: watch::Sender<State>,
     blocked: Arc<Mutex<Option<Blocked>>>,
     retired: Arc<Notify>,
+    not_restored: Arc<Mutex<Vec<Failed>>>,
 }
 
 impl Driver {
@@ -248,7 +257,7 @@ impl Driver {
             if let Some(error) = silence(&failed) {
                 // Another one may answer.
                 short_lived += 1;
-                silent = Some(up.index);
+                silent = Some(Silent::Topology(up.index));
                 let (connection, error) = (self.name.clone(), error.clone());
                 self.core.announce(ClientEvent::ConnectFailed { connection, error });
                 continue;
@@ -256,6 +265,7 @@ impl Driver {
             silent = None;
             if up.connection.is_usable() {
                 self.announce_not_restored(&failed);
+                lock(&self.not_restored).clone_from(&failed);
                 if self.role == Role::Home {
                     self.core.kinds.forget_all();
                 }
@@ -272,6 +282,11 @@ impl Driver {
                 connected = self.connected_at_home(up.index) => at_home.insert(connected).left(&up),
             };
             *lock(&self.blocked) = None;
+            lock(&self.not_restored).clear();
+            if error.amqp().is_some_and(|error| error.kind() == Amqp::HeartbeatLost) {
+                silent = Some(Silent::Connection(up.index));
+                self.suspect_others(up.index);
+            }
             self.state.send_replace(State::Down(Some(error.clone())));
             self.core.announce(ClientEvent::Lost { connection: self.name.clone(), error });
             if at_home.is_some() {
@@ -284,6 +299,17 @@ impl Driver {
         }
     }
 
+    /// Has the client's other connections to this endpoint ask whether the broker is there.
+    fn suspect_others(&self, index: usize) {
+        for line in self.core.lines() {
+            if let State::Up(up) = line.state()
+                && up.index == index
+            {
+                up.connection.suspect();
+            }
+        }
+    }
+
     /// Waits for home to be with another endpoint than this line, and for a connection to that: what is published to one
     /// broker is not found by those who consume from another. Until there is one, the line is of more use where it is.
     async fn connected_at_home(&self, index: usize) -> Up {
@@ -292,10 +318,15 @@ impl Driver {
         }
         let mut home_state = self.core.home().state.clone();
         loop {
+            let endpoints = &self.core.endpoints;
             let mut attempt = 0;
-            while let Some((home, endpoint)) = self.core.endpoints.home_elsewhere(index) {
+            while endpoints.home_elsewhere(index).is_some() {
                 sleep(self.core.options.backoff.pause(attempt)).await;
-                if let Ok(connection) = endpoint.connect(&self.name).await {
+                // Home may have come here meanwhile, and also while this connects.
+                let Some((home, endpoint)) = endpoints.home_elsewhere(index) else { break };
+                if let Ok(connection) = self.connect_and_ask(endpoint).await
+                    && endpoints.home_elsewhere(index).is_some_and(|(now, _)| now == home)
+                {
                     return Up::new(connection, home, endpoint);
                 }
                 attempt += 1;
@@ -306,53 +337,75 @@ impl Driver {
         }
     }
 
-    /// Tries all endpoints in turn, with growing pauses, as often as allowed; the one that did not answer last.
+    /// Tries all endpoints in turn, with growing pauses, as often as allowed.
     async fn connect(
         &self,
         again: bool,
         short_lived: u32,
-        silent: Option<usize>,
+        silent: Option<Silent>,
     ) -> Result<Up, Error> {
         let options = &self.core.options;
         let limits = &options.connect;
+        let (within, max_retries) = match again {
+            false => (Some(limits.within), limits.max_retries),
+            true => (options.give_up_after, u32::MAX),
+        };
         let began = Instant::now();
         for round in 0u32.. {
+            let silent = silent.filter(|_| round == 0);
             let before = short_lived.saturating_add(round);
             if before > 0 {
-                sleep(options.backoff.pause(before - 1)).await;
+                let left =
+                    within.map_or(Duration::MAX, |within| within - began.elapsed().min(within));
+                sleep(options.backoff.pause(before - 1).min(left)).await;
             }
             let (error, permanent) = match self.try_endpoints(silent).await {
                 Ok(connected) => return Ok(connected),
                 Err(failed) => failed,
             };
-            let (name, since) = (self.name.clone(), began.elapsed());
-            self.core
-                .announce(ClientEvent::ConnectFailed { connection: name, error: error.clone() });
-            let too_long = |limit: Option<Duration>| limit.is_some_and(|limit| since >= limit);
-            let enough = match again {
-                false => permanent || round >= limits.max_retries || too_long(Some(limits.within)),
-                true => too_long(options.give_up_after),
-            };
-            if enough {
-                return Err(error);
+            let (connection, elapsed) = (self.name.clone(), began.elapsed());
+            let is_last = (permanent && !again)
+                || round >= max_retries
+                || within.is_some_and(|within| elapsed >= within);
+            let event = ClientEvent::ConnectFailed { connection, error: error.clone() };
+            self.core.announce(event);
+            if is_last {
+                return Err(error.after_attempts(round + 1, elapsed));
             }
         }
         unreachable!("rounds are not counted beyond what is allowed")
     }
 
     /// The first endpoint that answers; or why none does, and whether there is no use in trying again.
-    async fn try_endpoints(&self, silent: Option<usize>) -> Result<Up, (Error, bool)> {
+    async fn try_endpoints(&self, silent: Option<Silent>) -> Result<Up, (Error, bool)> {
         let mut errors = Vec::new();
         let mut endpoints = self.core.endpoints.in_order();
-        endpoints.sort_by_key(|(index, _)| silent == Some(*index));
+        endpoints.sort_by_key(|(index, _)| silent == Some(Silent::Topology(*index)));
+        let has_others = endpoints.len() > 1;
         for (index, endpoint) in endpoints {
-            match endpoint.connect(&self.name).await {
+            let is_doubtful = has_others && silent == Some(Silent::Connection(index));
+            let connected = match is_doubtful {
+                true => self.connect_and_ask(endpoint).await,
+                false => endpoint.connect(&self.name).await,
+            };
+            match connected {
                 Ok(connection) => return Ok(Up::new(connection, index, endpoint)),
                 Err(error) => errors.push((endpoint, error)),
             }
         }
         let permanent = errors.iter().all(|(_, error)| is_permanent(error));
         Err((unreachable_endpoints(errors), permanent))
+    }
+
+    /// Connects to an endpoint that may be silent, and waits for an answer to more than the handshake.
+    async fn connect_and_ask(&self, endpoint: &Endpoint) -> Result<Connection, amqp::Error> {
+        let answered = async {
+            let connection = endpoint.connect(&self.name).await?;
+            connection.open_channel().await?.close().await?;
+            Ok(connection)
+        };
+        let late = |_| Err(amqp::Error::timeout("an answer after it fell silent", DOUBTFUL));
+        timeout(DOUBTFUL, answered).await.unwrap_or_else(late)
     }
 
     /// Restores the topology. Other lines than home wait for what is exclusive, which only home can restore: nothing is
@@ -399,6 +452,7 @@ impl Driver {
                 }
                 () = sleep(self.core.options.backoff.pause(tries)), if !failed.is_empty() => {
                     failed = self.restore_again(connection, failed).await;
+                    lock(&self.not_restored).clone_from(&failed);
                     tries += 1;
                 }
             }
@@ -437,6 +491,18 @@ impl Driver {
         });
     }
 }
+
+/// The endpoint that fell silent before the next attempt to connect, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Silent {
+    /// Its connection died of silence. The broker may be there all the same, so it is tried in its turn, but for less time.
+    Connection(usize),
+    /// It let the client in and did not answer a declaration: it is tried last.
+    Topology(usize),
+}
+
+/// How long connecting to an endpoint that may be silent takes at most, if there are others.
+const DOUBTFUL: Duration = Duration::from_secs(3);
 
 /// Counts a connection for as long as it lives.
 struct InUse<'a> {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::core::Core;
@@ -17,6 +18,8 @@ use crate::{pool, publisher, rpc};
 pub(crate) struct Registry {
     consumers: Mutex<BTreeMap<u64, Known>>,
     next: AtomicU64,
+    /// A consumer has begun.
+    pub(super) began: Notify,
     pub(crate) publishers: Members<publisher::Shared>,
     pub(crate) callers: Members<rpc::Calling>,
     pub(crate) pools: Members<pool::Pool>,
@@ -59,6 +62,41 @@ pub(super) struct Seat {
     pub(super) pulse: Pulse,
     /// The broker has once counted it among the consumers of its queue.
     pub(super) was_counted: AtomicBool,
+    /// The broker was asked whether it counts it, when it had just begun.
+    pub(super) was_asked_about: AtomicBool,
+    company: Mutex<Company>,
+}
+
+/// The consumers of a queue, those of other programs included, as one of them has seen their number.
+#[derive(Debug, Default)]
+struct Company {
+    most: usize,
+    /// They are fewer now. When that was noticed, this consumer had so many deliveries.
+    fewer_at: Option<u64>,
+}
+
+impl Seat {
+    fn new(pulse: Pulse) -> Arc<Seat> {
+        let (was_counted, was_asked_about) = (AtomicBool::new(false), AtomicBool::new(false));
+        Arc::new(Seat { pulse, was_counted, was_asked_about, company: Mutex::default() })
+    }
+
+    /// Notes how many consumers the queue has. Says whether this one may be among those that went: there are fewer than
+    /// before, and it has had no delivery since that was noticed.
+    pub(super) fn may_be_gone(&self, counted: usize) -> bool {
+        let delivered = self.pulse.delivered();
+        let mut company = lock(&self.company);
+        let at = match company.fewer_at {
+            _ if counted >= company.most => None,
+            Some(at) if delivered > at => None,
+            at => Some(at.unwrap_or(delivered)),
+        };
+        company.fewer_at = at;
+        if at.is_none() {
+            company.most = counted;
+        }
+        at.is_some()
+    }
 }
 
 impl Known {
@@ -122,9 +160,9 @@ impl Entry {
                 health.since = Instant::now();
             }
             (health.is_live, health.error) = (pulse.is_some(), error);
-            let was_counted = AtomicBool::new(false);
-            known.seat = pulse.map(|pulse| Arc::new(Seat { pulse, was_counted }));
+            known.seat = pulse.map(Seat::new);
         }
+        self.core.health.began.notify_one();
     }
 }
 

@@ -306,6 +306,12 @@ impl Book {
         self.held.iter().filter(|held| matches!(held.state, State::Sent(_) | State::Lost)).count()
     }
 
+    /// For how many ticks of the keeper the oldest message without an outcome has waited for it.
+    pub(super) fn oldest_wait(&mut self) -> u32 {
+        self.drop_answered();
+        self.held.front().map_or(0, |oldest| self.tick.wrapping_sub(oldest.first_sent))
+    }
+
     pub(super) fn is_answered_before(&mut self, number: u64) -> bool {
         self.drop_answered();
         let count = number.saturating_sub(self.base) as usize;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::book::{Again, Overdue, Patience, lost};
-use super::{OnLoss, Open, Phase, Shared, open};
+use super::{OnLoss, Open, Phase, Settings, Shared, open};
 use crate::amqp::{
     self, Channel, Confirm, Connection, ErrorKind as Amqp, Publish, ReplyCode, lock,
 };
@@ -109,11 +109,16 @@ enum Wake {
     Kick,
 }
 
+/// How often the keeper of such a publisher looks at its watch.
+pub(super) fn tick(settings: &Settings) -> Duration {
+    let shortest = settings.resend_after.unwrap_or(settings.timeout).min(settings.timeout);
+    (shortest / TICKS).clamp(TICK_RANGE.0, TICK_RANGE.1)
+}
+
 impl Keeper {
     pub(super) fn new(shared: Arc<Shared>, core: Arc<Core>) -> Self {
         let settings = &shared.settings;
-        let shortest = settings.resend_after.unwrap_or(settings.timeout).min(settings.timeout);
-        let tick = (shortest / TICKS).clamp(TICK_RANGE.0, TICK_RANGE.1);
+        let tick = tick(settings);
         let ticks = |time: Duration| {
             u32::try_from(time.as_nanos() / tick.as_nanos()).unwrap_or(u32::MAX / 2)
         };

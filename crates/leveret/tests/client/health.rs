@@ -1,8 +1,8 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use leveret::amqp::{Channel, Confirm, Publish};
-use leveret::{Client, ClientEvent, Error, ErrorKind, Health, Next, Queue, Replies};
+use leveret::amqp::{self, Channel, Confirm, Publish};
+use leveret::{Client, ClientEvent, Deliveries, Error, ErrorKind, Health, Next, Queue, Replies};
 use leveret_broker::Broker;
 
 use crate::{broker, builder_of, client_with, soon};
@@ -167,6 +167,113 @@ async fn the_broker_is_asked_by_itself() {
     let delivery = soon("a delivery", deliveries.next()).await.unwrap().unwrap();
     assert!(!delivery.redelivered());
     delivery.ack().unwrap();
+}
+
+/// Has the broker forget the consumers of a queue, and waits until a message is delivered all the same.
+async fn is_forgotten_and_found(broker: &Broker, client: &Client, deliveries: &mut Deliveries) {
+    assert_eq!(broker.faults().forget_consumers("/", "q"), 1);
+    let publisher = client.publisher("").build().await.unwrap();
+    publisher.publish("q", "1").await.unwrap();
+    soon("a delivery", deliveries.next()).await.unwrap().unwrap().ack().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_consumer_that_is_forgotten_at_once_is_found_by_the_first_check() {
+    let broker = broker();
+    for every in [None, Some(Duration::from_secs(1)), Some(Duration::from_millis(1))] {
+        let builder = Client::builder().broker(&broker);
+        let builder = every.into_iter().fold(builder, leveret::ClientBuilder::check_every);
+        let client = builder.connect().await.unwrap();
+        client.apply(&leveret::Topology::new().queue(Queue::classic("q"))).await.unwrap();
+        let mut deliveries = client.consumer("q").stream().await.unwrap();
+        for _ in 0..3 {
+            // Just long enough for the broker to have been asked once.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            is_forgotten_and_found(&broker, &client, &mut deliveries).await;
+        }
+        client.close().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_consumer_that_is_forgotten_right_after_a_reconnect_is_found() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let mut deliveries = client.consumer("q").stream().await.unwrap();
+    for _ in 0..3 {
+        // The ack of the round before is there by then.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        broker.faults().cut_all_connections();
+        assert!(matches!(deliveries.next_within(Duration::from_secs(1)).await, Next::TimedOut));
+        is_forgotten_and_found(&broker, &client, &mut deliveries).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_check_finds_a_consumer_that_was_forgotten_before_any_other_check() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let _deliveries = client.consumer("q").stream().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    broker.faults().forget_consumers("/", "q");
+    let health = soon("a check", client.check_health()).await;
+    assert!(!health.is_healthy(), "{health:?}");
+}
+
+/// A consumer of another program, which takes one message and keeps it.
+async fn other_consumer(broker: &Broker) -> amqp::Consumer {
+    let options = amqp::Options::default();
+    let connection = amqp::Connection::open_over(broker.connect(), &options).await.unwrap();
+    let channel = connection.open_channel().await.unwrap();
+    let one_at_a_time = amqp::ConsumeOptions { prefetch: 1, ..Default::default() };
+    channel.consume("q", one_at_a_time).await.unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_consumer_that_is_forgotten_beside_those_of_other_programs_is_found() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let mut deliveries = client.consumer("q").stream().await.unwrap();
+    let mut other = other_consumer(&broker).await;
+    assert!(soon("a check", client.check_health()).await.is_healthy());
+    assert_eq!(broker.faults().forget_consumers("/", "q"), 2);
+    drop(other);
+    other = other_consumer(&broker).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    for body in ["for the other one", "for whom there is room"] {
+        publisher.publish("q", body).await.unwrap();
+    }
+    let kept = soon("a delivery", other.next()).await.unwrap().unwrap();
+    let delivery = soon("a delivery", deliveries.next()).await.unwrap().unwrap();
+    assert_eq!(delivery.body(), "for whom there is room");
+    drop(kept);
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_programs_come_and_go_without_an_alarm() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    let mut deliveries = client.consumer("q").prefetch(1).stream().await.unwrap();
+    let publisher = client.publisher("").build().await.unwrap();
+    let mut events = client.watch();
+    for round in 0..20 {
+        let other = other_consumer(&broker).await;
+        assert!(soon("a check", client.check_health()).await.is_healthy());
+        drop(other);
+        assert!(soon("a check", client.check_health()).await.is_healthy());
+        // It works at one, and the next ones wait for it; or it has nothing to do.
+        if round % 2 == 0 {
+            for body in ["1", "2"] {
+                publisher.publish("q", body).await.unwrap();
+            }
+            let first = soon("a delivery", deliveries.next()).await.unwrap().unwrap();
+            assert!(soon("a check", client.check_health()).await.is_healthy());
+            first.ack().unwrap();
+            soon("a delivery", deliveries.next()).await.unwrap().unwrap().ack().unwrap();
+        }
+    }
+    let event = tokio::time::timeout(Duration::ZERO, events.next()).await;
+    assert!(event.is_err(), "{event:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -74,7 +74,7 @@ async fn a_queue_that_is_deleted_or_declared_otherwise_under_its_consumer() {
     let info = soon("an answer", other.inspect_queue(DURABLE)).await.unwrap();
     assert_eq!(info.consumers, 1);
 
-    // After a reconnect it cannot be restored as it was; that is said, and does not stop anything.
+    // After a reconnect it cannot be restored as it was: health and an event say so, and messages go on.
     let mut events = scene.client.watch();
     cut(&vhost, &scene.client, CONSUMING).await;
     let not = |event: &ClientEvent| matches!(event, ClientEvent::NotRestored { object, .. } if object.contains(DURABLE));
@@ -83,7 +83,8 @@ async fn a_queue_that_is_deleted_or_declared_otherwise_under_its_consumer() {
         unreachable!("it is one")
     };
     assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
-    scene.works().await;
+    scene.publish().await;
+    assert!(!scene.client.health().is_healthy(), "{:?}", scene.client.health());
     scene.ends().await;
 }
 

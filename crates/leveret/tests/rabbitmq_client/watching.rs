@@ -70,12 +70,13 @@ async fn an_object_that_cannot_be_restored_is_reported_and_tried_again() {
         unreachable!("it is one")
     };
     assert_eq!(error.conflicts()[0].argument, "x-max-length");
-    until_healthy(&mine).await;
+    until_unhealthy(&mine).await;
     soon("deleting", theirs.delete_queue("q", Default::default())).await.unwrap();
     let back =
         |event: &ClientEvent| matches!(event, ClientEvent::Restored { object: it } if it == object);
     until_event(&mut events, "the queue", back).await;
     assert!(mine.inspect_queue("q").await.is_ok());
+    until_healthy(&mine).await;
 }
 
 /// RabbitMQ does not count them.

@@ -42,6 +42,11 @@ impl Ledger {
         (self.next - self.settled.lowest()) as usize
     }
 
+    /// Whether a publish has no outcome yet.
+    pub(in crate::amqp) fn is_waiting(&self) -> bool {
+        self.settled.lowest() < self.next
+    }
+
     /// The number of the next publish.
     pub(super) fn next(&self) -> u64 {
         self.next

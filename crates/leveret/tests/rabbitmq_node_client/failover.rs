@@ -1,0 +1,130 @@
+//! The promises of docs/failover.md about a broker that falls silent, with default settings, and their reverse: one that is
+//! slow is not left.
+
+use std::time::Duration;
+
+use leveret::{Client, ClientEvent, ClientEvents, Health, Queue, Topology};
+use leveret_broker::Broker;
+use leveret_testkit::rabbitmq::{RabbitNode, Version};
+use tokio::time::{sleep, timeout};
+
+use crate::support::client::{next, publisher, soon, until_depth, until_healthy, until_unhealthy};
+
+/// Longer than a silent broker is believed to be alive, idle or not.
+const LONG: Duration = Duration::from_secs(40);
+
+fn standby() -> Broker {
+    Broker::builder().start().unwrap()
+}
+
+async fn client(node: &RabbitNode, standby: &Broker) -> Client {
+    let builder = Client::builder().endpoint(node.url()).unwrap().broker(standby);
+    let client = soon("a client", builder.connect()).await.unwrap();
+    client.apply(&Topology::new().queue(Queue::quorum("q"))).await.unwrap();
+    client
+}
+
+/// How many connections were lost by now.
+async fn losses(events: &mut ClientEvents) -> usize {
+    let mut losses = 0;
+    while let Ok(Some(event)) = timeout(Duration::ZERO, events.next()).await {
+        losses += usize::from(matches!(event, ClientEvent::Lost { .. }));
+    }
+    losses
+}
+
+#[tokio::test]
+async fn a_suspended_node_costs_publishers_and_consumers_no_more_than_a_pause() {
+    let (node, standby) = (RabbitNode::start(Version::under_test()).await, standby());
+    let client = client(&node, &standby).await;
+    let publisher = publisher(&client).await;
+    let mut deliveries = client.consumer("q").stream().await.unwrap();
+    soon("an outcome", publisher.publish("q", "to the node")).await.unwrap();
+    next(&mut deliveries).await.ack().unwrap();
+
+    node.suspend().await;
+    let publishing = tokio::spawn({
+        let publisher = publisher.clone();
+        async move { publisher.publish("q", "to the standby").await }
+    });
+    until_unhealthy(&client).await;
+    // Within the time that a publish has by default.
+    soon("an outcome", publishing).await.unwrap().unwrap();
+    let delivery = next(&mut deliveries).await;
+    assert_eq!(delivery.body(), "to the standby");
+    delivery.ack().unwrap();
+    until_healthy(&client).await;
+    let at_standby = |health: Health| {
+        health.connections.iter().all(|one| one.endpoint.as_deref() == Some("the embedded broker"))
+    };
+    assert!(at_standby(client.health()), "{:?}", client.health());
+    soon("an answer", client.inspect_queue("q")).await.unwrap();
+    node.resume();
+}
+
+#[tokio::test]
+async fn a_node_whose_memory_is_low_for_long_is_not_left() {
+    let (node, standby) = (RabbitNode::start(Version::under_test()).await, standby());
+    let client = client(&node, &standby).await;
+    let publisher = publisher(&client).await;
+    let mut events = client.watch();
+    node.raise_memory_alarm().await;
+    let waiting: Vec<_> = ["1", "2", "3"]
+        .map(|body| {
+            let publisher = publisher.clone();
+            tokio::spawn(async move { publisher.publish("q", body).await })
+        })
+        .into();
+    sleep(LONG).await;
+    assert!(!client.health().is_healthy());
+    // Other connections go on.
+    soon("an answer", client.inspect_queue("q")).await.unwrap();
+    for waiting in waiting {
+        // The first may be confirmed before the broker blocks; those after it say why they were not.
+        if let Err(error) = waiting.await.unwrap() {
+            assert_eq!(error.blocked_by_broker(), Some("low on memory"), "{error}");
+        }
+    }
+    node.clear_memory_alarm().await;
+    until_healthy(&client).await;
+    soon("an outcome", publisher.publish("q", "4")).await.unwrap();
+    assert_eq!(losses(&mut events).await, 0);
+}
+
+/// Stops the process that leads a quorum queue, and lets it go on: everything else of the node works.
+async fn let_the_leader(node: &RabbitNode, what: &str) {
+    let stop = format!(
+        "{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"/\">>, queue, <<\"q\">>)), \
+         sys:{what}(amqqueue:get_pid(Q), infinity), ok."
+    );
+    node.ctl(&["eval", &stop]).await;
+}
+
+#[tokio::test]
+async fn a_node_whose_queue_does_not_confirm_is_not_left() {
+    let (node, standby) = (RabbitNode::start(Version::under_test()).await, standby());
+    let client = client(&node, &standby).await;
+    let publisher = publisher(&client).await;
+    soon("an outcome", publisher.publish("q", "before")).await.unwrap();
+    let mut events = client.watch();
+    let_the_leader(&node, "suspend").await;
+    // So many that the broker slows the connection down, by not reading from it.
+    let mut tickets = Vec::new();
+    for number in 0..2000 {
+        tickets.push(soon("a place", publisher.send("q", number.to_string())).await.unwrap());
+    }
+    sleep(Duration::from_secs(20)).await;
+    let health = client.health();
+    assert!(
+        health.connections.iter().all(|connection| connection.endpoint.is_some()),
+        "{health:?}"
+    );
+    assert!(!health.publishers[0].is_ready(), "a publish has waited for long: {health:?}");
+    let_the_leader(&node, "resume").await;
+    for ticket in tickets {
+        soon("an outcome", ticket).await.unwrap();
+    }
+    assert_eq!(losses(&mut events).await, 0);
+    until_depth(&client, "q", 2001).await;
+    until_healthy(&client).await;
+}
