@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::amqp::{self, ReplyCode, Returned};
 use crate::rpc::RemoteError;
+use crate::text::{escape, escape_lines};
 use crate::topology::Conflict;
 
 /// Why something failed: what was attempted, on what, and what the broker said.
@@ -105,7 +106,10 @@ impl Error {
 
     /// The same, because the broker takes no publishes.
     pub(crate) fn blocked(what: impl fmt::Display, after: Duration, reason: String) -> Self {
-        let text = format!("{what} took longer than {after:?}: blocked by the broker: {reason}");
+        let text = format!(
+            "{what} took longer than {after:?}: blocked by the broker: {}",
+            escape(&reason)
+        );
         Error::with(ErrorKind::TimedOut, text, Detail::Blocked(reason), None)
     }
 
@@ -114,7 +118,7 @@ impl Error {
         source: amqp::Error,
         reason: String,
     ) -> Self {
-        let text = format!("{what} is blocked by the broker: {reason}");
+        let text = format!("{what} is blocked by the broker: {}", escape(&reason));
         Error::with(kind_of(&source), text, Detail::Blocked(reason), Some(source.into()))
     }
 
@@ -153,7 +157,7 @@ impl Error {
     }
 
     pub(crate) fn remote_error(what: impl fmt::Display, error: RemoteError) -> Self {
-        let text = format!("{what} failed there: {error}");
+        let text = format!("{what} failed there: {}", escape(&error.to_string()));
         Error::with(ErrorKind::Remote, text, Detail::Remote(error), None)
     }
 
@@ -243,9 +247,10 @@ fn kind_of(error: &amqp::Error) -> ErrorKind {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.text)?;
+        // Words of the broker's, of a service's and of a message's are among it. An error may have several lines.
+        f.write_str(&escape_lines(&self.0.text))?;
         match &self.0.source {
-            Some(source) => write!(f, ": {source}"),
+            Some(source) => write!(f, ": {}", escape_lines(&source.to_string())),
             None => Ok(()),
         }
     }

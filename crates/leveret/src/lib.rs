@@ -134,6 +134,8 @@ mod random;
 mod retry;
 mod rpc;
 mod telemetry;
+#[doc(hidden)]
+pub mod text;
 mod topology;
 mod trace;
 

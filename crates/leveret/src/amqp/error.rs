@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use leveret_wire::{DecodeError, EncodeError, InvalidValue, Method, ReplyCode};
 
+use crate::text::escape;
+
 /// Why something on a connection failed.
 ///
 /// Its text includes that of its cause, so [`source`](StdError::source) goes on with what the text does not say yet, as it does
@@ -128,7 +130,42 @@ impl Error {
     }
 }
 
-/// `404 NOT_FOUND in queue.declare: no queue 'q' in vhost '/'`
+/// Why the broker has closed a channel or connection: a sentence where it has a usual reason, else its words.
+pub(crate) fn closed_by_broker(scope: &str, close: &ClosedWith<'_>) -> Error {
+    let ClosedWith { code, text, class, method } = *close;
+    let kind = match scope {
+        "channel" => ErrorKind::ChannelClosed(code),
+        _ => ErrorKind::ConnectionClosed(code),
+    };
+    let missing = (code == ReplyCode::NOT_FOUND).then(|| missing_object(text)).flatten();
+    Error::new(
+        kind,
+        missing.unwrap_or_else(|| {
+            let reason = close_reason(code, text, class, method);
+            format!("the broker closed the {scope}: {reason}")
+        }),
+    )
+}
+
+/// What a close says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ClosedWith<'a> {
+    pub(crate) code: ReplyCode,
+    pub(crate) text: &'a str,
+    pub(crate) class: u16,
+    pub(crate) method: u16,
+}
+
+/// Of RabbitMQ's `NOT_FOUND - no queue 'q' in vhost '/'`: there is no queue "q" in virtual host "/".
+fn missing_object(text: &str) -> Option<String> {
+    let text = text.strip_prefix("NOT_FOUND - ").unwrap_or(text).strip_prefix("no ")?;
+    let (kind, rest) = text.split_once(" '")?;
+    let (name, vhost) = rest.strip_suffix('\'')?.rsplit_once("' in vhost '")?;
+    matches!(kind, "queue" | "exchange")
+        .then(|| format!("there is no {kind} {name:?} in virtual host {vhost:?}"))
+}
+
+/// `403 ACCESS_REFUSED in queue.declare: access to queue 'q' in vhost '/' refused for user 'guest'`
 pub(crate) fn close_reason(code: ReplyCode, text: &str, class: u16, method: u16) -> String {
     // RabbitMQ begins the text with the code's name; once is enough.
     let name = code.name().unwrap_or_default();
@@ -151,9 +188,10 @@ pub(crate) fn next_cause<'e>(
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.text)?;
+        // Words of the broker's are among it.
+        f.write_str(&escape(&self.0.text))?;
         match &self.0.source {
-            Some(source) => write!(f, ": {source}"),
+            Some(source) => write!(f, ": {}", escape(&source.to_string())),
             None => Ok(()),
         }
     }
@@ -186,5 +224,34 @@ impl From<EncodeError> for Error {
 impl From<InvalidValue> for Error {
     fn from(error: InvalidValue) -> Self {
         Error::caused(ErrorKind::InvalidArgument, "cannot be sent", error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn closed(code: ReplyCode, text: &str) -> String {
+        let close = ClosedWith { code, text, class: 50, method: 10 };
+        closed_by_broker("channel", &close).to_string()
+    }
+
+    #[test]
+    fn a_missing_object_is_told_in_a_sentence() {
+        let said = closed(ReplyCode::NOT_FOUND, "NOT_FOUND - no queue 'it's' in vhost '/'");
+        assert_eq!(said, "there is no queue \"it's\" in virtual host \"/\"");
+        let said = closed(ReplyCode::NOT_FOUND, "NOT_FOUND - no exchange 'x' in vhost 'shop'");
+        assert_eq!(said, "there is no exchange \"x\" in virtual host \"shop\"");
+        let said = closed(ReplyCode::NOT_FOUND, "NOT_FOUND - something else");
+        assert_eq!(
+            said,
+            "the broker closed the channel: 404 NOT_FOUND in queue.declare: something else"
+        );
+    }
+
+    #[test]
+    fn words_of_the_broker_cannot_move_the_cursor_or_forge_a_line() {
+        let said = closed(ReplyCode::ACCESS_REFUSED, "no\r\n\u{1b}[2J\u{202e}");
+        assert!(said.ends_with(r"no\r\n\u{1b}[2J\u{202e}"), "{said}");
     }
 }

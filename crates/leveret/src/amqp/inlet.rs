@@ -23,7 +23,7 @@ use super::confirm::Returned;
 use super::connection::Core;
 use super::consumer::{ConsumerQueue, End};
 use super::delivery::{Envelope, Source};
-use super::error::{Error, ErrorKind, close_reason};
+use super::error::{ClosedWith, Error, ErrorKind, closed_by_broker};
 use super::handshake::Reader;
 use super::handshake::deadline_in;
 use super::link::{ChannelState, Pause};
@@ -229,10 +229,15 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
         }
         match Method::decode(frame.payload)? {
             Method::ConnectionClose(close) => {
-                let text = close.reply_text.to_str_lossy();
-                let reason = close_reason(close.reply_code, &text, close.class_id, close.method_id);
-                let kind = ErrorKind::ConnectionClosed(close.reply_code);
-                let error = Error::new(kind, format!("the broker closed the connection: {reason}"));
+                let error = closed_by_broker(
+                    "connection",
+                    &ClosedWith {
+                        code: close.reply_code,
+                        text: &close.reply_text.to_str_lossy(),
+                        class: close.class_id,
+                        method: close.method_id,
+                    },
+                );
                 self.core.sender.close(error.clone(), |outbound, max| {
                     drop(outbound.method(0, &connection::CloseOk {}, max));
                 });
@@ -387,10 +392,15 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
                 Ok(())
             }
             Method::ChannelClose(close) => {
-                let text = close.reply_text.to_str_lossy();
-                let reason = close_reason(close.reply_code, &text, close.class_id, close.method_id);
-                let kind = ErrorKind::ChannelClosed(close.reply_code);
-                let error = Error::new(kind, format!("the broker closed the channel: {reason}"));
+                let error = closed_by_broker(
+                    "channel",
+                    &ClosedWith {
+                        code: close.reply_code,
+                        text: &close.reply_text.to_str_lossy(),
+                        class: close.class_id,
+                        method: close.method_id,
+                    },
+                );
                 // Closed before the answer is sent: no frame may follow it on this channel.
                 state.fail(&error);
                 let id = state.id;

@@ -6,6 +6,7 @@ use tokio::sync::broadcast;
 
 use crate::error::Error;
 use crate::retry::ParkReason;
+use crate::text::escape;
 
 /// How many events wait for a listener that does not take them. One that falls behind further misses the oldest.
 const KEEP: usize = 256;
@@ -139,7 +140,7 @@ impl fmt::Display for ClientEvent {
             }
             ClientEvent::Lost { connection, error } => write!(f, "{connection} was lost: {error}"),
             ClientEvent::Blocked { connection, reason } => {
-                write!(f, "the broker takes no publishes on {connection}: {reason}")
+                write!(f, "the broker takes no publishes on {connection}: {}", escape(reason))
             }
             ClientEvent::Unblocked { connection } => {
                 write!(f, "the broker takes publishes on {connection} again")
@@ -161,7 +162,8 @@ impl fmt::Display for ClientEvent {
                 let id = message_id.as_ref().map(|id| format!(", id {id:?}")).unwrap_or_default();
                 write!(
                     f,
-                    "a message of queue {queue:?} with routing key {routing_key:?}{id} is parked ({reason}): {error}"
+                    "a message of queue {queue:?} with routing key {routing_key:?}{id} is parked ({reason}): {}",
+                    escape(error)
                 )
             }
             ClientEvent::LotFilled { queue, depth, threshold } => {

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ParkedMessage;
 use crate::amqp::{Array, Properties, RawProperties, ShortStr, Table, Value};
+use crate::text::escape_json;
 
 /// A message as a line tells it.
 #[derive(Clone, Debug, PartialEq)]
@@ -135,14 +136,16 @@ impl Line {
         };
         let is_told = properties.is_some() || self.properties == RawProperties::default();
         let text = std::str::from_utf8(&self.body).ok();
-        serde_json::to_string(&Form {
+        let line = serde_json::to_string(&Form {
             exchange: self.exchange.clone(),
             routing_key: self.routing_key.clone(),
             properties,
             properties_base64: (!is_told).then(|| STANDARD.encode(self.properties.as_bytes())),
             body: text.map(str::to_owned),
             body_base64: text.is_none().then(|| STANDARD.encode(&self.body)),
-        })
+        })?;
+        // It may be shown on a terminal.
+        Ok(escape_json(&line))
     }
 
     /// What a line tells, or what is wrong with it.
@@ -443,6 +446,16 @@ mod tests {
             line(&Properties::default(), b"\xff").write().unwrap(),
             r#"{"exchange":"x","routing_key":"k","body_base64":"/w=="}"#
         );
+    }
+
+    #[test]
+    fn a_line_has_no_character_that_a_terminal_would_obey() {
+        let headers = Table::from_pairs([("\u{202e}", "\u{9b}2J".into())]);
+        let properties = Properties { headers: Some(headers.unwrap()), ..Properties::default() };
+        let line = line(&properties, "a\u{85}\u{1b}\u{2066}".as_bytes());
+        let written = line.write().unwrap();
+        assert!(written.is_ascii(), "{written:?}");
+        assert_eq!(Line::read(written.as_bytes()), Ok(line));
     }
 
     #[test]

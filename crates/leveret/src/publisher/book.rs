@@ -18,6 +18,7 @@ use crate::amqp::{self, Confirmation, EncodedProperties, Outcome, PlainPropertie
 use crate::clock;
 use crate::error::{Error, ErrorKind};
 use crate::telemetry::Published;
+use crate::text::escape;
 
 /// How many messages are entered until the book is looked through for those that nobody has awaited.
 const DROP_EVERY: u64 = 16;
@@ -522,6 +523,7 @@ fn failure(routing_key: &str, outcome: Outcome) -> Error {
                 exchange => format!("exchange {exchange:?}"),
             };
             let why = amqp::close_reason(returned.reply_code, &returned.reply_text, 0, 0);
+            let why = escape(&why);
             Error::unroutable(format!("{key} reached no queue from {to} ({why})"), returned)
         }
         Outcome::Lost(error) => lost(routing_key, error),

@@ -7,6 +7,7 @@ use crate::consumer::{BoxError, Call, Incoming};
 use crate::inbox::once::{Once, Passed, kept};
 use crate::inbox::{Changes, Opened, Unknown};
 use crate::retry::{Diagnosis, Failure, Verdict};
+use crate::text::escape;
 
 /// Has requests handled, and answers them.
 pub(super) struct Answering {
@@ -122,7 +123,7 @@ fn outcome(
     if !way.is_wanted() || (retries_calls && !is_done) {
         return Err(error);
     }
-    tracing::debug!(kind = seen.kind, "a request failed: {}", seen.text);
+    tracing::debug!(kind = seen.kind, "a request failed: {}", escape(&seen.text));
     Ok(Some(seen))
 }
 

@@ -16,6 +16,7 @@ use crate::message::Message;
 use crate::publisher::Why;
 use crate::retry::{Diagnosis, Failure, Verdict};
 use crate::telemetry::Replied;
+use crate::text::escape;
 
 /// One transaction: what is sent with it is sent when it is committed.
 #[derive(Debug)]
@@ -165,7 +166,11 @@ impl Transactions {
         for returned in transaction.channel.take_returned() {
             self.counts.undeliverable();
             let key = &returned.routing_key;
-            tracing::warn!(routing_key = key, "a reply finds nobody: {}", returned.reply_text);
+            tracing::warn!(
+                routing_key = key,
+                "a reply finds nobody: {}",
+                escape(&returned.reply_text)
+            );
         }
         committed.unwrap_or_else(|error| {
             tracing::error!(
@@ -214,7 +219,7 @@ impl Transactions {
         way.finish(handled.as_ref().copied()).await?;
         match handled {
             Err(seen) if !way.is_wanted() => {
-                tracing::error!(kind = seen.kind, "a request failed: {}", seen.text);
+                tracing::error!(kind = seen.kind, "a request failed: {}", escape(&seen.text));
                 report(match seen.verdict {
                     Verdict::Done => delivery.ack(),
                     Verdict::Requeue => delivery.requeue(),

@@ -1,0 +1,82 @@
+//! Text from elsewhere: made safe for a terminal, a log line or a line of JSON.
+//!
+//! The `leveret` program uses it, too; it is not a part of what is promised.
+
+use std::fmt::Write;
+
+/// The text as a part of one line: characters that would break the line, move the cursor or reorder what is shown are written
+/// as escapes, as in `\n` and `\u{1b}`.
+pub fn escape(text: &str) -> String {
+    escape_except(text, &[])
+}
+
+/// The same for a text of several lines: line feeds and tabs stay.
+pub fn escape_lines(text: &str) -> String {
+    escape_except(text, &['\n', '\t'])
+}
+
+/// The same for JSON on one line, in which such characters only occur within strings.
+pub fn escape_json(json: &str) -> String {
+    let mut escaped = String::with_capacity(json.len());
+    for c in json.chars() {
+        if !is_unsafe(c) {
+            escaped.push(c);
+            continue;
+        }
+        for unit in c.encode_utf16(&mut [0; 2]) {
+            let _ = write!(escaped, "\\u{unit:04x}");
+        }
+    }
+    escaped
+}
+
+/// The same, but for some characters.
+pub fn escape_except(text: &str, kept: &[char]) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match is_unsafe(c) && !kept.contains(&c) {
+            true => escaped.extend(c.escape_default()),
+            false => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+/// Control characters (C0, DEL, C1), line separators, and the invisible ones that change the direction of text or hide some.
+fn is_unsafe(c: char) -> bool {
+    c.is_control()
+        || matches!(
+            c,
+            '\u{61c}'
+                | '\u{200b}'
+                | '\u{200e}'
+                | '\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}'
+                | '\u{feff}'
+                | '\u{fff9}'..='\u{fffb}'
+                | '\u{e0000}'..='\u{e007f}'
+        )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOSTILE: &str = "é\r\n\t\u{1b}[2J\u{9b}\u{202e}\u{2028}\u{e0041}";
+
+    #[test]
+    fn characters_that_move_the_cursor_or_reorder_text_are_escaped() {
+        let escaped = r"é\r\n\t\u{1b}[2J\u{9b}\u{202e}\u{2028}\u{e0041}";
+        assert_eq!(escape(HOSTILE), escaped);
+        assert_eq!(escape_lines("a\r\n\tb\u{7f}"), "a\\r\n\tb\\u{7f}");
+    }
+
+    #[test]
+    fn escaped_json_has_the_same_meaning() {
+        let json = serde_json::to_string(HOSTILE).unwrap();
+        let escaped = escape_json(&json);
+        assert!(!escaped.chars().any(is_unsafe), "{escaped:?}");
+        assert_eq!(serde_json::from_str::<String>(&escaped).unwrap(), HOSTILE);
+    }
+}
