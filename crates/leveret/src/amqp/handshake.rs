@@ -117,6 +117,12 @@ async fn dial_tls(
     let client = deadline.step("reading the TLS files", tls::Client::new(options, tls)).await?;
     let stream = deadline.step("dialling", connect(options, deadline.end)).await?;
     let stream = deadline.step("the TLS handshake", client.shake_hands(stream)).await?;
+    let session = stream.get_ref().1;
+    tracing::debug!(
+        version = ?session.protocol_version(),
+        suite = ?session.negotiated_cipher_suite().map(|suite| suite.suite()),
+        "TLS with {options:#}"
+    );
     let (reader, writer) = tokio::io::split(stream);
     exchange(reader, writer, options, deadline).await
 }
@@ -231,7 +237,19 @@ where
         }
         other => return Err(unexpected(&other, "connection.open-ok")),
     }
+    tracing::debug!(
+        product = text_of(&agreed.server_properties, "product"),
+        version = text_of(&agreed.server_properties, "version"),
+        frame_max = agreed.frame_max.get(),
+        channel_max = agreed.channel_max,
+        heartbeat = ?agreed.heartbeat,
+        "connected to {options:#}"
+    );
     Ok(Connection::start(line.reader, line.writer, agreed, options))
+}
+
+fn text_of(table: &Table<'_>, name: &str) -> Option<String> {
+    Some(String::from_utf8_lossy(table.get(name)?.as_bytes()?).into_owned())
 }
 
 /// Both directions of a stream, one method at a time.
@@ -383,12 +401,18 @@ fn whole_seconds(interval: Duration) -> u16 {
 }
 
 fn refused(close: connection::Close<'_>, kind: ErrorKind) -> Error {
-    let reason = close_reason(
-        close.reply_code,
-        &close.reply_text.to_str_lossy(),
-        close.class_id,
-        close.method_id,
-    );
+    let text = close.reply_text.to_str_lossy();
+    let missing = text.strip_suffix(" not found").and_then(|text| text.split_once("vhost "));
+    if let (ErrorKind::VirtualHost, Some((_, name))) = (kind, missing) {
+        let text = match name {
+            "" => "the broker has no virtual host with an empty name: leave out the slash at the end for the default one, \
+                   which is \"/\""
+                .to_owned(),
+            name => format!("the broker has no virtual host {name:?}"),
+        };
+        return Error::new(kind, text);
+    }
+    let reason = close_reason(close.reply_code, &text, close.class_id, close.method_id);
     let kind = match close.reply_code {
         ReplyCode::ACCESS_REFUSED | ReplyCode::NOT_ALLOWED | ReplyCode::INVALID_PATH => kind,
         code => ErrorKind::ConnectionClosed(code),
@@ -418,10 +442,15 @@ fn hung_up(error: Error, server_properties: &Table<'_>) -> Error {
     }
 }
 
-/// A TLS server answers what is not TLS with an alert.
+/// A TLS server answers what is not TLS with an alert, and a web server what is not HTTP with `HTTP/1.1 400`.
 fn malformed(error: DecodeError) -> Error {
     const TLS_ALERT: u8 = 21;
     match error.fault() {
+        Fault::FrameType { found: b'H' } => {
+            let text = "the port speaks HTTP, as RabbitMQ's management at 15672 does: give the port of AMQP, usually 5672, or \
+                        5671 with amqps://";
+            Error::caused(ErrorKind::Protocol, text, error)
+        }
         Fault::FrameType { found: TLS_ALERT } => {
             let text =
                 "the port speaks TLS: use amqps:// for it, or give the port for plain connections";

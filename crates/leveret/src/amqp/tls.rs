@@ -149,6 +149,14 @@ async fn show(tls: &Tls, builder: Trusting) -> Result<ClientConfig, Error> {
     };
     let chain = PemFile::read("certfile", certificate).await?.certificates()?;
     let secret = PemFile::read("keyfile", key).await?.key()?;
+    if let Err(error) = crypto::ring::sign::any_supported_type(&secret) {
+        let text = format!(
+            "keyfile {} holds a key of a kind that cannot be used: RSA of 2048 to 8192 bits, P-256, P-384 and Ed25519 can, \
+             P-521 cannot",
+            key.display()
+        );
+        return Err(Error::caused(ErrorKind::Tls, text, error));
+    }
     builder.with_client_auth_cert(chain, secret).map_err(|error| {
         let (key, certificate) = (key.display(), certificate.display());
         let text = match error {

@@ -47,11 +47,11 @@ impl Endpoint {
     }
 }
 
-/// As for logs: without the password.
+/// As for logs: without the password, and without parameters.
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Endpoint::At(options) => options.fmt(f),
+            Endpoint::At(options) => write!(f, "{options:#}"),
             #[cfg(feature = "embedded")]
             Endpoint::Embedded(..) => f.write_str("the embedded broker"),
         }

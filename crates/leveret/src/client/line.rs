@@ -547,7 +547,10 @@ fn unreachable_endpoints(mut errors: Vec<(&Endpoint, amqp::Error)>) -> Error {
             let each = errors.iter().map(|(endpoint, error)| format!("\n  {endpoint}: {error}"));
             let text =
                 format!("cannot connect to any of these brokers:{}", each.collect::<String>());
-            let refused = errors.iter().all(|(_, error)| is_permanent(error));
+            let is_refusal = |error: &amqp::Error| {
+                matches!(error.kind(), Amqp::Authentication | Amqp::VirtualHost)
+            };
+            let refused = errors.iter().all(|(_, error)| is_refusal(error));
             let kind = if refused { ErrorKind::Refused } else { ErrorKind::Unreachable };
             Error::new(kind, text)
         }

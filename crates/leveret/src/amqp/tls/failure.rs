@@ -32,7 +32,13 @@ pub(super) fn of_handshake(error: io::Error, options: &Options) -> Error {
         }
         _ => "the TLS handshake failed".to_owned(),
     };
-    Error::caused(ErrorKind::Tls, text, cause.clone())
+    match cause {
+        // Its own words are names of types.
+        rustls::Error::InvalidCertificate(CertificateError::Other(_)) => {
+            Error::new(ErrorKind::Tls, text)
+        }
+        cause => Error::caused(ErrorKind::Tls, text, cause.clone()),
+    }
 }
 
 /// The server's refusal, if that is why reading failed. In TLS 1.3 the client is done before the server has looked at
@@ -92,6 +98,18 @@ fn certificate(reason: &CertificateError, options: &Options) -> String {
             "the server shows the certificate of an authority as its own: it must be made again without CA:TRUE"
                 .to_owned()
         }
+        Other(other) if other.to_string() == "EndEntityUsedAsCa" => {
+            "the server's certificate, or what cacertfile says vouches for it, is that of a server and not of an authority: a \
+             certificate that vouches for itself or others has to be made with CA:TRUE"
+                .to_owned()
+        }
+        Other(other) => format!("the server's certificate is not acceptable ({other})"),
+        UnsupportedSignatureAlgorithmContext { .. }
+        | UnsupportedSignatureAlgorithmForPublicKeyContext { .. } => {
+            "the server's certificate has a key or signature of a kind that cannot be checked: RSA, P-256, P-384 and Ed25519 \
+             can, P-521 cannot"
+                .to_owned()
+        }
         _ => "the server's certificate is not acceptable".to_owned(),
     }
 }
@@ -121,7 +139,7 @@ fn refusal(alert: AlertDescription) -> &'static str {
         }
         HandshakeFailure | InsufficientSecurity => {
             "the server refused the TLS handshake: it may want a client certificate (certfile=… and keyfile=…), or have \
-             no cipher in common with this client"
+             no cipher or kind of key in common with this client, which does not know P-521"
         }
         _ => "the server broke off TLS",
     }

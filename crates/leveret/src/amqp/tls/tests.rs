@@ -108,6 +108,9 @@ async fn a_file_that_cannot_be_used_is_named_with_what_is_wrong() {
     let encrypted = client.key.replace("PRIVATE KEY", "ENCRYPTED PRIVATE KEY");
     let encrypted = files.write("encrypted.key", encrypted);
     let large = files.write("large.pem", vec![b'-'; 5 << 20]);
+    let odd_key = files.write("odd.key", include_str!("../../../tests/keys/p521_key.pem"));
+    let pipe = files.path("pipe.pem").display().to_string();
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let missing = files.path("missing.pem").display().to_string();
     let folder = files.0.path().display().to_string();
 
@@ -120,6 +123,7 @@ async fn a_file_that_cannot_be_used_is_named_with_what_is_wrong() {
         (&hollow, "number 1, that is malformed"),
         (&der, "openssl x509"),
         (&large, "larger than 4 MiB"),
+        (&pipe, "no regular file"),
     ];
     for (path, words) in authorities {
         let error = open(&format!("amqps://localhost:1?cacertfile={path}")).await;
@@ -134,6 +138,7 @@ async fn a_file_that_cannot_be_used_is_named_with_what_is_wrong() {
         (&good, &encrypted, &encrypted, "decrypt it"),
         (&good, &der, &der, "openssl pkey"),
         (&good, &other_key, &other_key, "is not the key"),
+        (&good, &odd_key, &odd_key, "P-521 cannot"),
         (&hollow, &good_key, &hollow, "cannot be used"),
     ];
     for (certificate, key, blamed, words) in clients {

@@ -22,8 +22,11 @@ const ADDRESS: &AsciiSet = &COMPONENT.remove(b':');
 /// ```
 /// let options = leveret::amqp::Options::from_uri("AMQP://shop:secret@host?heartbeat=05")?;
 /// assert_eq!(options.to_string(), "amqp://shop@host:5672/%2F?heartbeat=5");
+/// assert_eq!(format!("{options:#}"), "amqp://shop@host:5672/%2F");
 /// # Ok::<(), leveret::amqp::UriError>(())
 /// ```
+///
+/// With `#` it ends before the parameters: which broker it is, for errors.
 impl fmt::Display for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.tls {
@@ -43,6 +46,9 @@ impl fmt::Display for Options {
             write!(f, ":{}", self.port)?;
         }
         write!(f, "/{virtual_host}")?;
+        if f.alternate() {
+            return Ok(());
+        }
         for (index, (name, value)) in parameters(self).iter().enumerate() {
             let delimiter = if index == 0 { '?' } else { '&' };
             write!(f, "{delimiter}{name}={}", escape(value, VALUE))?;
