@@ -1,6 +1,6 @@
 //! Messages of a parking lot to a file, and back.
 
-use std::io::{BufRead, Read, Write};
+use std::io::{self, BufRead, Read, Write};
 use std::ops::ControlFlow;
 
 use tokio::time::sleep_until;
@@ -63,7 +63,8 @@ impl ParkingLot {
     }
 
     /// Publishes the messages of lines that [`export`](ParkingLot::export) has written into this lot, each confirmed. Lines
-    /// that are none are counted and named, and the others imported all the same; empty ones are skipped.
+    /// that are none, or longer than 256 MiB, are counted and named, and the others imported all the same; empty ones are
+    /// skipped.
     pub fn import<'a, R: BufRead + Send>(&self, from: &'a mut R) -> Import<'a, R> {
         Import { lot: self.clone(), from, rate: None, is_dry: false, report: None }
     }
@@ -188,8 +189,16 @@ impl<'a, R: BufRead + Send> Import<'a, R> {
         let mut convoy = Convoy::new(&self.lot.client, "importing a message");
         let mut line = Vec::new();
         for number in 1u64.. {
-            if !read_line(self.from, number, &mut line)? {
-                break;
+            let read = read_line(self.from, MAX_LINE, &mut line).map_err(|error| {
+                Error::caused(ErrorKind::Invalid, format!("cannot read line {number}"), error)
+            })?;
+            match read {
+                ReadLine::End => break,
+                ReadLine::TooLong => {
+                    imported.failed(number, format!("it is longer than {MAX_LINE} bytes"));
+                    continue;
+                }
+                ReadLine::Line => {}
             }
             if line.trim_ascii().is_empty() {
                 continue;
@@ -226,17 +235,28 @@ impl<'a, R: BufRead + Send> Import<'a, R> {
     }
 }
 
-/// Reads the next line, if there is one.
-fn read_line(from: &mut impl BufRead, number: u64, line: &mut Vec<u8>) -> Result<bool, Error> {
+/// What was read.
+#[derive(Debug, PartialEq, Eq)]
+enum ReadLine {
+    Line,
+    /// It was passed over.
+    TooLong,
+    End,
+}
+
+/// Reads the next line, with its end, if there is one.
+fn read_line(from: &mut impl BufRead, longest: u64, line: &mut Vec<u8>) -> io::Result<ReadLine> {
     line.clear();
-    let read = from.by_ref().take(MAX_LINE).read_until(b'\n', line).map_err(|error| {
-        Error::caused(ErrorKind::Invalid, format!("cannot read line {number}"), error)
-    })?;
-    if read as u64 == MAX_LINE {
-        let text = format!("line {number} is longer than {MAX_LINE} bytes");
-        return Err(Error::new(ErrorKind::Invalid, text));
+    let read = from.by_ref().take(longest).read_until(b'\n', line)?;
+    match read as u64 == longest && !line.ends_with(b"\n") {
+        true => {
+            line.clear();
+            from.skip_until(b'\n')?;
+            Ok(ReadLine::TooLong)
+        }
+        false if read == 0 => Ok(ReadLine::End),
+        false => Ok(ReadLine::Line),
     }
-    Ok(read > 0)
 }
 
 impl Imported {
@@ -281,5 +301,30 @@ impl crate::Delivery {
     /// The message as a line of JSON, as [`Incoming::to_json`](crate::Incoming::to_json) has it.
     pub fn to_json(&self) -> String {
         self.content().to_json()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_is_too_long_is_passed_over_and_the_next_one_read() {
+        let mut from = b"12345678\n12345678901234567890\n\nabc".as_slice();
+        let (mut line, mut read) = (Vec::new(), Vec::new());
+        loop {
+            let next = read_line(&mut from, 10, &mut line).unwrap();
+            if next == ReadLine::End {
+                break;
+            }
+            read.push((next, line.clone()));
+        }
+        let expected = [
+            (ReadLine::Line, b"12345678\n".to_vec()),
+            (ReadLine::TooLong, Vec::new()),
+            (ReadLine::Line, b"\n".to_vec()),
+            (ReadLine::Line, b"abc".to_vec()),
+        ];
+        assert_eq!(read, expected);
     }
 }
