@@ -13,7 +13,7 @@ use tokio::sync::{Mutex, Notify};
 use tokio::task::JoinSet;
 
 use crate::failure::Failure;
-use crate::output::{Form, counted, print, print_json, size};
+use crate::output::{Form, counted, note, print, print_json, size};
 use crate::progress::bar;
 use crate::reach::Reach;
 
@@ -260,7 +260,7 @@ async fn settle(tickets: &mut std::collections::VecDeque<leveret::Ticket>, tally
 impl Tally {
     fn fail(&self, error: &leveret::Error) {
         if self.failed.fetch_add(1, Ordering::Relaxed) == 0 {
-            eprintln!("leveret: {error}");
+            note(&error.to_string());
         }
         self.progress.notify_one();
     }

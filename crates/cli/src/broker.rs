@@ -10,10 +10,11 @@ use clap::{Args, ValueEnum};
 use leveret_broker::{Broker, Profile};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use crate::failure::Failure;
 use crate::output::say;
-use crate::reach::until_stopped;
+use crate::signals::{GRACE, Signals};
 use file::{Definitions, User};
 use rates::Rates;
 
@@ -87,12 +88,14 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
         .memory_limit(arguments.memory_limit.saturating_mul(1024 * 1024));
     let broker = definitions.give_to(builder)?.start().map_err(Failure::new)?;
 
+    let mut signals = Signals::new()?;
     let mut accepting = JoinSet::new();
     let mut bound_to = Vec::new();
     for address in &arguments.listen {
-        let listener =
-            TcpListener::bind(address).await.map_err(|error| cannot_listen(address, &error))?;
-        let bound = listener.local_addr().map_err(|error| cannot_listen(address, &error))?;
+        let listener = TcpListener::bind(address)
+            .await
+            .map_err(|error| Failure::listening(address, &error))?;
+        let bound = listener.local_addr().map_err(|error| Failure::listening(address, &error))?;
         say(&format!("listening on {bound}, as RabbitMQ {}", broker.profile()));
         accepting.spawn(broker.clone().run(listener));
         bound_to.push(bound);
@@ -103,7 +106,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
     }
 
     let rates = io::stderr().is_terminal().then(|| Rates::show(broker.clone()));
-    until_stopped().await?;
+    signals.next().await;
     if let Some(rates) = rates {
         rates.stop().await;
     }
@@ -111,10 +114,10 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
     if clients > 0 {
         say(&format!("stopping: {clients} connections are told"));
     }
-    // A second Ctrl-C does not wait for them.
+    // A second signal does not wait for them.
     tokio::select! {
-        () = broker.shutdown() => {}
-        _ = until_stopped() => return Err(Failure::new("stopped before all clients had agreed")),
+        _ = timeout(GRACE, broker.shutdown()) => {}
+        signal = signals.next() => return Err(Failure::stopped(signal, "not all clients had agreed")),
     }
     let tally = broker.statistics().tally;
     say(&format!(
@@ -122,17 +125,4 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
         tally.published, tally.delivered, tally.acked
     ));
     Ok(())
-}
-
-fn cannot_listen(address: &str, error: &io::Error) -> Failure {
-    let advice = match error.kind() {
-        io::ErrorKind::AddrInUse => {
-            ": something listens there already; choose another port by --listen"
-        }
-        io::ErrorKind::PermissionDenied => {
-            ": ports below 1024 need rights; choose another by --listen"
-        }
-        _ => "",
-    };
-    Failure::new(format_args!("cannot listen on {address}: {error}{advice}"))
 }

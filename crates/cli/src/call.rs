@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use leveret::{Client, Reply};
+use leveret::{Client, Error, ErrorKind, Reply};
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -75,16 +75,24 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
             return Ok(rpc.cast(&arguments.method, message).await?);
         }
         if !arguments.stream {
-            let reply: Reply = rpc.call(&arguments.method, message).await?;
-            return arguments.show(&reply);
+            let reply = rpc.call::<Reply>(&arguments.method, message).await;
+            return arguments.show(&reply.map_err(failed)?);
         }
         let mut replies = rpc.stream::<Reply>(&arguments.method, message).await?;
         while let Some(reply) = replies.next().await {
-            arguments.show(&reply?)?;
+            arguments.show(&reply.map_err(failed)?)?;
         }
         Ok(())
     };
     arguments.reach.with_client(command).await
+}
+
+/// Why there is no reply. A service that does not answer is no silence of the broker's.
+fn failed(error: Error) -> Failure {
+    match error.kind() {
+        ErrorKind::TimedOut => Failure::new(error),
+        _ => error.into(),
+    }
 }
 
 impl Arguments {

@@ -23,7 +23,7 @@ use tokio::time::{sleep, timeout};
 use crate::failure::Failure;
 use crate::output::{counted, say};
 use crate::progress::{Bars, is_shown};
-use crate::reach::Stops;
+use crate::signals::{self, Signals};
 use books::Books;
 use cutter::Cutter;
 use ledger::Ledger;
@@ -72,13 +72,14 @@ const SCENARIOS: &[Scenario] = &[
 ];
 
 pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
-    let mut stops = Stops::new()?;
+    signals::enforce()?;
+    let mut signals = Signals::new()?;
     let (builder, cutter) = broker(&arguments).await?;
     let cutter = Arc::new(cutter);
     let connecting = builder.name("leveret demo").max_subscriptions(SUBSCRIPTIONS).connect();
     let client = tokio::select! {
         connected = connecting => connected?,
-        () = stops.next() => return Err(Failure::stopped("stopped")),
+        signal = signals.next() => return Err(Failure::stopped(signal, "nothing was done")),
     };
     let books = Arc::new(Books::new(
         SCENARIOS
@@ -89,7 +90,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let began = Instant::now();
     let result = tokio::select! {
         result = play(&client, &cutter, &books, &arguments) => result,
-        () = stops.next() => Err(Failure::stopped("stopped")),
+        signal = signals.next() => Err(Failure::stopped(signal, "the books are not balanced")),
     };
     let took = began.elapsed();
     // Once the client is closed, nobody declares again what is deleted.

@@ -1,10 +1,14 @@
 //! Why a command could not be done, and the status with which the program then ends.
 
-use std::fmt;
+use std::error::Error;
+use std::io::Write as _;
 use std::process::ExitCode;
+use std::{fmt, io};
 
-use leveret::ErrorKind;
+use leveret::{ErrorKind, amqp};
 
+use crate::output::note;
+use crate::signals::Signal;
 use crate::text::escape_json;
 
 /// Why a command could not be done, and what to do about it.
@@ -14,49 +18,67 @@ pub(crate) struct Failure {
     status: Status,
 }
 
-/// With what the program ends. The numbers are part of what is promised: scripts branch on them.
+/// The exit statuses. Scripts branch on the numbers, so they never change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Status {
     Done = 0,
-    /// It was not done, or not all of it.
     Failed = 1,
-    /// Arguments or a file are wrong. As with arguments that cannot be read at all.
     Wrong = 2,
-    /// No broker answers.
     NoBroker = 69,
-    /// The broker does not let this user in, or not do this.
     NotAllowed = 77,
-    /// Ctrl-C, or the signal by which services are stopped.
-    Stopped = 130,
+    Interrupted = 130,
+    Terminated = 143,
 }
 
-/// What `--help` says of them.
+/// What `--help` says of them. The guide's page on operations has the same table, which a test compares.
 pub(crate) const STATUSES: &str = "\
 Exit status:
   0    done
   1    not done, or not all of it
   2    wrong arguments, or a wrong file
-  69   no broker answers
-  77   the broker does not allow it
-  130  stopped by Ctrl-C";
+  69   no broker answers, or TLS with it fails
+  77   the broker does not let this user in, or not do this
+  130  stopped by Ctrl-C
+  143  stopped by SIGTERM";
 
 impl Failure {
+    fn with(status: Status, text: impl fmt::Display) -> Self {
+        Failure { text: text.to_string(), status }
+    }
+
     pub(crate) fn new(text: impl fmt::Display) -> Self {
-        Failure { text: text.to_string(), status: Status::Failed }
+        Failure::with(Status::Failed, text)
     }
 
     /// What was asked for cannot be: arguments or a file are wrong.
     pub(crate) fn wrong(text: impl fmt::Display) -> Self {
-        Failure { text: text.to_string(), status: Status::Wrong }
+        Failure::with(Status::Wrong, text)
     }
 
     pub(crate) fn no_broker(text: impl fmt::Display) -> Self {
-        Failure { text: text.to_string(), status: Status::NoBroker }
+        Failure::with(Status::NoBroker, text)
     }
 
     pub(crate) fn not_allowed(text: impl fmt::Display) -> Self {
-        Failure { text: text.to_string(), status: Status::NotAllowed }
+        Failure::with(Status::NotAllowed, text)
+    }
+
+    /// An address cannot be listened on: it is wrong, or cannot be had at present.
+    pub(crate) fn listening(address: &str, error: &io::Error) -> Self {
+        use io::ErrorKind::{AddrInUse, AddrNotAvailable, PermissionDenied};
+        let (status, advice) = match error.kind() {
+            AddrInUse => (
+                Status::Failed,
+                ": something listens there already; choose another port by --listen",
+            ),
+            PermissionDenied => {
+                (Status::Failed, ": ports below 1024 need rights; choose another by --listen")
+            }
+            AddrNotAvailable => (Status::Failed, ": this machine does not have that address"),
+            _ => (Status::Wrong, "; an address and a port are needed, as in 127.0.0.1:9000"),
+        };
+        Failure::with(status, format_args!("cannot listen on {address}: {error}{advice}"))
     }
 
     /// The same, with something more to say.
@@ -67,20 +89,27 @@ impl Failure {
         self
     }
 
-    pub(crate) fn stopped(text: impl fmt::Display) -> Self {
-        Failure { text: text.to_string(), status: Status::Stopped }
+    /// A signal has stopped the program.
+    pub(crate) fn stopped(signal: Signal, text: impl fmt::Display) -> Self {
+        Failure::with(signal.status(), format_args!("stopped by {signal}; {text}"))
     }
 
-    /// Whoever was reading has gone: there is nothing to be said, and nothing wrong.
+    /// The reader of the output has gone: no error, and nothing to be said.
     pub(crate) fn nobody_reads() -> Self {
-        Failure { text: String::new(), status: Status::Done }
+        Failure::with(Status::Done, "")
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        self.status
+    }
+
+    pub(crate) fn is_by_signal(&self) -> bool {
+        matches!(self.status, Status::Interrupted | Status::Terminated)
     }
 
     /// Says why, and gives the exit status.
     pub(crate) fn report(&self) -> ExitCode {
-        if !self.text.is_empty() {
-            eprintln!("leveret: {}", self.text);
-        }
+        self.say();
         ExitCode::from(self.status as u8)
     }
 
@@ -88,21 +117,62 @@ impl Failure {
     pub(crate) fn report_json(&self) -> ExitCode {
         if !self.text.is_empty() {
             let line = serde_json::json!({ "error": self.text, "status": self.status as u8 });
-            eprintln!("{}", escape_json(&line.to_string()));
+            let _ = writeln!(io::stderr().lock(), "{}", escape_json(&line.to_string()));
         }
         ExitCode::from(self.status as u8)
     }
+
+    /// Says why, and ends the process at once.
+    pub(crate) fn exit(&self) -> ! {
+        self.say();
+        std::process::exit(self.status as i32)
+    }
+
+    fn say(&self) {
+        if !self.text.is_empty() {
+            note(&self.text);
+        }
+    }
+}
+
+impl From<amqp::Error> for Failure {
+    fn from(error: amqp::Error) -> Self {
+        let status = match error.kind() {
+            amqp::ErrorKind::Authentication | amqp::ErrorKind::VirtualHost => Status::NotAllowed,
+            amqp::ErrorKind::InvalidArgument => Status::Wrong,
+            _ => Status::NoBroker,
+        };
+        Failure::with(status, error)
+    }
+}
+
+/// Whether something could not be written because its reader has gone.
+fn is_unread(error: &leveret::Error) -> bool {
+    let cause = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+    error.kind() == ErrorKind::Invalid
+        && cause.is_some_and(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
 }
 
 impl From<leveret::Error> for Failure {
     fn from(error: leveret::Error) -> Self {
+        if is_unread(&error) {
+            return Failure::nobody_reads();
+        }
         let status = match error.kind() {
-            ErrorKind::Unreachable => Status::NoBroker,
+            ErrorKind::Unreachable | ErrorKind::Lost => Status::NoBroker,
+            // A broker that is short of memory answers all else.
+            ErrorKind::TimedOut if error.blocked_by_broker().is_none() => Status::NoBroker,
             ErrorKind::Refused => Status::NotAllowed,
             ErrorKind::Invalid => Status::Wrong,
             _ => Status::Failed,
         };
-        Failure { text: error.to_string(), status }
+        let failure = Failure::with(status, &error);
+        match error.kind() {
+            ErrorKind::Missing => {
+                failure.and(". Is the name right, and the virtual host at the end of --url?")
+            }
+            _ => failure,
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use leveret::{Client, Filter};
 
 use crate::failure::Failure;
 use crate::message::Shown;
-use crate::output::{Form, print, print_bytes};
+use crate::output::{Form, note, print, print_bytes};
 use crate::reach::Reach;
 
 /// Shows the first messages of a queue. They stay there, unless they are taken.
@@ -39,9 +39,12 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
         true => take(client, &arguments).await,
         false => look(client, &arguments).await,
     };
-    let shown = arguments.reach.with_client(command).await?;
+    let shown = match (arguments.take, arguments.count) {
+        (true, 1) => arguments.reach.with_client_briefly(command).await?,
+        _ => arguments.reach.with_client(command).await?,
+    };
     if shown == 0 {
-        eprintln!("leveret: queue {:?} has no message", arguments.queue);
+        note(&format!("queue {:?} has no message", arguments.queue));
     }
     Ok(())
 }

@@ -13,6 +13,8 @@ mod failure;
 mod files;
 mod get;
 mod http;
+mod lines;
+mod logging;
 mod management;
 mod manual;
 mod message;
@@ -22,14 +24,20 @@ mod progress;
 mod publish;
 mod reach;
 mod run;
+mod signals;
 mod status;
 mod tail;
 mod text;
 mod topology;
 
+use std::fs::File;
+use std::io;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+use tokio::runtime::Builder;
+
+use failure::Failure;
 
 /// Messaging on AMQP 0-9-1 that does not lose work.
 #[derive(Debug, Parser)]
@@ -58,11 +66,41 @@ enum Command {
     Reap,
 }
 
-#[tokio::main]
-async fn main() -> ExitCode {
+fn main() -> ExitCode {
     let matches = Arguments::command().get_matches();
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    let result = match arguments.command {
+    logging::begin(matches!(arguments.command, Command::Run(_)).then_some("leveret=info"));
+    let runtime = match can_open_files()
+        .and_then(|()| Builder::new_multi_thread().enable_all().build())
+    {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            let text =
+                format_args!("cannot start: {error}; `ulimit -n` and `ulimit -u` may be too low");
+            return Failure::new(text).report();
+        }
+    };
+    let result = runtime.block_on(run(arguments.command));
+    // Nothing waits for a file or a terminal that never answers a read.
+    runtime.shutdown_background();
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) if is_json(&matches) => failure.report_json(),
+        Err(failure) => failure.report(),
+    }
+}
+
+/// Whether there is room for what a command needs at least. What runs it panics where there is not.
+fn can_open_files() -> io::Result<()> {
+    const NEEDED: usize = 20;
+    if cfg!(unix) {
+        (0..NEEDED).map(|_| File::open("/dev/null")).collect::<io::Result<Vec<File>>>()?;
+    }
+    Ok(())
+}
+
+async fn run(command: Command) -> Result<(), Failure> {
+    match command {
         Command::Demo(arguments) => demo::run(arguments).await,
         Command::Run(arguments) => run::run(arguments).await,
         Command::Broker(arguments) => broker::run(arguments).await,
@@ -77,11 +115,6 @@ async fn main() -> ExitCode {
         Command::Completions(arguments) => manual::completions(&arguments, Arguments::command()),
         Command::Man(arguments) => manual::man(&arguments, Arguments::command()),
         Command::Reap => run::reaper::reap().await,
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) if is_json(&matches) => failure.report_json(),
-        Err(failure) => failure.report(),
     }
 }
 

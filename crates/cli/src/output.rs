@@ -8,7 +8,7 @@ use console::{measure_text_width, style, truncate_str};
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::text::{escape, escape_json};
+use crate::text::{escape, escape_json, escape_lines};
 
 /// In which form results are told.
 #[derive(Clone, Copy, Debug, Args)]
@@ -21,6 +21,11 @@ pub(crate) struct Form {
 /// Says something on the standard output. Nobody listening is no error.
 pub(crate) fn say(text: &str) {
     let _ = print(text);
+}
+
+/// Says something beside the results, on the standard error: what it is about is named by others, and is escaped.
+pub(crate) fn note(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "leveret: {}", escape_lines(text));
 }
 
 /// Says a result. If nobody reads any more, there is no use in going on.

@@ -12,7 +12,7 @@ use leveret::{Filter, Target, Task};
 
 use crate::failure::Failure;
 use crate::message::{Header, with};
-use crate::output::{Form, counted, print, print_json};
+use crate::output::{Form, counted, note, print, print_json};
 use crate::progress::bar;
 use crate::reach::duration;
 
@@ -192,7 +192,7 @@ async fn carry_out(
     let progress = progress?;
     for one in &progress.not_done {
         let id = one.message_id.as_ref().map(|id| format!(" ({id})")).unwrap_or_default();
-        eprintln!("leveret: message {}{id} stays: {}", one.position, one.error);
+        note(&format!("message {}{id} stays: {}", one.position, one.error));
     }
     match form.json {
         true => print_json(&serde_json::json!({

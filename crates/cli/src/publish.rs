@@ -1,7 +1,6 @@
 //! `leveret publish`: sends messages, each confirmed.
 
 use std::collections::VecDeque;
-use std::io::{self, BufRead, Read};
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
@@ -9,8 +8,9 @@ use leveret::{Client, Publisher, Ticket, UnconfirmedPublisher};
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::lines::Lines;
 use crate::message::{Body, MessageOptions};
-use crate::output::{Form, counted, print, print_json};
+use crate::output::{Form, counted, note, print, print_json};
 use crate::reach::{Reach, duration};
 
 /// Publishes a message, and waits until the broker has it safe.
@@ -128,7 +128,10 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
         }
         Ok(report)
     };
-    let report = arguments.reach.with_client(command).await?;
+    let report = match arguments.lines {
+        true => arguments.reach.with_client(command).await?,
+        false => arguments.reach.with_client_briefly(command).await?,
+    };
     let done = if report.confirmed.is_none() { "published" } else { "sent, none confirmed" };
     match arguments.form.json {
         true => print_json(&report)?,
@@ -158,7 +161,8 @@ enum Sent {
 
 impl Sender {
     async fn new(client: &Client, arguments: &Arguments) -> Result<Sender, Failure> {
-        let mut publisher = client.publisher(&arguments.exchange).window(WINDOW);
+        let mut publisher =
+            client.publisher(&arguments.exchange).window(WINDOW).timeout(arguments.reach.timeout());
         if arguments.allow_unroutable {
             publisher = publisher.allow_unroutable();
         }
@@ -202,19 +206,22 @@ impl Report {
         arguments: &Arguments,
     ) -> Result<(), Failure> {
         let mut under_way = VecDeque::new();
-        for (number, sender) in (1..).zip(senders.iter().cycle()) {
-            let line = match next_line(number, arguments.max_line).await {
-                Ok(Some(line)) => line,
-                Ok(None) => break,
+        let mut lines = Lines::of_stdin(arguments.max_line)?;
+        let mut senders = (1..).zip(senders.iter().cycle());
+        while let Some(batch) = lines.next().await {
+            let batch = match batch {
+                Ok(batch) => batch,
                 Err(failure) => {
                     self.ended = Some(failure);
                     break;
                 }
             };
-            if under_way.len() >= WINDOW {
-                self.settle(&mut under_way).await;
+            for (line, (number, sender)) in batch.into_iter().zip(senders.by_ref()) {
+                if under_way.len() >= WINDOW {
+                    self.settle(&mut under_way).await;
+                }
+                under_way.push_back((number, sender.send(arguments, line).await?));
             }
-            under_way.push_back((number, sender.send(arguments, line).await?));
         }
         while !under_way.is_empty() {
             self.settle(&mut under_way).await;
@@ -229,31 +236,9 @@ impl Report {
             Err(error) => {
                 self.failed += 1;
                 if self.failed <= TOLD {
-                    eprintln!("leveret: line {line}: {error}");
+                    note(&format!("line {line}: {error}"));
                 }
             }
         }
-    }
-}
-
-/// The next line, without its end. Reading may take as long as somebody types.
-async fn next_line(number: u64, longest: u64) -> Result<Option<Vec<u8>>, Failure> {
-    let read = tokio::task::spawn_blocking(move || {
-        let mut line = Vec::new();
-        // With room for its end.
-        let mut from = io::stdin().lock().take(longest.saturating_add(2));
-        let read = from.read_until(b'\n', &mut line)?;
-        while line.last().is_some_and(|byte| matches!(byte, b'\n' | b'\r')) {
-            line.pop();
-        }
-        Ok((read > 0).then_some(line))
-    });
-    let failed =
-        |error: io::Error| Failure::new(format_args!("cannot read the standard input: {error}"));
-    match read.await.map_err(Failure::new)?.map_err(failed)? {
-        Some(line) if line.len() as u64 > longest => Err(Failure::new(format_args!(
-            "line {number} has more than {longest} bytes: only the lines before it were published. --max-line allows more"
-        ))),
-        line => Ok(line),
     }
 }

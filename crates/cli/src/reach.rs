@@ -7,8 +7,10 @@ use std::time::Duration;
 use clap::Args;
 use leveret::amqp::Options;
 use leveret::{Client, ClientBuilder, ConnectLimits, IntoEndpoints};
+use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Status};
+use crate::signals::{self, GRACE, Signals};
 
 /// Which broker, and how patient to be with it.
 #[derive(Clone, Debug, Args)]
@@ -17,7 +19,7 @@ pub(crate) struct Reach {
     #[command(flatten)]
     urls: Urls,
 
-    /// How long an answer of the broker may take.
+    /// How long the broker may be silent: a command that only asks it something ends in that time.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     timeout: Duration,
 }
@@ -82,6 +84,12 @@ fn read_urls(path: &Path) -> Result<Vec<String>, Failure> {
         false => Ok(urls),
     }
 }
+/// How long a connection to a broker that does not answer may take to close.
+const PARTING: Duration = Duration::from_millis(100);
+
+/// Between these is the heartbeat interval that is asked for: AMQP counts in seconds, and the longest is the library's own.
+const SHORTEST: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_secs(10);
 
 /// A time as a person writes it: `500ms`, `10s`, `5m`, `4h`, `7d`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
@@ -89,26 +97,81 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         .map_err(|_| "a time is needed: a number and ms, s, m, h or d, as in 30s or 4h".to_owned())
 }
 
+/// How much of a command the timeout bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Bound {
+    /// All of it together.
+    Whole,
+    /// Connecting, each answer of the broker, and closing: the command may have any number of messages.
+    Steps,
+}
+
 impl Reach {
-    /// Connects, does something, and closes the client whatever comes: what was taken out of queues is back before the program
-    /// ends. Ctrl-C stops it.
+    /// Connects, runs a command of any length, and closes the client whatever the outcome: messages taken out of queues are
+    /// back before the program ends. A signal stops it.
     pub(crate) async fn with_client<T>(
         &self,
         command: impl AsyncFnOnce(&Client) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let connecting = self.builder()?.connect();
+        self.run(Bound::Steps, command).await
+    }
+
+    /// The same for a command that asks the broker a few things: it ends within the timeout, closing included.
+    pub(crate) async fn with_client_briefly<T>(
+        &self,
+        command: impl AsyncFnOnce(&Client) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        self.run(Bound::Whole, command).await
+    }
+
+    async fn run<T>(
+        &self,
+        bound: Bound,
+        command: impl AsyncFnOnce(&Client) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        signals::enforce()?;
+        let mut signals = Signals::new()?;
+        let deadline = deadline_in(self.timeout);
+        let connecting = async {
+            let endpoints = self.endpoints()?;
+            for options in &endpoints {
+                check_files(options).await?;
+            }
+            Ok(self.builder(endpoints)?.connect().await?)
+        };
+        let connecting = timeout_at(deadline + PARTING, connecting);
         let client = tokio::select! {
-            connected = connecting => connected?,
-            stopped = until_stopped() => return Err(stopped.err().unwrap_or_else(|| Failure::stopped("stopped"))),
+            connected = connecting => connected.unwrap_or_else(|_| Err(self.silent()))?,
+            signal = signals.next() => return Err(Failure::stopped(signal, "nothing was done")),
+        };
+        let bounded = async {
+            match bound {
+                Bound::Steps => command(&client).await,
+                Bound::Whole => timeout_at(deadline, command(&client))
+                    .await
+                    .unwrap_or_else(|_| Err(self.silent())),
+            }
         };
         let result = tokio::select! {
-            result = command(&client) => result,
-            stopped = until_stopped() => Err(stopped.err().unwrap_or_else(|| {
-                Failure::stopped("stopped; what was done until then is done")
-            })),
+            result = bounded => result,
+            signal = signals.next() => Err(Failure::stopped(signal, "its work up to then is done")),
         };
-        client.close().await;
+        let patience = match (&result, bound) {
+            (Err(failure), _) if failure.is_by_signal() => GRACE.min(self.timeout) / 2,
+            (Err(failure), _) if failure.status() == Status::NoBroker => PARTING,
+            (_, Bound::Whole) => deadline.saturating_duration_since(Instant::now()).max(PARTING),
+            (_, Bound::Steps) => self.timeout,
+        };
+        let _ = timeout(patience, client.close()).await;
         result
+    }
+
+    /// The broker has not answered.
+    fn silent(&self) -> Failure {
+        let timeout = humantime::format_duration(self.timeout);
+        Failure::no_broker(format_args!(
+            "no answer of the broker within {timeout}; --timeout allows more"
+        ))
     }
 
     /// The same for the first broker that answers alone: what is done in several steps is done on one broker.
@@ -117,7 +180,7 @@ impl Reach {
         for url in self.urls()? {
             let reach = Reach { urls: Urls::of(url), timeout: self.timeout };
             let [options] = reach.endpoints()?.try_into().map_err(|_| Failure::wrong("--url"))?;
-            match reach.with_client(async |_| Ok(())).await {
+            match reach.with_client_briefly(async |_| Ok(())).await {
                 Ok(()) => return Ok((reach, options)),
                 Err(failure) => failed = failed.or(Some(failure)),
             }
@@ -125,9 +188,25 @@ impl Reach {
         Err(failed.unwrap_or_else(|| Failure::wrong("--url: no broker is given")))
     }
 
-    /// Where the brokers are.
+    /// The same brokers, with less time.
+    pub(crate) fn until(&self, deadline: Instant) -> Reach {
+        let timeout = deadline.saturating_duration_since(Instant::now());
+        Reach { urls: self.urls.clone(), timeout }
+    }
+
+    /// Where the brokers are, and how long each may take.
     pub(crate) fn endpoints(&self) -> Result<Vec<Options>, Failure> {
-        Ok(self.urls()?.into_endpoints()?)
+        let mut endpoints = endpoints(&self.urls()?)?;
+        // One that is silent leaves time for the others.
+        let each = self.timeout / u32::try_from(endpoints.len().max(1)).unwrap_or(u32::MAX);
+        for options in &mut endpoints {
+            options.connection_timeout = options.connection_timeout.min(each);
+            // A broker that falls silent while a command waits for messages is noticed by this alone.
+            options.heartbeat.get_or_insert((self.timeout / 2).clamp(SHORTEST, LONGEST));
+            options.limits.reply_timeout = self.timeout;
+            options.limits.publish_timeout = self.timeout;
+        }
+        Ok(endpoints)
     }
 
     fn urls(&self) -> Result<Vec<String>, Failure> {
@@ -139,53 +218,36 @@ impl Reach {
         self.timeout
     }
 
-    fn builder(&self) -> Result<ClientBuilder, Failure> {
+    fn builder(&self, endpoints: Vec<Options>) -> Result<ClientBuilder, Failure> {
         // A person sees that nobody answers, and tries again.
         let limits = ConnectLimits { max_retries: 0, within: self.timeout };
-        let builder = Client::builder().endpoint(self.endpoints()?)?;
-        Ok(builder.name("leveret").timeout(self.timeout).connect_limits(limits))
+        let builder = Client::builder().endpoint(endpoints)?.name("leveret");
+        Ok(builder.timeout(self.timeout).connect_limits(limits).give_up_after(self.timeout))
     }
 }
 
-/// Waits for Ctrl-C, or for the signal by which services are stopped.
-pub(crate) async fn until_stopped() -> Result<(), Failure> {
-    Stops::new()?.next().await;
-    Ok(())
+/// The brokers at these URLs.
+pub(crate) fn endpoints(urls: &[String]) -> Result<Vec<Options>, Failure> {
+    // A comma separates them, so one within a password leaves pieces that are no URLs. None is quoted.
+    if urls.len() > 1 && urls.iter().any(|url| !url.contains("://")) {
+        return Err(Failure::wrong(
+            "--url: what follows a comma has to be a whole URL, as in amqp://user:password@host1,amqp://user:password@host2; \
+             write a comma in a password as %2C",
+        ));
+    }
+    Ok(urls.to_vec().into_endpoints()?)
 }
 
-/// Wishes to stop: Ctrl-C, and the signal by which services are stopped. None is missed that comes while it is there.
-#[derive(Debug)]
-pub(crate) struct Stops {
-    #[cfg(unix)]
-    interrupt: tokio::signal::unix::Signal,
-    #[cfg(unix)]
-    terminate: tokio::signal::unix::Signal,
+/// Certificates and keys that cannot be used are no fault of a broker.
+pub(crate) async fn check_files(options: &Options) -> Result<(), Failure> {
+    match &options.tls {
+        Some(tls) => tls.client_config().await.map(drop).map_err(Failure::wrong),
+        None => Ok(()),
+    }
 }
 
-impl Stops {
-    #[cfg(unix)]
-    pub(crate) fn new() -> Result<Self, Failure> {
-        use tokio::signal::unix::{SignalKind, signal};
-        let failed = |error| Failure::new(format_args!("cannot wait for signals: {error}"));
-        let interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
-        let terminate = signal(SignalKind::terminate()).map_err(failed)?;
-        Ok(Stops { interrupt, terminate })
-    }
-
-    #[cfg(not(unix))]
-    pub(crate) fn new() -> Result<Self, Failure> {
-        Ok(Stops {})
-    }
-
-    pub(crate) async fn next(&mut self) {
-        #[cfg(unix)]
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-        #[cfg(not(unix))]
-        if tokio::signal::ctrl_c().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    }
+/// That long from now; a time too long to be reckoned with is a year.
+pub(crate) fn deadline_in(timeout: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(timeout).unwrap_or(now + Duration::from_secs(365 * 24 * 3600))
 }

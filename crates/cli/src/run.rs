@@ -15,7 +15,6 @@ mod running;
 mod wanted;
 mod work;
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::time::Duration;
@@ -23,11 +22,12 @@ use std::time::Duration;
 use clap::Args;
 use leveret::{Client, ConnectLimits};
 use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::time::timeout;
 
 use crate::failure::Failure;
 use crate::output::{counted, say};
-use crate::reach::{Stops, Urls, duration};
-use crate::text::escape_except;
+use crate::reach::{self, Urls, duration};
+use crate::signals::{GRACE, Signals};
 use file::File;
 use listen::Listening;
 use pools::Pools;
@@ -98,45 +98,16 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
         say(&format!("{} is right: {}", arguments.file.display(), described(&file)));
         return Ok(());
     }
-    log();
     let counted = arguments.listen.as_ref().map(|_| listen::count()).transpose()?;
-    let mut stops = Stops::new()?;
+    let mut signals = Signals::new()?;
     let client = tokio::select! {
         connected = arguments.connect(&file) => connected?,
-        () = stops.next() => return Ok(()),
+        _ = signals.next() => return Ok(()),
     };
-    let result = serve(&arguments, file, &client, counted, &mut stops).await;
-    client.close().await;
+    let result = serve(&arguments, file, &client, counted, &mut signals).await;
+    // Its handlers are done.
+    let _ = timeout(GRACE, client.close()).await;
     result
-}
-
-/// What happens goes to the standard error, for who runs it.
-fn log() {
-    use tracing_subscriber::EnvFilter;
-    let filter =
-        EnvFilter::try_from_env("LEVERET_LOG").unwrap_or_else(|_| EnvFilter::new("leveret=info"));
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(|| LogWriter)
-        .with_ansi(console::colors_enabled_stderr())
-        .try_init();
-}
-
-/// Writes each event as one line, whatever texts from elsewhere it has. The colours stay; what else begins with an escape
-/// character, `tracing_subscriber` has escaped.
-struct LogWriter;
-
-impl Write for LogWriter {
-    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
-        let text = String::from_utf8_lossy(event);
-        let line = escape_except(text.strip_suffix('\n').unwrap_or(&text), &['\u{1b}']);
-        io::stderr().lock().write_all((line + "\n").as_bytes())?;
-        Ok(event.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        io::stderr().flush()
-    }
 }
 
 fn described(file: &File) -> String {
@@ -159,7 +130,8 @@ impl Arguments {
         }
         let limits =
             ConnectLimits { max_retries: self.connect_max_retries, within: CONNECT_WITHIN };
-        let builder = Client::builder().endpoint(urls)?.name(&file.name).connect_limits(limits);
+        let builder = Client::builder().endpoint(reach::endpoints(&urls)?)?;
+        let builder = builder.name(&file.name).connect_limits(limits);
         Ok(builder.max_subscriptions(self.max_connection_subscriptions).connect().await?)
     }
 }
@@ -180,7 +152,7 @@ async fn serve(
     mut file: File,
     client: &Client,
     counted: Option<PrometheusHandle>,
-    stops: &mut Stops,
+    signals: &mut Signals,
 ) -> Result<(), Failure> {
     let context = Context::new(client, &arguments.pools, arguments.drain);
     let mut tasks = Tasks::new(&context);
@@ -195,17 +167,17 @@ async fn serve(
     let mut reloads = reloads()?;
     let started = tokio::select! {
         started = first(&context, &file, definitions) => started?,
-        () = stops.next() => return Ok(()),
+        _ = signals.next() => return Ok(()),
     };
     tasks.start(started);
     say(&format!("running: {}", described(&file)));
     let mut reloading: Option<Reloading> = None;
     loop {
         tokio::select! {
-            () = stops.next() => {
+            _ = signals.next() => {
                 let done = tokio::select! {
                     done = tasks.stop() => done?,
-                    () = stops.next() => return Err(Failure::stopped("stopped before all handlers had finished")),
+                    signal = signals.next() => return Err(Failure::stopped(signal, "not all handlers had finished")),
                 };
                 say(&format!("stopped: {done}"));
                 return Ok(());

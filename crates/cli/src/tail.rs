@@ -5,7 +5,7 @@ use leveret::{Client, Queue, Topology};
 
 use crate::failure::Failure;
 use crate::message::Shown;
-use crate::output::{Form, print, print_bytes};
+use crate::output::{Form, note, print, print_bytes};
 use crate::reach::Reach;
 
 /// Shows what is published to an exchange from now on, until Ctrl-C.
@@ -53,7 +53,7 @@ async fn show(client: &Client, arguments: &Arguments) -> Result<(), Failure> {
     }
     client.apply(&Topology::new().queue(queue)).await?;
     let mut deliveries = client.consumer(QUEUE).auto_ack().stream().await?;
-    eprintln!("leveret: listening to exchange {:?}; stop with Ctrl-C", arguments.exchange);
+    note(&format!("listening to exchange {:?}; stop with Ctrl-C", arguments.exchange));
     let mut left = arguments.count.unwrap_or(u64::MAX);
     while left > 0 {
         let Some(delivery) = deliveries.next().await else { break };

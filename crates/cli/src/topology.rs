@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use leveret::amqp::Tls;
-use leveret::{Change, Client, Conflict, Plan, Step, Topology};
+use leveret::{Change, Client, Conflict, ErrorKind, Plan, Step, Topology};
 use reqwest::Url;
 use serde_json::{Value, json};
 
@@ -64,7 +64,7 @@ struct PlanArguments {
 async fn plan(arguments: PlanArguments) -> Result<(), Failure> {
     let topology = Topology::read(&arguments.file)?;
     let command = async |client: &Client| Ok(client.plan(&topology).await?);
-    let plan = arguments.reach.with_client(command).await?;
+    let plan = arguments.reach.with_client_briefly(command).await?;
     show(&plan, arguments.form)?;
     match plan.is_possible() {
         true => Ok(()),
@@ -98,7 +98,7 @@ async fn apply(arguments: ApplyArguments) -> Result<(), Failure> {
         }
         Ok(plan)
     };
-    let plan = arguments.reach.with_client(command).await?;
+    let plan = arguments.reach.with_client_briefly(command).await?;
     show(&plan, arguments.form)?;
     match plan.is_possible() {
         true => Ok(()),
@@ -146,6 +146,7 @@ fn advice(plan: &Plan) -> Failure {
         |is: fn(&Change) -> bool| plan.steps().iter().filter(|step| is(&step.change)).count();
     let conflicts = count(|change| matches!(change, Change::Conflict(_)));
     let refused = count(|change| matches!(change, Change::Refused(_)));
+    let is_forbidden = |change: &Change| matches!(change, Change::Refused(error) if error.kind() == ErrorKind::Refused);
     let mut text = format!(
         "{} cannot be applied, so nothing was.",
         counted((conflicts + refused) as u64, "object")
@@ -157,7 +158,10 @@ fn advice(plan: &Plan) -> Failure {
     if refused > 0 {
         text += " What is refused says why: mend it in the file, or ask for the permission.";
     }
-    Failure::new(text)
+    match count(is_forbidden) {
+        0 => Failure::new(text),
+        _ => Failure::not_allowed(text),
+    }
 }
 
 /// Draws the file: exchanges, queues, bindings, and where dead letters go. Needs no broker.

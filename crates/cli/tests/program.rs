@@ -16,6 +16,10 @@ mod parking;
 mod publishing;
 #[path = "program/running.rs"]
 mod running;
+#[path = "program/silence.rs"]
+mod silence;
+#[path = "program/statuses.rs"]
+mod statuses;
 #[path = "program/topology.rs"]
 mod topology;
 

@@ -20,3 +20,5 @@ mod publishing;
 mod running;
 #[path = "program/topology.rs"]
 mod topology;
+#[path = "program/waiting.rs"]
+mod waiting;

@@ -118,7 +118,7 @@ async fn a_channel_error_names_its_cause_and_leaves_the_others_alone() {
     let lost = channel.publish(&Publish { exchange: "missing", ..to_q("x") }).await.unwrap().await;
     let Outcome::Lost(error) = lost else { panic!("{lost:?}") };
     assert_eq!(error.kind(), ErrorKind::ChannelClosed(ReplyCode::NOT_FOUND));
-    assert!(error.to_string().contains("no exchange 'missing'"), "{error}");
+    assert!(error.to_string().contains("no exchange \"missing\""), "{error}");
 
     let later = channel.publish(&to_q("x")).await.unwrap_err();
     assert_eq!(later.reply_code(), Some(ReplyCode::NOT_FOUND));

@@ -11,7 +11,7 @@ use super::{Lot, Which};
 use crate::failure::Failure;
 use crate::message::Shown;
 use crate::output::{
-    Table, ago, counted, last_line, print, print_bytes, print_json, rough, timestamp,
+    Table, ago, counted, last_line, note, print, print_bytes, print_json, rough, timestamp,
 };
 use crate::reach::Reach;
 use crate::text::escape;
@@ -50,7 +50,7 @@ impl List {
             table.print()?;
         }
         let shown = messages.len() as u64;
-        eprintln!("leveret: {} of {} shown", shown, counted(depth, "message"));
+        note(&format!("{shown} of {} shown", counted(depth, "message")));
         Ok(())
     }
 }
@@ -204,7 +204,7 @@ impl Groups {
             });
         }
         if groups.is_empty() {
-            eprintln!("leveret: there is no such message in {:?}", self.lot.lot);
+            note(&format!("there is no such message in {:?}", self.lot.lot));
             return Ok(());
         }
         let mut table = Table::new(&["count", "queue", "kind", "last", "example", "error"]);

@@ -11,7 +11,7 @@ use tempfile::NamedTempFile;
 
 use super::{Lot, Which};
 use crate::failure::Failure;
-use crate::output::{counted, print, print_json};
+use crate::output::{counted, note, print, print_json};
 use crate::progress::bar;
 use crate::reach::Reach;
 
@@ -62,7 +62,7 @@ impl Export {
         let exported = exported?;
         out.finish()?;
         match (to_file, self.lot.form.json) {
-            (None, _) => eprintln!("leveret: {} exported", counted(exported, "message")),
+            (None, _) => note(&format!("{} exported", counted(exported, "message"))),
             (Some(_), true) => print_json(&serde_json::json!({ "exported": exported }))?,
             (Some(_), false) => print(&format!("{} exported", counted(exported, "message")))?,
         }
@@ -183,7 +183,7 @@ impl Import {
         bar.finish_and_clear();
         let imported = imported?;
         for (line, fault) in &imported.bad_lines {
-            eprintln!("leveret: line {line}: {fault}");
+            note(&format!("line {line}: {fault}"));
         }
         let would = if self.dry_run { "would be " } else { "" };
         match self.lot.form.json {

@@ -44,7 +44,7 @@ impl Listening {
         counted: PrometheusHandle,
         wanted: Wanted,
     ) -> Result<Listening, Failure> {
-        let failed = |error| Failure::wrong(format_args!("cannot listen on {address}: {error}"));
+        let failed = |error| Failure::listening(address, &error);
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         let bound = listener.local_addr().map_err(failed)?;
         let router = Router::new()

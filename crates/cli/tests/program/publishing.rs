@@ -137,7 +137,7 @@ async fn status_tells_of_brokers_and_queues() {
     assert!(well[0]["brokers"][0]["product"].as_str().unwrap().starts_with("RabbitMQ"), "{well:?}");
     let ill = place.run(&["status", "jobs", "nowhere"]);
     assert_eq!(ill.status, 1);
-    assert!(ill.out.contains("nowhere") && ill.out.contains("no such queue"), "{ill:?}");
+    assert!(ill.out.contains("nowhere") && ill.out.contains("there is no queue"), "{ill:?}");
     // A standby that answers is enough to go on, but not to be well.
     let urls = format!("amqp://127.0.0.1:1,{}", place.url());
     let half = place.run(&["status", "jobs", "--url", &urls]);

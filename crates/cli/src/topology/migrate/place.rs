@@ -13,7 +13,7 @@ use super::step::{Declared, Names, Seen, Step};
 use super::watch::{Others, Watch};
 use crate::failure::Failure;
 use crate::management::{Bound, Management, QueueFacts, To};
-use crate::output::counted;
+use crate::output::{counted, note};
 use crate::progress::bar;
 
 /// How often the broker is asked whether a queue is empty.
@@ -387,7 +387,7 @@ impl Place<'_> {
             }
             if !has_told && waited >= PATIENCE && (ready > 0 || facts.out() != Some(0)) {
                 has_told = true;
-                eprintln!("leveret: waiting: {}", left(&facts, ready));
+                note(&format!("waiting: {}", left(&facts, ready)));
             }
             match ready > 0 && !is_held_by_one(&facts) {
                 true => drop(self.move_ready(from, by, count).await?),

@@ -1,0 +1,354 @@
+//! How the program ends: with which status, and with which words.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use leveret_testkit::certificates::Authority;
+use leveret_testkit::eventually;
+use leveret_testkit::web::TlsFront;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::support::{Killed, Place, Said, leveret, program};
+
+/// A broker with a user who may do nothing in the virtual host `/`, and none of whose names is in `shop`.
+struct Guarded {
+    address: String,
+    _child: Killed,
+    _folder: tempfile::TempDir,
+}
+
+impl Guarded {
+    fn start() -> Guarded {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("broker.toml");
+        let text = "virtual_hosts = [\"/\", \"shop\"]\n[[users]]\nname = \"ann\"\npassword = \"a\"\n\
+                    [[users.permissions]]\nvirtual_host = \"/\"\n";
+        fs::write(&file, text).unwrap();
+        let arguments = ["broker", "--listen", "127.0.0.1:0", "--file", file.to_str().unwrap()];
+        let child = program(&arguments).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+        let mut child = Killed(child.unwrap());
+        let mut line = String::new();
+        BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address = line.strip_prefix("listening on ").unwrap().split(',').next().unwrap();
+        Guarded { address: address.to_owned(), _child: child, _folder: folder }
+    }
+
+    fn url(&self, user: &str, vhost: &str) -> String {
+        format!("amqp://{user}@{}{vhost}", self.address)
+    }
+}
+
+fn is_on_both(said: &Said, words: &str) -> bool {
+    said.out.contains(words) || said.err.contains(words)
+}
+
+/// Files that commands need.
+fn files() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("topology.toml"), "[[queue]]\nname = \"q\"\n").unwrap();
+    fs::write(folder.path().join("lines.jsonl"), "{\"body\":\"x\"}\n").unwrap();
+    folder
+}
+
+/// Each command that needs a broker.
+fn commands(folder: &Path) -> Vec<Vec<String>> {
+    let file = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+    let (topology, lines) = (file("topology.toml"), file("lines.jsonl"));
+    let commands: [&[&str]; 13] = [
+        &["status"],
+        &["status", "q"],
+        &["get", "q"],
+        &["get", "q", "--take"],
+        &["publish", "q", "x"],
+        &["publish", "q", "--lines"],
+        &["call", "s", "m", "x"],
+        &["tail", "amq.topic"],
+        &["parking", "list", "q"],
+        &["parking", "export", "q"],
+        &["parking", "import", "q", &lines],
+        &["topology", "plan", &topology],
+        &["topology", "apply", &topology],
+    ];
+    commands.iter().map(|command| command.iter().map(|&word| word.to_owned()).collect()).collect()
+}
+
+#[test]
+fn every_command_ends_with_the_status_of_the_table() {
+    let (broker, folder) = (Guarded::start(), files());
+    let missing = "cacertfile=/no/such/file";
+    for (url, status, words) in [
+        (broker.url("ann:wrong", "/"), 77, "403 ACCESS_REFUSED"),
+        (broker.url("ann:a", "/shop"), 77, "refused"),
+        (broker.url("ann:a", "/nowhere"), 77, "it has no virtual host \"nowhere\""),
+        (broker.url("ann:a", "/"), 77, "leave out the slash"),
+        ("amqp://127.0.0.1:1".to_owned(), 69, "refused"),
+        (format!("amqps://127.0.0.1:1?{missing}"), 2, missing.split('=').next().unwrap()),
+        ("amqp://host:port".to_owned(), 2, "port"),
+        ("amqp://ann:a,b@host".to_owned(), 2, "%2C"),
+        ("amqp://ann:a@h1:5672,h2:5672/v".to_owned(), 2, "amqp://user:password@host2"),
+    ] {
+        for command in commands(folder.path()) {
+            let command = command.iter().map(String::as_str).chain(["--url", &url]);
+            let command: Vec<&str> = command.collect();
+            let said = leveret(&command);
+            assert_eq!(said.status, status, "{command:?}: {said:?}");
+            assert!(is_on_both(&said, words), "{command:?}: {words:?} is not in {said:?}");
+        }
+    }
+}
+
+#[test]
+fn a_user_without_permissions_is_told_so_by_every_command() {
+    let (broker, folder) = (Guarded::start(), files());
+    let url = broker.url("ann:a", "");
+    for command in commands(folder.path()) {
+        // To be let in, and to cast a message into the dark, needs none.
+        if command == ["status"] {
+            continue;
+        }
+        let command: Vec<&str> =
+            command.iter().map(String::as_str).chain(["--url", &url]).collect();
+        let piped = ["publish", "q", "--lines"];
+        let said = leveret(&command);
+        // No line, no message.
+        let status = if command.starts_with(&piped) { 0 } else { 77 };
+        assert_eq!(said.status, status, "{command:?}: {said:?}");
+    }
+}
+
+#[test]
+fn a_port_that_is_taken_is_named_with_what_to_do() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let said = leveret(&["broker", "--listen", &address]);
+    assert_eq!(
+        (said.status, said.err.contains("choose another port by --listen")),
+        (1, true),
+        "{said:?}"
+    );
+    for wrong in ["nonsense", "127.0.0.1:99999"] {
+        assert_eq!(leveret(&["broker", "--listen", wrong]).status, 2, "{wrong}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_whose_port_is_taken_says_what_to_do() {
+    let place = Place::new().await;
+    let folder = files();
+    let file = folder.path().join("service.toml");
+    fs::write(&file, "[[service]]\nname = \"s\"\ncommand = [\"cat\"]\n").unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let said = place.run(&["run", file.to_str().unwrap(), "--listen", &address]);
+    assert_eq!(
+        (said.status, said.err.contains("choose another port by --listen")),
+        (1, true),
+        "{said:?}"
+    );
+}
+
+#[test]
+fn the_guide_and_the_help_have_the_same_table_of_statuses() {
+    let rows = |text: &str, begin: &str, end: &str, between: &str| -> Vec<(String, String)> {
+        let rest = text.split_once(begin).expect(begin).1;
+        let table = rest.split_once(end).map_or(rest, |(table, _)| table);
+        let row = |line: &str| {
+            let (status, meaning) = line.trim().trim_matches('|').trim().split_once(between)?;
+            status.trim().parse::<u8>().ok()?;
+            Some((status.trim().to_owned(), meaning.trim().to_owned()))
+        };
+        table.lines().filter_map(row).collect()
+    };
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operations.md");
+    let page = fs::read_to_string(page).unwrap();
+    let guide = rows(&page, "## Exit status", "\n## ", "|");
+    let help = leveret(&["--help"]).ok();
+    // A terminal's width breaks lines; a pipe has none.
+    assert_eq!(guide, rows(&help, "Exit status:", "\n\n", " "));
+    assert_eq!(guide.len(), 7);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_that_is_stopped_twice_ends_with_the_status_of_the_second_signal() {
+    let place = Place::new().await;
+    let folder = files();
+    let (file, began) = (folder.path().join("service.toml"), folder.path().join("began"));
+    let command = format!("touch {}; sleep 600", began.display());
+    let text = format!("[[service]]\nname = \"s\"\ncommand = [\"sh\", \"-c\", {command:?}]\n");
+    fs::write(&file, text).unwrap();
+    for (signal, status, words) in
+        [(Signal::TERM, 143, "stopped by SIGTERM"), (Signal::INT, 130, "stopped by Ctrl-C")]
+    {
+        let arguments = ["run", file.to_str().unwrap(), "--drain", "10m"];
+        let child = place.program(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut child = Killed(child.unwrap());
+        let mut out = BufReader::new(child.0.stdout.take().unwrap()).lines();
+        assert!(out.any(|line| line.unwrap().starts_with("running: ")));
+        place.run(&["call", "s", "any", "x", "--cast"]).ok();
+        eventually(Duration::from_secs(60), "the handler", || async { began.exists() }).await;
+        fs::remove_file(&began).unwrap();
+        let process = Pid::from_child(&child.0);
+        kill_process(process, signal).unwrap();
+        // So that the two do not come as one: a service that is stopping takes no further request.
+        let is_stopping =
+            || async { place.run(&["status", "s", "--json"]).out.contains("\"consumers\":0") };
+        eventually(Duration::from_secs(60), "the service to stop", is_stopping).await;
+        kill_process(process, signal).unwrap();
+        let mut err = String::new();
+        std::io::Read::read_to_string(&mut child.0.stderr.take().unwrap(), &mut err).unwrap();
+        assert_eq!(child.0.wait().unwrap().code(), Some(status), "{err}");
+        assert!(err.contains(words), "{err}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_has_gone_is_no_error() {
+    let place = Place::new().await;
+    let folder = files();
+    let topology = folder.path().join("topology.toml");
+    let topology = topology.to_str().unwrap();
+    place.run(&["topology", "apply", topology]).ok();
+    let many = "x\n".repeat(3000);
+    place.run_with_input(&["publish", "q", "--lines"], &many).ok();
+    let commands: [&[&str]; 9] = [
+        &["parking", "export", "q"],
+        &["parking", "list", "q"],
+        &["get", "q", "-n", "3000", "--json"],
+        &["get", "q", "-n", "10", "--raw"],
+        &["status", "q"],
+        &["topology", "graph", topology],
+        &["completions", "bash"],
+        &["man"],
+        &["--help"],
+    ];
+    for arguments in commands {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let child = place.program(arguments).stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
+        let said = Said::from(child.wait_with_output().unwrap());
+        assert!(said.status == 0 && !said.err.contains("pipe"), "{arguments:?}: {said:?}");
+    }
+    // All are there still.
+    assert!(place.run(&["status", "q", "--json"]).out.contains("\"messages\":3000"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn texts_from_elsewhere_cannot_move_the_cursor_or_forge_a_line() {
+    let hostile = "x\u{1b}[2J\r\nleveret: forged\u{202e}\u{9b}";
+    let place = Place::new().await;
+    let broker = Guarded::start();
+    let url = broker.url("ann:a", "");
+    for said in [
+        place.run(&["get", hostile]),
+        place.run(&["status", hostile]),
+        place.run(&["tail", hostile]),
+        place.run(&["publish", "k", "x", "--exchange", hostile]),
+        leveret(&["get", hostile, "--url", &url]),
+        leveret(&["status", hostile, "--url", &url]),
+    ] {
+        let text = said.out.clone() + &said.err;
+        let is_hostile = |c: char| c != '\n' && (c.is_control() || c == '\u{202e}');
+        assert!(!text.contains(is_hostile), "{said:?}");
+        assert!(!text.lines().any(|line| line.starts_with("leveret: forged")), "{said:?}");
+    }
+    let folder = files();
+    place.run(&["topology", "apply", folder.path().join("topology.toml").to_str().unwrap()]).ok();
+    place.run(&["publish", "q", hostile, "--message-id", hostile]).ok();
+    for command in [
+        &["get", "q", "--json"][..],
+        &["parking", "export", "q"],
+        &["parking", "list", "q", "--json"],
+    ] {
+        let said = place.run(command).ok();
+        assert!(said.trim_end().chars().all(|c| c.is_ascii() && !c.is_control()), "{said:?}");
+    }
+    for command in [&["get", "q"][..], &["parking", "show", "q", "1"], &["parking", "list", "q"]] {
+        let said = place.run(command).ok();
+        assert!(!said.contains(['\u{1b}', '\u{202e}', '\u{9b}', '\r']), "{said:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_or_exchange_that_is_missing_is_named_in_a_sentence() {
+    let place = Place::new().await;
+    for (command, kind) in [
+        (&["get", "nosuch"][..], "queue"),
+        (&["get", "nosuch", "--take"], "queue"),
+        (&["status", "nosuch"], "queue"),
+        (&["parking", "list", "nosuch"], "queue"),
+        (&["tail", "nosuch"], "exchange"),
+        (&["publish", "k", "x", "--exchange", "nosuch"], "exchange"),
+    ] {
+        let said = place.run(command);
+        let words = format!("there is no {kind} \"nosuch\" in virtual host \"/\"");
+        assert!(said.status == 1 && is_on_both(&said, &words), "{command:?}: {said:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_web_server_is_told_from_a_broker() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("amqp://{}", listener.local_addr().unwrap());
+    let serving = tokio::spawn(async move { axum::serve(listener, axum::Router::new()).await });
+    let said = tokio::task::spawn_blocking(move || leveret(&["status", "--url", &url]));
+    let said = said.await.unwrap();
+    assert!(said.status == 69 && is_on_both(&said, "the port speaks HTTP"), "{said:?}");
+    serving.abort();
+}
+
+#[test]
+fn a_named_pipe_in_place_of_a_certificate_is_refused_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("ca.pem");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let url = format!("amqps://127.0.0.1:1?cacertfile={}", pipe.display());
+    for command in [&["status"][..], &["get", "q"]] {
+        let said = leveret(&[command, &["--url", &url]].concat());
+        assert!(said.status == 2 && is_on_both(&said, "no regular file"), "{said:?}");
+    }
+}
+
+#[test]
+fn too_few_files_are_an_error_and_no_panic() {
+    let own = env!("CARGO_BIN_EXE_leveret");
+    for limit in 3..24 {
+        for command in ["status --url amqp://127.0.0.1:1", "broker --listen 127.0.0.1:0"] {
+            let line = format!("ulimit -n {limit}; exec timeout 5 {own} {command}");
+            let said = Said::from(Command::new("sh").args(["-c", &line]).output().unwrap());
+            assert!(!said.err.contains("panicked"), "{limit}: {said:?}");
+        }
+    }
+    let line = format!("ulimit -n 4; exec {own} status");
+    let said = Said::from(Command::new("sh").args(["-c", &line]).output().unwrap());
+    assert!(said.status == 1 && said.err.contains("ulimit -n"), "{said:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn both_variables_for_logs_are_read_and_tls_is_logged() {
+    let place = Place::new().await;
+    for variable in ["LEVERET_LOG", "RUST_LOG"] {
+        let mut status = place.program(&["status"]);
+        status.env_remove("LEVERET_LOG").env_remove("RUST_LOG").env(variable, "leveret=debug");
+        let said = Said::from(status.output().unwrap());
+        assert!(said.err.contains("connected to amqp://"), "{variable}: {said:?}");
+    }
+    let authority = Authority::new("authority");
+    let port = place.url().rsplit(':').next().unwrap().parse().unwrap();
+    let front = TlsFront::before(port, &authority.server(&["127.0.0.1"])).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("ca.pem");
+    fs::write(&file, authority.certificate()).unwrap();
+    let url = format!("amqps://127.0.0.1:{}?cacertfile={}", front.port(), file.display());
+    let said = tokio::task::spawn_blocking(move || {
+        let mut status = program(&["status", "--url", &url]);
+        Said::from(status.env("LEVERET_LOG", "trace").output().unwrap())
+    });
+    let said = said.await.unwrap();
+    for words in ["TLS with amqps://", "DEBUG rustls", "DEBUG leveret"] {
+        assert!(said.err.contains(words), "{words:?} is not in {said:?}");
+    }
+}
