@@ -1,6 +1,5 @@
 //! Why a command could not be done, and the status with which the program then ends.
 
-use std::error::Error;
 use std::io::Write as _;
 use std::process::ExitCode;
 use std::{fmt, io};
@@ -148,7 +147,7 @@ impl From<amqp::Error> for Failure {
 
 /// Whether something could not be written because its reader has gone.
 fn is_unread(error: &leveret::Error) -> bool {
-    let cause = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<io::Error>());
     error.kind() == ErrorKind::Invalid
         && cause.is_some_and(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
 }

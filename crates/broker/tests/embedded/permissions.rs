@@ -132,7 +132,9 @@ async fn a_virtual_host_is_for_those_who_have_rights_in_it() {
     let broker = builder.permissions("me", "/", Permissions::all()).start().unwrap();
     let mut options = options("me");
     Connection::open_over(broker.connect(), &options).await.unwrap();
-    for (vhost, words) in [("other", "refused for user 'me'"), ("missing", "not found")] {
+    for (vhost, words) in
+        [("other", "refused for user 'me'"), ("missing", "no virtual host \"missing\"")]
+    {
         options.virtual_host = vhost.to_owned();
         let error = Connection::open_over(broker.connect(), &options).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::VirtualHost, "{error}");

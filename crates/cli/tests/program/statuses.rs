@@ -83,7 +83,7 @@ fn every_command_ends_with_the_status_of_the_table() {
     for (url, status, words) in [
         (broker.url("ann:wrong", "/"), 77, "403 ACCESS_REFUSED"),
         (broker.url("ann:a", "/shop"), 77, "refused"),
-        (broker.url("ann:a", "/nowhere"), 77, "it has no virtual host \"nowhere\""),
+        (broker.url("ann:a", "/nowhere"), 77, "no virtual host \"nowhere\""),
         (broker.url("ann:a", "/"), 77, "leave out the slash"),
         ("amqp://127.0.0.1:1".to_owned(), 69, "refused"),
         (format!("amqps://127.0.0.1:1?{missing}"), 2, missing.split('=').next().unwrap()),

@@ -346,9 +346,11 @@ impl Driver {
     ) -> Result<Up, Error> {
         let options = &self.core.options;
         let limits = &options.connect;
-        let (within, max_retries) = match again {
-            false => (Some(limits.within), limits.max_retries),
-            true => (options.give_up_after, u32::MAX),
+        // Only `ClientBuilder::connect` gives up so soon. A line that a working client opens later lives as long as the client.
+        let is_first = !again && self.role == Role::Home;
+        let (within, max_retries) = match is_first {
+            true => (Some(limits.within), limits.max_retries),
+            false => (options.give_up_after, u32::MAX),
         };
         let began = Instant::now();
         for round in 0u32.. {
@@ -364,7 +366,7 @@ impl Driver {
                 Err(failed) => failed,
             };
             let (connection, elapsed) = (self.name.clone(), began.elapsed());
-            let is_last = (permanent && !again)
+            let is_last = (permanent && is_first)
                 || round >= max_retries
                 || within.is_some_and(|within| elapsed >= within);
             let event = ClientEvent::ConnectFailed { connection, error: error.clone() };

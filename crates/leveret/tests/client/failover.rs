@@ -257,6 +257,22 @@ async fn a_broker_that_starts_a_little_later_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_publisher_that_is_made_while_the_broker_is_away_works_when_it_is_back() {
+    let (first, away) = (broker(), broker());
+    let address = first.listen("127.0.0.1:0").await.unwrap();
+    let client = Client::connect(format!("amqp://{address}")).await.unwrap();
+    client.apply(&Topology::new().queue(Queue::quorum("q"))).await.unwrap();
+    first.shutdown().await;
+    let error = client.publisher("").build().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    sleep(Duration::from_secs(3600)).await;
+    away.listen(address).await.unwrap();
+    let publisher = soon("a publisher", client.publisher("").build()).await.unwrap();
+    soon("an outcome", publisher.publish("q", "x")).await.unwrap();
+    assert_eq!(depth(&away, "q"), Some(1));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_wrong_password_fails_at_once_only_if_every_broker_of_the_list_refuses() {
     let broker = broker();
     let address = broker.listen("127.0.0.1:0").await.unwrap();

@@ -218,7 +218,7 @@ where
     assert_eq!((unroutable.attempts, unroutable.routing_key.as_str()), (3, "nowhere"));
     assert_eq!(unroutable.message.body(), "unroutable");
     assert!(unroutable.error.contains("NO_ROUTE"), "{}", unroutable.error);
-    assert!(lost.error.contains("NOT_FOUND"), "{}", lost.error);
+    assert!(lost.error.contains("there is no exchange \"no such exchange\""), "{}", lost.error);
     assert_eq!(aside.list(unroutable.id, 10).await.unwrap().len(), 1);
     assert_eq!(aside.list(0, 1).await.unwrap().len(), 1);
 
