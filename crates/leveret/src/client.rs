@@ -120,8 +120,8 @@ impl Default for ClientBuilder {
 }
 
 impl ClientBuilder {
-    /// One broker more, by its URL or options; the first that answers is used. With none, [`ClientBuilder::connect`]
-    /// makes a broker in memory.
+    /// One broker more, by its URL or options; the first that answers is used. Without any, [`ClientBuilder::connect`]
+    /// starts an embedded broker, or fails if the cargo feature `embedded` is off.
     pub fn endpoint(mut self, endpoints: impl IntoEndpoints) -> Result<Self, Error> {
         self.endpoints.extend(endpoints.into_endpoints()?.into_iter().map(Endpoint::At));
         Ok(self)
