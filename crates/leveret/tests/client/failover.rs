@@ -89,6 +89,64 @@ async fn a_broker_that_falls_silent_costs_publishers_and_consumers_no_more_than_
 }
 
 #[tokio::test(start_paused = true)]
+async fn when_one_connection_has_left_a_silent_broker_the_others_soon_follow() {
+    let (main, standby) = (broker(), broker());
+    let mut scene = Scene::of(&[&main, &standby]).await;
+    let theirs = builder(&[&main]).connect().await.unwrap();
+    let their_publisher = theirs.publisher("").build().await.unwrap();
+    // The connection for consuming hears from the broker later than the other one: its own two intervals end later.
+    sleep(Duration::from_secs(4)).await;
+    their_publisher.publish("q", "to the main one").await.unwrap();
+    scene.gets("to the main one").await;
+    main.faults().freeze();
+    let _ticket = scene.publisher.send("q", "to the standby").await.unwrap();
+    let mut lost_at = Vec::new();
+    while lost_at.len() < 2 {
+        if let Some(ClientEvent::Lost { .. }) = soon("an event", scene.events.next()).await {
+            lost_at.push(Instant::now());
+        }
+    }
+    let between = lost_at[1] - lost_at[0];
+    assert!(between <= Duration::from_secs(8), "{between:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn consumers_go_on_while_the_broker_blocks_publishers() {
+    let broker = broker();
+    let mut scene = Scene::of(&[&broker]).await;
+    let theirs = builder(&[&broker]).connect().await.unwrap();
+    let their_publisher = theirs.publisher("").build().await.unwrap();
+    for body in ["1", "2", "3"] {
+        their_publisher.publish("q", body).await.unwrap();
+    }
+    broker.faults().block("low on memory");
+    // The broker tells a connection that it is blocked once that publishes.
+    let waiting = scene.publisher.send("q", "4").await.unwrap();
+    scene.is_where(|health| !health.is_healthy()).await;
+    for body in ["1", "2", "3"] {
+        scene.gets(body).await;
+    }
+    broker.faults().unblock();
+    soon("an outcome", waiting).await.unwrap();
+    scene.gets("4").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_consumers_share_a_connection_and_the_next_one_opens_another() {
+    let broker = broker();
+    let client = builder(&[&broker]).connect().await.unwrap();
+    client.apply(&Topology::new().queue(Queue::classic("q"))).await.unwrap();
+    let mut all = Vec::new();
+    for _ in 0..1000 {
+        all.push(client.consumer("q").stream().await.unwrap());
+    }
+    let connections = || broker.snapshot().virtual_host("/").unwrap().connections.len();
+    assert_eq!(connections(), 1);
+    all.push(client.consumer("q").stream().await.unwrap());
+    assert_eq!(connections(), 2);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_broker_that_falls_silent_is_left_by_consumers_alone_too() {
     let (main, standby) = (broker(), broker());
     let client = builder(&[&main, &standby]).connect().await.unwrap();

@@ -106,6 +106,40 @@ async fn where_nothing_waits_a_silent_broker_is_given_two_intervals() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn other_heartbeat_intervals_mean_other_times() {
+    for interval in [4, 20, 60] {
+        for awaited in [false, true] {
+            let mut options = Options::default();
+            options.heartbeat = Some(Duration::from_secs(interval));
+            let (connection, mut broker) = connected_with(options, tune(PROPOSED)).await;
+            let channel = confirming(&connection, &mut broker).await;
+            if awaited {
+                drop(channel.publish(&Publish::default()).await.unwrap());
+            }
+            let began = Instant::now();
+            tokio::select! {
+                error = connection.ended() => assert_eq!(error.kind(), ErrorKind::HeartbeatLost),
+                () = fall_silent(&mut broker) => unreachable!("it never ends"),
+            }
+            let least = if awaited { interval + 2 } else { interval * 2 };
+            let took = began.elapsed().as_secs();
+            assert!((least..=least + 5).contains(&took), "{took} s with {interval} s, {awaited}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_heartbeats_silence_is_not_noticed() {
+    let mut options = Options::default();
+    options.heartbeat = Some(Duration::ZERO);
+    let (connection, mut broker) = connected_with(options, tune(PROPOSED)).await;
+    let channel = confirming(&connection, &mut broker).await;
+    let confirmation = channel.publish(&Publish::default()).await.unwrap();
+    assert!(timeout(LONG, confirmation).await.is_err(), "nothing was confirmed");
+    assert!(!connection.is_closed());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_broker_that_answers_may_take_as_long_as_it_likes_to_confirm() {
     let (_connection, channel, mut confirmation, mut broker) = waiting().await;
     // It sends nothing else, not even heartbeats.

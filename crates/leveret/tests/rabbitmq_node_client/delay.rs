@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use leveret::{Queue, QueueType, Topology};
+use leveret::{Binding, Exchange, Queue, QueueType, Topology};
 use leveret_testkit::rabbitmq::{RabbitNode, Version};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -11,20 +11,26 @@ use crate::support::client::soon;
 use crate::support::kills::{PATIENCE, connect, count, kill_and_restart, unstick};
 
 /// A node that is killed while thousands of messages move from queue to queue, with default settings: the delays are spread over
-/// ten seconds.
+/// ten seconds. Every second one is for an exchange, to which the client takes it when its time has come.
 #[tokio::test]
 async fn a_killed_node_loses_no_delayed_message() {
     let mut node = RabbitNode::start(Version::under_test()).await;
     let client = connect(&node).await;
-    client.apply(&Topology::new().queue(Queue::quorum("q"))).await.unwrap();
-    let publisher = client.publisher("").build().await.unwrap();
+    let topology = Topology::new()
+        .exchange(Exchange::topic("events"))
+        .queue(Queue::quorum("q"))
+        .binding(Binding::to_queue("q", "events", "q"));
+    client.apply(&topology).await.unwrap();
+    let to_queue = client.publisher("").build().await.unwrap();
+    let to_exchange = client.publisher("events").build().await.unwrap();
     let began = Instant::now();
     let delays: Vec<_> = (0..count(3000))
         .map(|n| Duration::from_secs(2) + Duration::from_micros(n * 10_000_000 / count(3000)))
         .collect();
     let mut tickets = Vec::new();
-    for delay in &delays {
+    for (number, delay) in delays.iter().enumerate() {
         let body = delay.as_micros().to_string();
+        let publisher = if number % 2 == 0 { &to_queue } else { &to_exchange };
         tickets.push(soon("room", publisher.send_in("q", body, *delay)).await.unwrap());
     }
     for ticket in tickets {

@@ -63,6 +63,28 @@ async fn a_suspended_node_costs_publishers_and_consumers_no_more_than_a_pause() 
 }
 
 #[tokio::test]
+async fn a_suspended_node_is_left_by_consumers_and_callers_alone_too() {
+    let (node, standby) = (RabbitNode::start(Version::under_test()).await, standby());
+    let client = client(&node, &standby).await;
+    let mut deliveries = client.consumer("q").stream().await.unwrap();
+    node.suspend().await;
+    let theirs = soon("a client", Client::builder().broker(&standby).connect()).await.unwrap();
+    theirs.apply(&Topology::new().queue(Queue::quorum("q"))).await.unwrap();
+    publisher(&theirs).await.publish("q", "on the standby").await.unwrap();
+    let ((), delivery) = tokio::join!(
+        async {
+            // Within the time that an answer may take by default.
+            soon("an answer", client.inspect_queue("q")).await.unwrap();
+        },
+        next(&mut deliveries)
+    );
+    assert_eq!(delivery.body(), "on the standby");
+    delivery.ack().unwrap();
+    until_healthy(&client).await;
+    node.resume();
+}
+
+#[tokio::test]
 async fn a_node_whose_memory_is_low_for_long_is_not_left() {
     let (node, standby) = (RabbitNode::start(Version::under_test()).await, standby());
     let client = client(&node, &standby).await;

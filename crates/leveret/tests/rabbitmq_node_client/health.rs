@@ -36,6 +36,25 @@ async fn a_consumer_that_the_broker_has_forgotten_is_found_and_begins_anew() {
     until_healthy(&client).await;
 }
 
+/// With default settings, and nothing that asks for health.
+#[tokio::test]
+async fn a_consumer_that_is_forgotten_right_after_a_reconnect_is_found_without_being_asked_for() {
+    let node = RabbitNode::start(Version::under_test()).await;
+    let vhost = node.vhost().await;
+    let client = client_with(&vhost, Queue::quorum("q")).await;
+    let publisher = publisher(&client).await;
+    let mut deliveries = client.consumer("q").stream().await.unwrap();
+    node.ctl(&["close_all_connections", "a reconnect"]).await;
+    soon("an outcome", publisher.publish("q", "1")).await.unwrap();
+    next(&mut deliveries).await.ack().unwrap();
+    forget_consumers(&node, &vhost, "q").await;
+    soon("an outcome", publisher.publish("q", "2")).await.unwrap();
+    assert!(matches!(deliveries.next_within(BRIEFLY).await, Next::TimedOut));
+    let delivery = next(&mut deliveries).await;
+    assert_eq!(delivery.body(), "2");
+    delivery.ack().unwrap();
+}
+
 #[tokio::test]
 async fn what_waits_for_a_broker_that_is_low_on_memory_says_so() {
     let node = RabbitNode::start(Version::under_test()).await;

@@ -18,9 +18,7 @@ pub fn count(usual: u64) -> u64 {
 }
 
 pub async fn connect(node: &RabbitNode) -> Client {
-    let url = format!("{}?heartbeat=5", node.url());
-    let client = Client::builder().endpoint(url.as_str()).unwrap().connect();
-    soon("a client", client).await.unwrap()
+    soon("a client", Client::connect(node.url())).await.unwrap()
 }
 
 /// Kills the node with SIGKILL and starts it again.
