@@ -205,6 +205,9 @@ impl ConsumerBuilder {
     /// A [stream](Self::stream) takes 100, and so does a consumer whose messages no other one could take: of an exclusive queue,
     /// a stream queue, or one with a single active consumer.
     ///
+    /// Failed messages that [cannot be moved](Self::retry) for now do not count against the default: 32 more or so are held beside
+    /// it. They count against a prefetch that was set.
+    ///
     /// Handlers that take less time than a round trip to the broker are busier with a larger prefetch.
     pub fn prefetch(mut self, deliveries: u16) -> Self {
         self.settings.prefetch = Some(deliveries.max(1));
@@ -496,12 +499,13 @@ impl ConsumerBuilder {
         self.running.inbox.is_some()
     }
 
-    /// With a prefetch that suits its handlers, unless one was set.
-    fn with_prefetch_for_handlers(mut self, retry: &Arc<dyn Profile>) -> Self {
-        let by_default =
-            || prefetch::for_handlers(&self.client, &self.settings, &self.running, &**retry);
-        self.settings.prefetch = Some(self.settings.prefetch.unwrap_or_else(by_default));
-        self
+    /// With a prefetch that suits its handlers, unless one was set. Says whether that is for its workers alone.
+    fn with_prefetch_for_handlers(mut self, retry: &Arc<dyn Profile>) -> (Self, bool) {
+        let Self { client, settings, running, .. } = &self;
+        let (prefetch, is_for_workers) =
+            prefetch::for_handlers(client, settings, running, &**retry);
+        self.settings.prefetch = Some(prefetch);
+        (self, is_for_workers)
     }
 
     /// With what is called for each message, layers and all.

@@ -12,17 +12,21 @@ use crate::topology::{Queue, QueueType};
 /// Deliveries that nobody else could take: one round trip brings many.
 const UNSHARED: u16 = 100;
 
-/// The prefetch of a consumer with handlers.
+/// The prefetch of a consumer with handlers, and whether that is for its workers alone: then failed messages that cannot be moved
+/// must not use it up.
 pub(super) fn for_handlers(
     client: &Client,
     settings: &Settings,
     running: &Running,
     retry: &dyn Profile,
-) -> u16 {
+) -> (u16, bool) {
     let workers = u16::try_from(running.workers).unwrap_or(u16::MAX);
-    match retry.holds_failed() || !is_shared(client, settings) {
-        true => workers.saturating_mul(2).max(UNSHARED),
-        false => workers,
+    match settings.prefetch {
+        Some(prefetch) => (prefetch, false),
+        None if retry.holds_failed() || !is_shared(client, settings) => {
+            (workers.saturating_mul(2).max(UNSHARED), false)
+        }
+        None => (workers, true),
     }
 }
 

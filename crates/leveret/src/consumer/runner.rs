@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{Instrument as _, Span};
 
 use super::beside::Beside;
@@ -162,17 +162,18 @@ impl Runner {
         let starting = async {
             builder.declare().await?;
             let failing = Failing::start(&builder, counts.clone()).await?;
-            let subscriber = builder.clone().with_prefetch_for_handlers(failing.profile());
+            let (subscriber, is_for_workers) =
+                builder.clone().with_prefetch_for_handlers(failing.profile());
             let mut pool = Vec::new();
             for _ in 0..running.subscribers {
                 pool.push(subscriber.clone().begin(failing.profile()).await?);
             }
-            Ok::<_, Error>((failing, pool))
+            Ok::<_, Error>((failing, pool, is_for_workers))
         };
         let Some(started) = unless(&mut stop, starting).await else {
             return Ok(Summary::default());
         };
-        let (failing, pool) = started?;
+        let (failing, pool, leaves_held) = started?;
         let shared = Arc::new(Shared {
             observed: Observed::new(call, counts),
             failing,
@@ -185,6 +186,7 @@ impl Runner {
             let one = Loop {
                 shared: Arc::clone(&shared),
                 workers: running.workers,
+                leaves_held,
                 have_tasks: running.have_tasks,
                 drain: running.drain,
                 stopped: stopped.clone(),
@@ -251,10 +253,18 @@ pub(crate) struct Observed {
 struct Loop {
     shared: Arc<Shared>,
     workers: usize,
+    /// The prefetch is for the workers alone: if messages that cannot be moved use it up, they are left on their channel.
+    leaves_held: bool,
     have_tasks: bool,
     drain: Duration,
     stopped: tokio::sync::watch::Receiver<bool>,
 }
+
+/// How long failed messages may use up the prefetch: less than what cannot be moved is held for before it goes back.
+const HELD: Duration = Duration::from_millis(250);
+
+/// So many failed messages are held beside the prefetch at most. Each may keep a channel open.
+const MAX_HELD: usize = 32;
 
 impl Loop {
     async fn run(self, deliveries: Deliveries) -> (Summary, Result<(), Error>) {
@@ -289,6 +299,14 @@ impl Loop {
                     () = done.settled(), if done.is_settling() => continue,
                     next = deliveries.ready() => next,
                     () = &mut stopped => break Ok(()),
+                    () = sleep(HELD), if self.leaves_held && done.uses_up(self.workers) => {
+                        tokio::select! {
+                            biased;
+                            () = &mut stopped => break Ok(()),
+                            renewed = deliveries.renew() => done.leave_held(renewed),
+                        }
+                        continue;
+                    }
                 };
                 match next {
                     Ok(true) => at_hand = deliveries.take_ready(),
@@ -347,6 +365,14 @@ impl Loop {
                 () = done.settled() => continue,
                 next = deliveries.next(), if at_work.beside.len() < self.workers => next,
                 () = &mut stopped => break Ok(()),
+                () = sleep(HELD), if self.leaves_held && done.uses_up(self.workers) => {
+                    tokio::select! {
+                        biased;
+                        () = &mut stopped => break Ok(()),
+                        renewed = deliveries.renew() => done.leave_held(renewed),
+                    }
+                    continue;
+                }
             };
             match next {
                 Some(Ok(delivery)) => {
@@ -402,11 +428,15 @@ impl<F: Future + Send + 'static> Drop for AtWork<F> {
     }
 }
 
-/// What was done so far, with what is still being settled. The prefetch bounds it.
+/// What was done so far, with what is still being settled. The prefetch bounds it, and [`MAX_HELD`].
 #[derive(Default)]
 struct Done {
     summary: Summary,
-    settling: JoinSet<Summary>,
+    /// With the consumer that each has come from.
+    settling: JoinSet<(u64, Summary)>,
+    /// How many consumers there were before the present one, and how many of its messages are being settled.
+    consumer: u64,
+    held: usize,
 }
 
 impl Done {
@@ -440,8 +470,22 @@ impl Done {
     }
 
     fn settle(&mut self, delivery: Delivery, diagnosis: Diagnosis, shared: &Shared) {
-        let failing = Arc::clone(&shared.failing);
-        self.settling.spawn(async move { failing.settle(delivery, diagnosis).await });
+        let (failing, consumer) = (Arc::clone(&shared.failing), self.consumer);
+        self.held += 1;
+        self.settling.spawn(async move { (consumer, failing.settle(delivery, diagnosis).await) });
+    }
+
+    /// Whether failed messages use up a prefetch, and may be left behind.
+    fn uses_up(&self, prefetch: usize) -> bool {
+        self.held >= prefetch && self.settling.len() < prefetch + MAX_HELD
+    }
+
+    /// What is being settled stays with a consumer that is no more, if there is a new one.
+    fn leave_held(&mut self, is_new: bool) {
+        if is_new {
+            self.consumer += 1;
+            self.held = 0;
+        }
     }
 
     fn is_settling(&self) -> bool {
@@ -451,7 +495,10 @@ impl Done {
     /// Waits until one more is settled; for ever if there is none.
     async fn settled(&mut self) {
         match self.settling.join_next().await {
-            Some(Ok(summary)) => self.summary.add(summary),
+            Some(Ok((consumer, summary))) => {
+                self.held -= usize::from(consumer == self.consumer);
+                self.summary.add(summary);
+            }
             Some(Err(_)) => self.summary.failed += 1,
             None => std::future::pending().await,
         }

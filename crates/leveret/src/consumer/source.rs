@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::Settings;
 use super::needs::Temporary;
@@ -59,6 +59,12 @@ impl Source {
                 Err(error) => return Err(Error::from_amqp(self.what(), error)),
             }
         }
+    }
+
+    /// Begins once more, beside the consumer that there is. `None` if that cannot be now.
+    pub(super) async fn beside(&self) -> Option<Consumer> {
+        let begun = timeout(self.core.options.timeout, self.begin()).await;
+        Some(self.live(begun.ok()?.ok()?.ok()?))
     }
 
     /// Begins again after a loss, when the broker is back. What it refuses is tried again for a while.

@@ -78,6 +78,14 @@ impl Deliveries {
         Some(Delivery::new(parts, &self.common))
     }
 
+    /// Goes on with a new consumer, whose prefetch is free. What is unsettled stays with the channel of the old one. Says whether
+    /// that was possible.
+    pub(super) async fn renew(&mut self) -> bool {
+        let Some(consumer) = self.source.beside().await else { return false };
+        self.state = State::Live(consumer);
+        true
+    }
+
     /// The next delivery, if one comes in time.
     pub async fn next_within(&mut self, time: Duration) -> Next {
         match timeout(time, self.next()).await {

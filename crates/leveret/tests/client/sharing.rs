@@ -1,8 +1,9 @@
 use std::time::Duration;
 
 use leveret::{Client, ConsumerBuilder, Queue, Retry};
-use leveret_broker::Broker;
+use leveret_broker::{Broker, Profile};
 use leveret_testkit::eventually;
+use tokio::sync::mpsc;
 
 use crate::{PATIENCE, broker, client_of, client_with, sharing, soon, unsettled};
 
@@ -40,6 +41,63 @@ async fn waiting_events_are_shared_by_two_subscribers() {
 async fn waiting_batches_are_shared_by_two_clients() {
     let (_broker, one, other) = two().await;
     sharing::two_clients_with_batches(&one, &other).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn messages_that_cannot_be_parked_do_not_stop_a_consumer() {
+    for profile in [Profile::RabbitMq3_10, Profile::RabbitMq4_3] {
+        let broker = Broker::builder().profile(profile).start().unwrap();
+        sharing::beside_messages_that_cannot_be_parked(&client_of(&broker).await).await;
+    }
+}
+
+/// The broker takes no publishes, so that nothing can be moved; but what can be handled is, which may be what frees its memory.
+#[tokio::test(start_paused = true)]
+async fn a_failed_message_does_not_stop_a_consumer_while_the_broker_blocks_publishers() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::quorum("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    publisher.publish_batch(["bad", "bad", "bad", "good"].map(|body| ("q", body))).await.unwrap();
+    broker.faults().block("low on memory");
+    let (sender, mut good) = mpsc::channel(1);
+    let handler = move |body: String| {
+        let sender = sender.clone();
+        async move {
+            if body == "bad" {
+                return Err("not now");
+            }
+            sender.try_send(()).unwrap();
+            Ok(())
+        }
+    };
+    let runner = client.consumer("q").drain(Duration::ZERO).handle(handler);
+    let summary = soon("the good one", runner.run_until(good.recv())).await.unwrap();
+    assert_eq!(summary.handled, 1);
+}
+
+/// How many of 300 messages a consumer holds that can handle and move none.
+async fn held_by(options: impl FnOnce(ConsumerBuilder) -> ConsumerBuilder) -> usize {
+    let broker = broker();
+    let client = client_with(&broker, Queue::quorum("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    publisher.publish_batch((0..300).map(|number| ("q", number.to_string()))).await.unwrap();
+    broker.faults().block("low on memory");
+    let runner = options(client.consumer("q")).handle(async || Err::<(), _>("not now"));
+    let running = tokio::spawn(runner.run());
+    // It is blocked by the first publish, and gives up the next ones after half a minute.
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    let held = unsettled(&broker, "q").unwrap();
+    running.abort();
+    held
+}
+
+#[tokio::test(start_paused = true)]
+async fn messages_that_cannot_be_moved_are_held_beside_the_default_prefetch_up_to_a_limit() {
+    assert_eq!(held_by(|consumer| consumer).await, 33);
+    assert_eq!(held_by(|consumer| consumer.workers(20)).await, 60);
+    // One that was set is kept to.
+    assert_eq!(held_by(|consumer| consumer.prefetch(2)).await, 2);
+    assert_eq!(held_by(ConsumerBuilder::exclusive).await, 100);
 }
 
 /// How many of 300 messages a consumer takes whose handlers do not end.

@@ -39,3 +39,9 @@ async fn waiting_batches_are_shared_by_two_clients() {
     let (_vhost, one, other) = two().await;
     sharing::two_clients_with_batches(&one, &other).await;
 }
+
+#[tokio::test]
+async fn messages_that_cannot_be_parked_do_not_stop_a_consumer() {
+    let (_vhost, client, _) = two().await;
+    sharing::beside_messages_that_cannot_be_parked(&client).await;
+}

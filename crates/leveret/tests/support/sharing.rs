@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use leveret::{BatchOptions, Client, ConsumerBuilder, Incoming, Queue, State, Topology};
+use leveret::{
+    BatchOptions, Client, ConsumerBuilder, Failure, Incoming, Publisher, Queue, State, Topology,
+};
 use leveret_testkit::eventually;
 use tokio::sync::Barrier;
 
@@ -148,4 +150,47 @@ pub async fn two_clients_with_batches(one: &Client, other: &Client) {
     for summary in soon("the end", futures_util::future::join_all(running)).await {
         assert_eq!(summary.unwrap().handled, 10);
     }
+}
+
+/// Messages that cannot be parked, since the lot is full, do not keep the good ones behind them from a consumer with default
+/// settings.
+pub async fn beside_messages_that_cannot_be_parked(client: &Client) {
+    for (queue, workers, bad) in [
+        (Queue::classic("classic"), 1, 1),
+        (Queue::quorum("quorum"), 1, 1),
+        (Queue::quorum("several"), 1, 3),
+        (Queue::quorum("workers"), 2, 2),
+    ] {
+        let name = queue.name().to_owned();
+        let lot = format!("{name}.parked");
+        let full = Queue::quorum(lot.as_str()).argument("x-overflow", "reject-publish");
+        filled(client, full.max_length(1), 0).await;
+        soon("a queue", client.apply(&Topology::new().queue(queue))).await.unwrap();
+        let publisher = soon("a publisher", client.publisher("").build()).await.unwrap();
+        fill_up(&publisher, &lot).await;
+        let bodies = std::iter::repeat_n("bad", bad).chain(["good"; 5]);
+        let batch = bodies.map(|body| (name.as_str(), body));
+        soon("confirms", publisher.publish_batch(batch)).await.unwrap();
+        let round = Round::of(1);
+        let handler = async |State(round): State<Round>, body: String| match body.as_str() {
+            "bad" => Err(Failure::permanent("it cannot be handled")),
+            _ => {
+                round.meet(1).await;
+                Ok(())
+            }
+        };
+        let runner = client.consumer(&name).workers(workers).drain(Duration::ZERO);
+        let runner = runner.state(round.clone()).handle(handler);
+        let all_good = round.until_handled(5);
+        let summary = soon("the end", runner.run_until(all_good)).await.unwrap();
+        assert_eq!((summary.handled, summary.parked), (5, 0), "{name}");
+    }
+}
+
+/// Publishes until the queue refuses more: a quorum queue takes some beyond its limit.
+async fn fill_up(publisher: &Publisher, queue: &str) {
+    eventually(SOON, format!("{queue} to be full"), async || {
+        soon("a confirm", publisher.publish(queue, "in the way")).await.is_err()
+    })
+    .await;
 }
