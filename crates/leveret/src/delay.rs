@@ -15,8 +15,9 @@ use crate::client::line::State;
 use crate::client::{Client, version};
 use crate::error::{Error, ErrorKind};
 use crate::message::{IntoMessage, Message};
-use crate::mover::kept;
+use crate::mover::{Parcel, kept};
 use crate::publisher::{Publisher, Ticket};
+use crate::retry::stamp;
 use crate::topology::QueueType;
 
 pub(crate) mod ladder;
@@ -65,8 +66,9 @@ impl Publisher {
     ///
     /// Messages wait in queues `leveret.delay.00` to `.30`, each of which has one waiting time, so that none waits behind a
     /// longer one. They are made when they are first needed, or by [`Delays::declare`]. A message keeps its routing key,
-    /// properties and headers, and gets some more headers that begin with `leveret-delay-`, and `x-death`. Where it
-    /// was dead-lettered before is forgotten. If it has an expiration, that waits in the header `x-leveret-expiration`
+    /// properties and headers, and gets some more headers of text that begin with `leveret-delay-`. A queue target gets it
+    /// with these and with what the broker says of its waits in `x-death` and `x-first-death-*`; an exchange to which a client
+    /// takes it gets it without. Where it was dead-lettered before is forgotten. If it has an expiration, that waits in the header `x-leveret-expiration`
     /// and does not come back: no broker can put it back in place. Give the target queue a TTL instead. On RabbitMQ 4.0
     /// to 4.2 the same goes for a priority (`x-leveret-priority`) where messages wait in quorum queues: there, a message of
     /// high priority holds up others.
@@ -180,9 +182,9 @@ fn addressed(
         return Err(Error::new(ErrorKind::Invalid, text));
     }
     forget_the_past(&mut headers);
-    put(&mut headers, header::LEVEL, i64::from(steps.top()))?;
+    put(&mut headers, header::LEVEL, steps.top().to_string())?;
     for (level, waits) in steps.below_top() {
-        put(&mut headers, &header::bit(level), waits)?;
+        put(&mut headers, &header::bit(level), waits.to_string())?;
     }
     let (name, value) = target.header();
     put(&mut headers, name, value)?;
@@ -222,7 +224,7 @@ fn level_priority(properties: &mut Properties<'static>) -> Result<(), Error> {
         Some(priority) if priority != USUAL_PRIORITY => {
             properties.priority = Some(USUAL_PRIORITY);
             let headers = properties.headers.get_or_insert_default();
-            put(headers, kept::PRIORITY, i64::from(priority))
+            put(headers, kept::PRIORITY, priority.to_string())
         }
         _ => Ok(()),
     }
@@ -247,10 +249,28 @@ fn forget_the_past(headers: &mut Table<'_>) {
                 .iter()
                 .any(|prefix| name.starts_with(prefix))
     };
+    remove_where(headers, is_past);
+}
+
+fn remove_where(headers: &mut Table<'_>, is_meant: impl Fn(&str) -> bool) {
     let names = headers.iter().map(|(name, _)| name.to_str_lossy().into_owned());
-    let past: Vec<String> = names.filter(|name| is_past(name)).collect();
-    for name in past {
+    let meant: Vec<String> = names.filter(|name| is_meant(name)).collect();
+    for name in meant {
         headers.remove(name);
+    }
+}
+
+/// Removes what led a message through the ladder. Earlier versions wrote numbers and truth values there, and Orb's programs
+/// refuse a message with any header that is neither text nor a list.
+pub(crate) fn forget_steps(parcel: &mut Parcel) {
+    let Some(headers) = &mut parcel.properties.headers else { return };
+    remove_where(headers, |name| name.starts_with(header::PREFIX));
+    if headers.is_empty() {
+        parcel.properties.headers = None;
+    }
+    let priority = parcel.header(kept::PRIORITY).and_then(|priority| stamp::count(&priority));
+    if let Some(priority) = priority {
+        parcel.set(kept::PRIORITY, priority.to_string());
     }
 }
 

@@ -45,6 +45,9 @@ pub(crate) const RELAY: &str = "leveret.delay.relay";
 pub(crate) const UNROUTABLE: &str = "leveret.delay.unroutable";
 
 /// The headers by which they are routed. The broker does not look at names that begin with `x-`.
+///
+/// Their values are text, since there are programs that refuse any other header. Earlier versions wrote numbers and truth values,
+/// and bound the queues by those: such bindings stay, so that messages of both kinds find their way.
 pub(crate) mod header {
     /// What all of them begin with.
     pub(crate) const PREFIX: &str = "leveret-delay-";
@@ -160,13 +163,13 @@ fn rung(level: u8, queue_type: QueueType) -> Topology {
         .of_type(queue_type)
         .message_ttl(steps::wait(level))
         .dead_letter_to(&below);
-    let enters = Binding::to_queue(&name, ENTRY, "").argument(header::LEVEL, i64::from(level));
+    let enters = Binding::to_queue(&name, ENTRY, "").argument(header::LEVEL, level.to_string());
     Topology::new()
         .exchange(Exchange::headers(&name).alternate(UNROUTABLE))
         .queue(at_least_once(queue))
         .binding(enters)
-        .binding(Binding::to_queue(&name, &name, "").argument(&bit, true))
-        .binding(Binding::to_exchange(below, &name, "").argument(&bit, false))
+        .binding(Binding::to_queue(&name, &name, "").argument(&bit, "true"))
+        .binding(Binding::to_exchange(below, &name, "").argument(&bit, "false"))
 }
 
 #[cfg(test)]

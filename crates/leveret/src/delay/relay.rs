@@ -22,6 +22,7 @@ use crate::mover::{Mover, Moving, Parcel, kept};
 use crate::retry::ParkReason;
 use crate::retry::stamp;
 
+use super::forget_steps;
 use super::ladder::{self, header};
 
 /// How many messages are under way at a time.
@@ -228,10 +229,12 @@ fn may_be_anothers(error: &Error) -> bool {
     matches!(error.kind(), Broker | Lost | Missing | Refused)
 }
 
-/// To its target, as it was published: nobody but the broker is told of blind copies.
+/// To its target, as it was published: nobody but the broker is told of blind copies, and consumers that look at where a message
+/// died first, as Orb's redelivery handler does, do not take a queue of the ladder for its own.
 fn addressed(delivery: &Delivery) -> Parcel {
     let mut parcel = Parcel::of(delivery, target(delivery));
-    parcel.remove(header::TRIES);
+    forget_steps(&mut parcel);
+    parcel.forget_deaths();
     if let Some(copies) = parcel.remove(kept::BLIND_COPIES) {
         parcel.set("BCC", copies);
     }
@@ -244,7 +247,7 @@ fn target(delivery: &Delivery) -> String {
 }
 
 fn tries(delivery: &Delivery) -> u8 {
-    let tries = delivery.header(header::TRIES).and_then(|tries| tries.as_i64());
+    let tries = delivery.header(header::TRIES).and_then(|tries| stamp::count(&tries));
     tries.map_or(0, |tries| u8::try_from(tries).unwrap_or(MAX_TRIES))
 }
 
@@ -252,10 +255,10 @@ fn tries(delivery: &Delivery) -> u8 {
 fn once_more(delivery: &Delivery, level: u8) -> Parcel {
     let mut parcel = Parcel::of(delivery, ladder::ENTRY);
     parcel.forget_deaths();
-    parcel.set(header::TRIES, i64::from(tries(delivery)) + 1);
-    parcel.set(header::LEVEL, i64::from(level));
+    parcel.set(header::TRIES, (tries(delivery) + 1).to_string());
+    parcel.set(header::LEVEL, level.to_string());
     for below in 0..level {
-        parcel.set(&header::bit(below), false);
+        parcel.set(&header::bit(below), "false");
     }
     parcel
 }

@@ -9,7 +9,7 @@ use crate::amqp::{Channel, Properties, ShortStr, Table, Value};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 use crate::mover::{Parcel, kept};
-use crate::retry::stamp::header;
+use crate::retry::stamp::{self, header};
 
 /// Headers that tell to which further queues a message is copied, and where they are kept meanwhile.
 const COPIES: [(&str, &str); 2] = [("CC", kept::COPIES), ("BCC", kept::BLIND_COPIES)];
@@ -233,7 +233,7 @@ pub(super) fn reset(parcel: &mut Parcel) {
     if let Some(user) = text(parcel.remove(kept::USER_ID)) {
         parcel.properties.user_id.get_or_insert(user);
     }
-    let priority = parcel.remove(kept::PRIORITY).and_then(|priority| priority.as_i64());
+    let priority = parcel.remove(kept::PRIORITY).and_then(|priority| stamp::count(&priority));
     if let Some(priority) = priority.and_then(|priority| u8::try_from(priority).ok()) {
         parcel.properties.priority = Some(priority);
     }
@@ -303,7 +303,7 @@ mod tests {
             ("x-leveret-attempts", 3i64.into()),
             ("x-leveret-expiration", "5000".into()),
             ("x-leveret-user-id", "shop".into()),
-            ("x-leveret-priority", 9i64.into()),
+            ("x-leveret-priority", "9".into()),
             ("x-leveret-cc", copies()),
             ("x-death", copies()),
             ("x-first-death-queue", "q".into()),

@@ -59,7 +59,9 @@ const QUEUE: &str = "orb-queue";
 /// `orb-queue` where the message belongs, as Orb does, so that both can work side by side. All that it adds to a message are
 /// headers of text, because Orb's programs refuse a message with any that is neither text nor a list. They declare their queues
 /// without a type, so a queue that is shared with them is `Queue::new(name)`: the broker would refuse them a quorum queue, and adds
-/// the number `x-delivery-count` there. Orb gives a message up that has
+/// the number `x-delivery-count` there. [Delayed](crate::Publisher::publish_in) messages for a queue that Orb's redelivery handler
+/// serves go by the exchange `orb`: those that are delayed to the queue itself have died in a delay queue first, and it would send
+/// them there. Orb gives a message up that has
 /// failed too often; here it is parked: by the consumer, which knows the error, or by the service, for consumers that do
 /// nothing but reject. So is one whose queue is not there, or of which nobody knows where it belongs. A parked message has no
 /// count, so that it begins anew if it is published again.

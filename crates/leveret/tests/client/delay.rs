@@ -2,7 +2,7 @@ use std::time::{Duration, SystemTime};
 
 use leveret::amqp::GetOptions;
 use leveret::{
-    Attempt, Client, ErrorKind, Exchange, Message, Queue, QueueType, RetryPolicy, Topology,
+    Attempt, Binding, Client, ErrorKind, Exchange, Message, Queue, QueueType, RetryPolicy, Topology,
 };
 use leveret_broker::{Broker, Profile};
 use proptest::prelude::*;
@@ -332,4 +332,65 @@ async fn many_who_wait_for_the_ladder_do_not_wait_one_after_the_other() {
     }
     // Twice the client's timeout at most: for the others, and for itself.
     assert!(began.elapsed() <= 61 * SECOND, "{:?}", began.elapsed());
+}
+
+/// Programs that read headers of text and lists alone have to be able to take delayed messages: the broker's own `x-death` is a list.
+#[tokio::test(start_paused = true)]
+async fn what_a_delayed_message_carries_is_text() {
+    for profile in [Profile::RabbitMq3_10, Profile::RabbitMq4_3] {
+        let broker = Broker::builder().profile(profile).start().unwrap();
+        let client = client_of(&broker).await;
+        let queue = Queue::classic("q").bind("orders", "#");
+        let topology = Topology::new().exchange(Exchange::topic("orders")).queue(queue);
+        client.apply(&topology).await.unwrap();
+        for exchange in ["", "orders"] {
+            let publisher = client.publisher(exchange).build().await.unwrap();
+            let message = Message::new("later").priority(9);
+            publisher.publish_in("q", message, 7 * SECOND).await.unwrap();
+            sleep(8 * SECOND).await;
+            let arrived = client.get("q", GetOptions::default()).await.unwrap().expect("a message");
+            let properties = arrived.properties();
+            let headers = properties.headers.unwrap_or_default();
+            for (name, value) in headers.iter() {
+                let is_plain = value.as_str().is_some() || value.as_array().is_some();
+                assert!(is_plain, "{profile} {exchange:?}: {name:?} is {value:?}");
+            }
+            assert_eq!(headers.is_empty(), exchange == "orders", "{profile}: {headers:?}");
+            arrived.ack().unwrap();
+        }
+    }
+}
+
+/// Earlier versions wrote numbers and truth values, and bound the queues by those.
+#[tokio::test(start_paused = true)]
+async fn messages_of_earlier_versions_arrive_beside_those_of_this_one() {
+    for profile in [Profile::RabbitMq3_10, Profile::RabbitMq4_3] {
+        let broker = Broker::builder().profile(profile).start().unwrap();
+        let client = client_with(&broker, Queue::classic("q")).await;
+        let publisher = client.publisher("").build().await.unwrap();
+        publisher.publish_in("q", "this", 5 * STEP).await.unwrap();
+        let earlier = Topology::new()
+            .binding(
+                Binding::to_queue("leveret.delay.02", "leveret.delay", "")
+                    .argument("leveret-delay-level", 2i64),
+            )
+            .binding(
+                Binding::to_exchange("leveret.delay.00", "leveret.delay.01", "")
+                    .argument("leveret-delay-01", false),
+            )
+            .binding(
+                Binding::to_queue("leveret.delay.00", "leveret.delay.00", "")
+                    .argument("leveret-delay-00", true),
+            );
+        client.apply(&earlier).await.unwrap();
+        let message = Message::new("earlier")
+            .header("leveret-delay-level", 2i64)
+            .header("leveret-delay-01", false)
+            .header("leveret-delay-00", true)
+            .header("leveret-delay-queue", "q");
+        let ladder = client.publisher("leveret.delay").build().await.unwrap();
+        ladder.publish("q", message).await.unwrap();
+        sleep(SECOND).await;
+        assert_eq!((depth(&broker, "q"), depth(&broker, PARKED)), (Some(2), Some(0)), "{profile}");
+    }
 }

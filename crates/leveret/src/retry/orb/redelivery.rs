@@ -8,6 +8,7 @@ use crate::amqp::ShortStr;
 use crate::client::{Client, ClientEvent};
 use crate::clock;
 use crate::consumer::{Incoming, unless};
+use crate::delay::forget_steps;
 use crate::error::{Error, ErrorKind};
 use crate::mover::{Mover, Parcel};
 use crate::random;
@@ -326,6 +327,7 @@ impl<'a> Letter<'a> {
         }
         parcel.keep_copies();
         parcel.forget_deaths();
+        forget_steps(&mut parcel);
         parcel
     }
 
