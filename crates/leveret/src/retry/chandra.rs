@@ -142,7 +142,8 @@ impl Chandra {
     }
 
     /// The kind of the dead-letter exchange, a topic by default. With any other kind, the retry queue is bound with the very
-    /// [`retry_key`](Self::retry_key) by default.
+    /// [`retry_key`](Self::retry_key) by default. Fanout and headers exchanges are refused: they know no keys, so a rejected
+    /// message would be parked as well.
     pub fn dead_letter_exchange_kind(mut self, kind: ExchangeKind) -> Self {
         self.dead_letter_kind = kind;
         self
@@ -160,7 +161,9 @@ impl Chandra {
         self
     }
 
-    /// What the retry queue is bound to the dead-letter exchange with, `retry.#` by default.
+    /// What the retry queue is bound to the dead-letter exchange with. By default it is `retry.#` at a topic exchange for this queue
+    /// alone, and the very [`retry_key`](Self::retry_key) where that is set, the exchange is shared or it is of another kind. A
+    /// pattern that also matches the [`parking_key`](Self::parking_key) is refused.
     pub fn retry_binding(mut self, pattern: impl Into<String>) -> Self {
         self.retry_binding = Some(pattern.into());
         self
@@ -185,7 +188,8 @@ impl Chandra {
         self
     }
 
-    /// What the parking lot is bound to the dead-letter exchange with, the [`parking_key`](Self::parking_key) by default.
+    /// What the parking lot is bound to the dead-letter exchange with, the [`parking_key`](Self::parking_key) by default. A
+    /// pattern that also matches the [`retry_key`](Self::retry_key) is refused.
     pub fn parking_binding(mut self, pattern: impl Into<String>) -> Self {
         self.parking_binding = Some(pattern.into());
         self
@@ -233,6 +237,7 @@ impl Chandra {
         let parking_key = self.key_of_parking(name);
         let parking_binding = self.parking_binding.as_ref().unwrap_or(&parking_key);
         let parking = named(&self.parking_queue, "parking_lot");
+        let companions = [waiting.name().to_owned(), parking.name().to_owned()];
         let mut topology = Topology::new()
             .exchange(self.exchange.clone())
             .exchange(Exchange::new(dlx.as_str(), self.dead_letter_kind.clone()))
@@ -243,8 +248,56 @@ impl Chandra {
             let key = self.return_key.clone().unwrap_or_else(|| self.key_of_retry(name));
             topology = topology.binding(Binding::to_queue(name, self.exchange.name(), key));
         }
+        self.check_ways(name, &companions, &topology)?;
         traps::check_cycles(name, &topology)?;
         Ok(topology)
+    }
+
+    /// A rejected message only waits, a parked one is only parked, and one that comes back does neither: with other names or
+    /// keys, messages would multiply.
+    fn check_ways(
+        &self,
+        work: &str,
+        [retry, parking]: &[String; 2],
+        topology: &Topology,
+    ) -> Result<(), Error> {
+        if retry == parking || retry == work || parking == work {
+            let why = format!(
+                "the queue, its retry queue {retry:?} and its parking lot {parking:?} need different names"
+            );
+            return Err(traps::refusal(work, why));
+        }
+        if matches!(self.dead_letter_kind, ExchangeKind::Other(_)) {
+            return Ok(()); // Only the plugin knows how it routes.
+        }
+        let (dlx, key) = (self.dlx(work), self.key_of_retry(work));
+        let parking_key = self.key_of_parking(work);
+        for (what, key, queue) in [("rejected", &key, retry), ("parked", &parking_key, parking)] {
+            let queues = topology.queues_for(&dlx, key);
+            if !queues.iter().eq([queue]) {
+                let queues: Vec<_> = queues.into_iter().collect();
+                let why = format!(
+                    "a {what} message with the key {key:?} would go from the {} exchange {dlx:?} to the queues {queues:?}, and has \
+                     to go to {queue:?} alone. Use a direct or topic exchange, and keys that the binding of the other queue \
+                     does not match (`retry_key`, `retry_binding`, `parking_key`, `parking_binding`)",
+                    self.dead_letter_kind
+                );
+                return Err(traps::refusal(work, why));
+            }
+        }
+        if self.to_queue {
+            return Ok(());
+        }
+        let (primary, key) = (self.exchange.name(), self.return_key.as_ref().unwrap_or(&key));
+        let queues = topology.queues_for(primary, key);
+        if let Some(queue) = [retry, parking].into_iter().find(|queue| queues.contains(*queue)) {
+            let why = format!(
+                "a message that has waited would go back to exchange {primary:?} with the key {key:?}, and from there to \
+                 {queue:?} as well. Use another `return_key`, another dead-letter exchange, or `only_to_queue`"
+            );
+            return Err(traps::refusal(work, why));
+        }
+        Ok(())
     }
 
     fn check(&self, work: &WorkQueue) -> Result<(), Error> {

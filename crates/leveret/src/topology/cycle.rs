@@ -72,6 +72,13 @@ impl Topology {
         queues
     }
 
+    /// The queues that a message reaches from an exchange under a key, by this topology.
+    pub(crate) fn queues_for(&self, exchange: &str, key: &str) -> BTreeSet<String> {
+        let mut queues = BTreeSet::new();
+        self.route(exchange, Some(key), &mut BTreeSet::new(), &mut queues);
+        queues
+    }
+
     fn route<'t>(
         &'t self,
         exchange: &'t str,

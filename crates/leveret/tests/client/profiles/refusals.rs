@@ -1,4 +1,6 @@
-use leveret::{Acapi, Chandra, CoverArt, ErrorKind, Exchange, Orb, Queue, RetryPolicy};
+use leveret::{
+    Acapi, Chandra, CoverArt, ErrorKind, Exchange, ExchangeKind, Orb, Queue, RetryPolicy,
+};
 
 use super::*;
 use crate::{broker, client_of, soon};
@@ -93,4 +95,45 @@ async fn a_queue_that_somebody_else_has_declared_otherwise_is_a_conflict() {
     let error = soon("a refusal", runner.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
     assert!(error.to_string().contains("x-dead-letter-exchange"), "{error}");
+}
+
+/// A rejected message that is parked as well, or a parked one that waits as well, would multiply.
+#[test]
+fn names_and_keys_by_which_messages_would_multiply_are_refused() {
+    let refused = [
+        (chandra().dead_letter_exchange_kind(ExchangeKind::Fanout), "a rejected message"),
+        (chandra().dead_letter_exchange_kind(ExchangeKind::Headers), "a rejected message"),
+        (chandra().retry_binding("#"), "a parked message"),
+        (chandra().retry_binding("*"), "a rejected message"),
+        (chandra().parking_key("retry.never"), "a parked message"),
+        (chandra().parking_binding("*.*"), "a rejected message"),
+        (chandra().parking_binding("retry.#").parking_key("retry"), "a rejected message"),
+        (chandra().parking_binding("elsewhere"), "a parked message"),
+        (chandra().shared_dead_letter_exchange("dead").retry_binding("#"), "a parked message"),
+        (chandra().dead_letter_exchange("orders"), "a rejected message"),
+        (chandra().retry_queue("q"), "different names"),
+        (chandra().parking_queue("q.retry"), "different names"),
+    ];
+    for (profile, word) in refused {
+        let shown = format!("{profile:?}");
+        let topology = profile.topology(Queue::new("q").bind("orders", "order.*"));
+        let error = topology.expect_err(&shown);
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains(word), "{error}");
+    }
+    let back_again = chandra().dead_letter_exchange("orders").return_key("retry.x");
+    let error = back_again.topology(Queue::new("q")).unwrap_err();
+    assert!(error.to_string().contains("has waited"), "{error}");
+    let sound = [
+        chandra().dead_letter_exchange_kind(ExchangeKind::Direct),
+        chandra().dead_letter_exchange_kind("x-delayed-message".into()),
+        chandra().dead_letter_exchange("orders").only_to_queue(),
+        chandra().dead_letter_exchange("orders").return_key("order.q"),
+        chandra().retry_binding("*.q").parking_binding("parking_lot.#"),
+        Chandra::new(Exchange::fanout("orders")),
+        Chandra::new(Exchange::direct("orders")),
+    ];
+    for profile in sound {
+        profile.topology(Queue::new("q").bind("orders", "order.*")).unwrap();
+    }
 }
