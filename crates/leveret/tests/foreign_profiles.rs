@@ -19,8 +19,10 @@ mod program;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use leveret::{Client, Failure, Incoming, Retry, Runner};
 use leveret_testkit::eventually;
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 const SOON: Duration = Duration::from_secs(60);
@@ -37,34 +39,74 @@ async fn connect(url: &str) -> Client {
 }
 
 /// What a consumer of this side says, in the words of the programs of the other side.
-#[derive(Clone, Default)]
-struct Said(Arc<Mutex<Vec<String>>>);
+#[derive(Clone)]
+struct Said {
+    lines: Arc<Mutex<Vec<String>>>,
+    /// Whether the consumer may go on to handle messages.
+    goes_on: watch::Sender<bool>,
+}
 
 impl Said {
+    fn alone() -> Self {
+        Said { lines: Arc::default(), goes_on: watch::Sender::new(true) }
+    }
+
+    /// Handles nothing until the other side has: [`together`](Self::together) finds out. A consumer that takes more messages
+    /// than it handles would leave none for it.
+    fn beside() -> Self {
+        Said { lines: Arc::default(), goes_on: watch::Sender::new(false) }
+    }
+
     fn say(&self, words: String) {
-        self.0.lock().unwrap().push(words);
+        self.lines.lock().unwrap().push(words);
     }
 
     fn all(&self) -> Vec<String> {
-        self.0.lock().unwrap().clone()
+        self.lines.lock().unwrap().clone()
+    }
+
+    fn handled(&self) -> usize {
+        counted(&self.all(), "handled ").len()
+    }
+
+    /// How many messages both sides have handled. Once the other side has handled so many of them, this one goes on.
+    fn together(&self, theirs: &[String], first: usize) -> usize {
+        let theirs = counted(theirs, "handled ").len();
+        if theirs >= first {
+            self.goes_on.send_replace(true);
+        }
+        theirs + self.handled()
+    }
+
+    /// What both sides have said, if each of them has handled messages.
+    fn with(&self, theirs: &[String]) -> Vec<String> {
+        let handled = (self.handled(), counted(theirs, "handled ").len());
+        assert!(handled.0 > 0 && handled.1 > 0, "the sides have handled {handled:?} messages");
+        [self.all(), theirs.to_vec()].concat()
     }
 }
 
 /// A consumer that lets as many deliveries of a message fail as its body says, before the blank.
 fn consumer(client: &Client, queue: &str, retry: impl Into<Retry>, said: &Said) -> Runner {
+    client.consumer(queue).retry(retry).handle(handler(said))
+}
+
+fn handler(said: &Said) -> impl Fn(Incoming) -> BoxFuture<'static, Result<(), Failure>> + use<> {
     let said = said.clone();
-    client.consumer(queue).retry(retry).prefetch(1).handle(move |incoming: Incoming| {
-        let body = String::from_utf8_lossy(incoming.body()).into_owned();
-        let wanted: u32 = body.split(' ').next().unwrap().parse().unwrap();
-        said.say(format!("delivered {body}"));
-        let outcome = if incoming.attempt() <= wanted {
-            Err(Failure::retry("ours").kind("early"))
-        } else {
+    move |incoming| {
+        let said = said.clone();
+        Box::pin(async move {
+            let body = String::from_utf8_lossy(incoming.body()).into_owned();
+            let wanted: u32 = body.split(' ').next().unwrap().parse().unwrap();
+            said.say(format!("delivered {body}"));
+            if incoming.attempt() <= wanted {
+                return Err(Failure::retry("ours").kind("early"));
+            }
+            let _ = said.goes_on.subscribe().wait_for(|goes_on| *goes_on).await;
             said.say(format!("handled {body}"));
             Ok(())
-        };
-        async move { outcome }
-    })
+        })
+    }
 }
 
 /// Messages that fail up to three times before they are handled, and some that always fail.

@@ -82,17 +82,14 @@ async fn workers_of_both_sides_share_a_queue_and_its_retries() {
         let client = connect(url).await;
         let profile = Acapi::new().interval(WAIT).max_retries(3);
         client.apply(&profile.topology(Queue::new(QUEUE)).unwrap()).await.unwrap();
-        let (jobs, said) = (jobs(4), Said::default());
+        let (jobs, said) = (jobs(4), Said::beside());
         let settings = json!({
             "program": "worker", "queue": QUEUE, "interval": 40, "max_retries": 3, "publish": jobs,
         });
         let mut theirs = Vec::new();
         let done = async {
             let program = Program::start("acapi.py", url, settings).await;
-            let all = |theirs: &[String]| {
-                let theirs = counted(theirs, "handled ").len();
-                theirs + counted(&said.all(), "handled ").len() == jobs.len() - 4
-            };
+            let all = |theirs: &[String]| said.together(theirs, 1) == jobs.len() - 4;
             let program = program.until("all that can be are handled", all).await;
             until_depth(&client, &format!("{QUEUE}-error"), 4).await;
             theirs = program.end().await;
@@ -103,7 +100,7 @@ async fn workers_of_both_sides_share_a_queue_and_its_retries() {
         let given_up = expected(&jobs, |job| usize::from(failures(job) > 3));
         let given_up = given_up.into_iter().map(|(job, count)| (format!("{job} after 4"), count));
         assert_eq!(counted(&theirs, "failed "), given_up.collect::<Vec<_>>());
-        let both = [said.all(), theirs].concat();
+        let both = said.with(&theirs);
         let deliveries = |job: &str| (failures(job) + 1).min(4);
         assert_eq!(counted(&both, "delivered "), expected(&jobs, deliveries));
     })

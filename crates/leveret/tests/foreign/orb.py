@@ -44,7 +44,7 @@ def header_value(name, text):
     return values
 
 
-def orb(channel, queue, publish=(), subscribes=False, redelivers=False, initial=0, longest=0):
+def orb(channel, queue, publish=(), subscribes=False, redelivers=False, initial=0, longest=0, pool=1):
     declare(
         channel,
         [("orb", "direct"), ("orb.redelivery", "direct"), ("orb.wait", "direct")],
@@ -87,8 +87,11 @@ def orb(channel, queue, publish=(), subscribes=False, redelivers=False, initial=
             send("orb.wait", "orb.wait", body, metadata, expiration=str(wait))
         channel.basic_ack(method.delivery_tag)
 
-    if subscribes:
-        channel.basic_consume(queue, on_message)
+    # Each subscriber of a pool has a channel of its own.
+    for _ in range(pool if subscribes else 0):
+        subscriber = channel.connection.channel()
+        subscriber.basic_qos(prefetch_count=1)
+        subscriber.basic_consume(queue, on_message)
     if redelivers:
         channel.basic_consume("orb.redelivery", on_redelivery)
     for body in publish:
