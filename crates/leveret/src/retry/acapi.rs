@@ -201,7 +201,7 @@ impl Acapi {
         };
         let key = |given: &Option<String>| given.clone().unwrap_or_else(|| EVERYTHING.to_owned());
         let waiting = self.wait.wait_queue(named(&self.retry_queue, "retry"), &requeue);
-        let parking = named(&self.error_queue, "error");
+        let parking = self.wait.parking_lot(named(&self.error_queue, "error"));
         let topology = Topology::new()
             .exchange(exchange(&retry))
             .exchange(exchange(&requeue))

@@ -236,7 +236,7 @@ impl Chandra {
         };
         let parking_key = self.key_of_parking(name);
         let parking_binding = self.parking_binding.as_ref().unwrap_or(&parking_key);
-        let parking = named(&self.parking_queue, "parking_lot");
+        let parking = self.wait.parking_lot(named(&self.parking_queue, "parking_lot"));
         let companions = [waiting.name().to_owned(), parking.name().to_owned()];
         let mut topology = Topology::new()
             .exchange(self.exchange.clone())

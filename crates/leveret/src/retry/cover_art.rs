@@ -151,9 +151,9 @@ impl CoverArt {
         self
     }
 
-    /// Queues get no arguments beyond those that the design names: no
-    /// `x-dead-letter-strategy` with its `x-overflow`. For queues that other programs have declared without them. The broker may then lose a message that
-    /// it moves.
+    /// Queues get no arguments beyond those that the design names: neither `x-dead-letter-strategy` with its `x-overflow` nor
+    /// `x-delivery-limit`. For queues that other programs have declared without them. The broker may then lose a message that
+    /// it moves, and drops one that is given back too often.
     pub fn plain_arguments(mut self) -> Self {
         self.wait.plain_arguments = true;
         self
@@ -219,12 +219,13 @@ impl CoverArt {
             self.wait.companion(work, name)
         };
         let waiting = self.wait.wait_queue(named(&self.retry_queue, "retry"), &self.name);
+        let parking = self.wait.parking_lot(named(&self.failed_queue, "failed"));
         let topology = Topology::new()
             .exchange(Exchange::direct(self.name.as_str()))
             .exchange(Exchange::fanout(retry.as_str()))
             .exchange(Exchange::fanout(failed.as_str()))
             .queue(waiting.bind(retry, ""))
-            .queue(named(&self.failed_queue, "failed").bind(failed, ""))
+            .queue(parking.bind(failed, ""))
             .queue(work.queue().bind(self.name.as_str(), job));
         traps::check_cycles(work.name(), &topology)?;
         Ok(topology)

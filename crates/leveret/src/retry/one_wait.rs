@@ -7,6 +7,7 @@ use crate::topology::{Queue, QueueType};
 
 use super::policy::RetryPolicy;
 use super::profile::WorkQueue;
+use super::tiers::lasting;
 use super::traps;
 
 /// A policy for a wait queue with one TTL.
@@ -61,6 +62,11 @@ impl OneWait {
             Some(queue_type) => Queue::new(name).of_type(queue_type),
             None => work.companion(name),
         }
+    }
+
+    /// The parking lot: no delivery limit takes its messages, unless the queue has only the arguments of the design.
+    pub(crate) fn parking_lot(&self, queue: Queue) -> Queue {
+        if self.plain_arguments { queue } else { lasting(queue) }
     }
 
     /// The queue in which messages wait, to go to this exchange then.

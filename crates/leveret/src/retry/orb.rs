@@ -13,6 +13,7 @@ use crate::topology::{Exchange, Queue, QueueType, Topology};
 use super::policy::RetryPolicy;
 use super::profile::{Profile, Step, WorkQueue};
 use super::stamp::{self, Detail, Failed, header};
+use super::tiers::lasting;
 use super::{Retry, one_wait, rejecting, traps};
 
 mod redelivery;
@@ -297,11 +298,13 @@ impl Orb {
             // What cannot be moved for a while goes back to it again and again.
             redelivered = redelivered.argument("x-delivery-limit", UNLIMITED);
         }
+        let mut lot = queue(&parked.queue);
         let mut waiting = queue(&wait.queue)
             .dead_letter_to(&redelivery.exchange)
             .dead_letter_key(&redelivery.key);
         if !self.plain_arguments {
             waiting = one_wait::at_least_once(waiting);
+            lot = lasting(lot);
         }
         Topology::new()
             .exchange(Exchange::direct(self.exchange.as_str()))
@@ -310,7 +313,7 @@ impl Orb {
             .exchange(Exchange::fanout(&parked.exchange))
             .queue(redelivered)
             .queue(waiting.bind(&wait.exchange, &wait.key))
-            .queue(queue(&parked.queue).bind(&parked.exchange, ""))
+            .queue(lot.bind(&parked.exchange, ""))
     }
 
     /// How often a message was sent back, if it says so.

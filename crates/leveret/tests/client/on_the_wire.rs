@@ -6,9 +6,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use leveret::amqp::Value;
+use leveret::inbox::{Sequence, numbered, release};
 use leveret::{
-    Acapi, Chandra, CoverArt, Exchange, Failure, Json, Orb, Queue, QueueType, Retry, RetryPolicy,
-    Topology,
+    Acapi, AcapiSite, Chandra, CoverArt, End, Error, Exchange, Failure, Json, Message as Outgoing,
+    Orb, Queue, Replier, Replies, Retry, RetryPolicy, RpcBuilder, Topology,
 };
 use leveret_broker::Broker;
 use leveret_broker::snapshot::{BindingDestination, Message};
@@ -51,6 +52,24 @@ fn arguments(table: &leveret::amqp::Table<'_>) -> String {
     all.join(" ")
 }
 
+/// A kind, and where an object is not durable, or gone with a connection or with its users.
+fn kind(kind: &str, [durable, exclusive, auto_delete]: [bool; 3]) -> String {
+    let mut kind = kind.to_owned();
+    for (word, is_so) in
+        [("not durable", !durable), ("exclusive", exclusive), ("auto-delete", auto_delete)]
+    {
+        if is_so {
+            kind += &format!(", {word}");
+        }
+    }
+    kind
+}
+
+/// The broker gives some queues a name by chance.
+fn name(name: &str) -> &str {
+    if name.starts_with("amq.gen-") { "amq.gen-…" } else { name }
+}
+
 /// All objects of a broker but those that every broker has. `series` has numbered ones in one row.
 fn objects(broker: &Broker, series: bool) -> String {
     let snapshot = broker.snapshot();
@@ -62,14 +81,14 @@ fn objects(broker: &Broker, series: bool) -> String {
     };
     for one in host.exchanges.iter().filter(|one| !one.name.is_empty()) {
         if !one.name.starts_with("amq.") {
-            row(
-                0,
-                format!("exchange | `{}` | {} | {}", one.name, one.kind, arguments(&one.arguments)),
-            );
+            let kind = kind(one.kind, [one.durable, false, one.auto_delete]);
+            row(0, format!("exchange | `{}` | {kind} | {}", one.name, arguments(&one.arguments)));
         }
     }
     for one in &host.queues {
-        row(1, format!("queue | `{}` | {} | {}", one.name, one.kind, arguments(&one.arguments)));
+        let kind = kind(one.kind, [one.durable, one.exclusive, one.auto_delete]);
+        let (name, arguments) = (name(&one.name), arguments(&one.arguments));
+        row(1, format!("queue | `{name}` | {kind} | {arguments}"));
     }
     for one in host.bindings.iter().filter(|one| !one.source.is_empty()) {
         let (BindingDestination::Queue(to) | BindingDestination::Exchange(to)) = &one.destination;
@@ -119,24 +138,33 @@ fn properties(message: &Message) -> String {
             Value::Array(_) => "array",
             Value::Timestamp(_) => "timestamp",
             Value::Bool(_) => "bool",
+            Value::I32(_) => "32-bit integer",
+            Value::I64(_) => "64-bit integer",
             value if value.as_str().is_some() => "text",
-            _ => "number",
+            other => panic!("{name:?} has a value that the page has no word for: {other:?}"),
         };
         headers.push(format!("`{name}` ({kind})"));
     }
     headers.sort();
-    let headers = if headers.is_empty() { "none".to_owned() } else { headers.join(", ") };
-    format!("properties {}; headers {headers}", names.join(", "))
+    let listed = |all: Vec<String>| match all.is_empty() {
+        true => "none".to_owned(),
+        false => all.join(", "),
+    };
+    format!("properties {}; headers {}", listed(names), listed(headers))
+}
+
+fn peek(broker: &Broker, queue: &str) -> Message {
+    let messages = broker.peek("/", queue, 1).unwrap_or_else(|| panic!("there is no {queue}"));
+    messages.into_iter().next().unwrap_or_else(|| panic!("{queue} is empty"))
 }
 
 fn first(broker: &Broker, queue: &str) -> String {
-    let messages = broker.peek("/", queue, 1).unwrap_or_else(|| panic!("there is no {queue}"));
-    let message = messages.first().unwrap_or_else(|| panic!("{queue} is empty"));
+    let message = peek(broker, queue);
     let from = match message.exchange.as_str() {
         "" => "the default exchange".to_owned(),
         exchange => format!("`{exchange}`"),
     };
-    format!("- in `{queue}`, by {from}: {}\n", properties(message))
+    format!("- in `{queue}`, by {from}: {}\n", properties(&message))
 }
 
 async fn fail(body: String) -> Result<(), Failure> {
@@ -190,14 +218,14 @@ async fn chandra() -> String {
 }
 
 async fn cover_art() -> String {
-    let profile = CoverArt::new().name("art").jobs(["index"]).queue_type(QueueType::Quorum);
+    let profile = CoverArt::new().name("art").jobs(["index"]);
     let topology = profile.topology().unwrap();
     retrying(topology, profile.into(), ["art.index", "art.retry", "art.failed"], None).await
 }
 
 async fn orb() -> String {
-    let orb = Orb::new().queue_type(QueueType::Quorum);
-    let topology = orb.topology(Queue::quorum("Q")).unwrap();
+    let orb = Orb::new();
+    let topology = orb.topology(Queue::new("Q")).unwrap();
     let names = ["Q", "orb.wait", "orb.parked"];
     retrying(topology, orb.clone().into(), names, Some(orb)).await
 }
@@ -212,17 +240,117 @@ async fn delays() -> String {
     format!("{}\n{}", objects(&broker, true), first(&broker, "Q"))
 }
 
-async fn calls() -> String {
+/// The exchanges and queues of a site, while a call waits for its reply.
+async fn acapi_site() -> String {
     let broker = broker();
     let client = client_of(&broker).await;
-    let service = client.service("sums").method("add", async |Json(n): Json<i64>| Json(n));
+    let site = AcapiSite::new("dc0", "preprod");
+    client.apply(&site.topology()).await.unwrap();
+    let events = site.events(&client);
+    let ledger = Queue::classic(site.queue_name("ledger", "policies"));
+    let subscription = site.subscribe_queue(&events, ledger, ["info.#"]);
+    subscription.declare().await.unwrap();
+    let method = async || ();
+    let service = site.serve(&client, "ledger", "requests", ["resource.#"], method).await.unwrap();
     service.declare().await.unwrap();
-    let rpc = client.rpc("sums").build().await.unwrap();
-    let calling = tokio::spawn(async move { rpc.call::<Json<i64>>("add", Json(1)).await });
-    eventually(PATIENCE, "the request", async || depth(&broker, "sums") == Some(1)).await;
-    let request = first(&broker, "sums");
+    events.publish("info.changed", "{}").await.unwrap();
+    let queue = site.queue_name("ledger", "requests");
+    let called = called(&broker, site.requests(&client), "resource.policy", &queue).await;
+    called + &first(&broker, &site.queue_name("ledger", "policies"))
+}
+
+/// The objects while a call waits for its reply, and its request.
+async fn called(broker: &Broker, rpc: RpcBuilder, method: &str, queue: &str) -> String {
+    let rpc = rpc.build().await.unwrap();
+    let method = method.to_owned();
+    let calling = tokio::spawn(async move { rpc.call::<Json<i64>>(&method, Json(1)).await });
+    eventually(PATIENCE, "the request", async || depth(broker, queue) == Some(1)).await;
+    let text = format!("{}\n{}", objects(broker, false), first(broker, queue));
     calling.abort();
-    format!("{}\n{request}", objects(&broker, false))
+    text
+}
+
+async fn calls() -> String {
+    let mut text = String::new();
+    for (heading, replies) in [
+        ("", Replies::Direct),
+        ("\nWith `Replies::Queue`:\n\n", Replies::Queue),
+        ("\nWith `Replies::QueuePerCall`:\n\n", Replies::QueuePerCall),
+    ] {
+        let broker = broker();
+        let client = client_of(&broker).await;
+        let service = client.service("sums").method("add", async |Json(n): Json<i64>| Json(n));
+        service.declare().await.unwrap();
+        text += heading;
+        text += &called(&broker, client.rpc("sums").replies(replies), "add", "sums").await;
+        if replies == Replies::Direct {
+            client.purge_queue("sums").await.unwrap();
+            client.rpc("sums").build().await.unwrap().cast("add", Json(1)).await.unwrap();
+            text += "\nA cast:\n\n";
+            text += &first(&broker, "sums");
+        }
+    }
+    text
+}
+
+/// What a service sends to a queue, for the methods of each kind.
+async fn replies() -> String {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    client.apply(&Topology::new().queue(Queue::classic("replies"))).await.unwrap();
+    let count = async |mut replier: Replier| -> Result<End, Error> {
+        replier.send("1").await?;
+        Ok(End)
+    };
+    let service = client
+        .service("sums")
+        .method("value", async || "3")
+        .method("error", async || Err::<(), _>(Failure::permanent("no").kind("declined")))
+        .method("stream", count);
+    service.declare().await.unwrap();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let service = tokio::spawn(service.run_until(stopped));
+    let publisher = client.publisher("").build().await.unwrap();
+    let mut text = String::new();
+    for (method, names) in [
+        ("value", &["a value"][..]),
+        ("error", &["an error"]),
+        ("stream", &["one of several values", "the end of several values"]),
+    ] {
+        let request = Outgoing::new("").kind(method).reply_to("replies").correlation_id("7");
+        publisher.publish("sums", request).await.unwrap();
+        for what in names {
+            eventually(PATIENCE, *what, async || depth(&broker, "replies") > Some(0)).await;
+            let _ = writeln!(text, "- {what}: {}", properties(&peek(&broker, "replies")));
+            let reply = client.get("replies", Default::default()).await.unwrap().expect("a reply");
+            reply.ack().unwrap();
+        }
+    }
+    drop(stop);
+    soon("the end", service).await.unwrap().unwrap();
+    text
+}
+
+/// What senders write for the inboxes of receivers.
+async fn inboxes() -> String {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    client.apply(&Topology::new().queue(Queue::classic("Q"))).await.unwrap();
+    let publisher = client.publisher("").build().await.unwrap();
+    let sequence = Sequence::fresh("app");
+    sequence.stamp("1").await.unwrap();
+    sequence.give_up(1..=1).await;
+    let mut text = String::new();
+    for (what, message) in [
+        ("a numbered message", numbered("1", "app", 1).unwrap()),
+        ("the first one after numbers that were given up", sequence.stamp("2").await.unwrap()),
+        ("a release of ids", release(["job 1"])),
+    ] {
+        publisher.publish("Q", message).await.unwrap();
+        let _ = writeln!(text, "- {what}: {}", properties(&peek(&broker, "Q")));
+        client.purge_queue("Q").await.unwrap();
+    }
+    text
 }
 
 async fn events() -> String {
@@ -251,11 +379,14 @@ async fn the_page_of_objects_on_the_wire_is_what_the_broker_has() {
     let sections = [
         ("default", by_default().await),
         ("acapi", acapi().await),
+        ("acapi-site", acapi_site().await),
         ("chandra", chandra().await),
         ("cover-art", cover_art().await),
         ("orb", orb().await),
         ("delays", delays().await),
         ("calls", calls().await),
+        ("replies", replies().await),
+        ("inboxes", inboxes().await),
         ("events", events().await),
     ];
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/on-the-wire.md");

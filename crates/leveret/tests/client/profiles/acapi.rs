@@ -31,7 +31,7 @@ fn it_declares_what_the_document_says() {
         exchange Q-error fanout
         queue Q x-dead-letter-exchange=Q-retry x-dead-letter-strategy=at-least-once x-delivery-limit=1000000 x-overflow=reject-publish x-queue-type=quorum
         queue Q-retry x-dead-letter-exchange=Q-retry-requeue x-dead-letter-strategy=at-least-once x-message-ttl=30000 x-overflow=reject-publish x-queue-type=quorum
-        queue Q-error x-queue-type=quorum
+        queue Q-error x-delivery-limit=1000000000 x-queue-type=quorum
         binding Q-retry -> Q-retry [#]
         binding Q-retry-requeue -> Q [#]
         binding Q-error -> Q-error [#]
@@ -40,7 +40,9 @@ fn it_declares_what_the_document_says() {
     let queue = Queue::quorum("Q").bind("orders", "order.*");
     assert_eq!(lines(&profile.topology(queue).unwrap()), listed(quorum));
     let mixed = profile.queue_type(QueueType::Quorum).topology(Queue::classic("Q")).unwrap();
-    assert!(lines(&mixed).contains("queue Q-error x-queue-type=quorum"));
+    assert!(
+        lines(&mixed).contains("queue Q-error x-delivery-limit=1000000000 x-queue-type=quorum")
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -279,4 +281,17 @@ async fn a_parking_that_fails_leaves_the_message_in_its_queue() {
     let (seen, summary) = consume(&client, "Q", profile, SECOND / 2, fate).await;
     assert_eq!((seen.len(), summary.parked), (1, 0));
     assert_eq!((depth(&broker, "Q"), depth(&broker, "Q-error")), (Some(1), Some(0)));
+}
+
+/// Queues of a deployment that has them with the arguments of the design alone, or by an earlier version.
+#[tokio::test(start_paused = true)]
+async fn queues_that_exist_without_our_arguments_are_used_as_they_are() {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    let plain = Acapi::new().plain_arguments();
+    client.apply(&plain.topology(Queue::quorum("Q")).unwrap()).await.unwrap();
+    client.publisher("").build().await.unwrap().publish("Q", "job").await.unwrap();
+    let never = |_: &Seen| Err(Failure::permanent("never"));
+    let (_, summary) = consume(&client, "Q", Acapi::new(), LATER, never).await;
+    assert_eq!((summary.parked, depth(&broker, "Q-error")), (1, Some(1)));
 }

@@ -48,7 +48,7 @@ fn it_declares_what_the_document_says() {
         queue Q.retry x-dead-letter-exchange=orders x-dead-letter-strategy=at-least-once x-message-ttl=10000 x-overflow=reject-publish x-queue-type=quorum
         binding dead -> Q.retry [retry.Q]
         binding orders -> Q [retry.Q]
-        queue Q.parking_lot x-queue-type=quorum
+        queue Q.parking_lot x-delivery-limit=1000000000 x-queue-type=quorum
         binding dead -> Q.parking_lot [parking_lot.Q]
     ";
     let queue = Queue::quorum("Q").bind("orders", "order.*");

@@ -33,7 +33,7 @@ fn it_declares_what_the_document_says() {
         exchange p.failed fanout
         queue p.scan x-queue-type=quorum
         queue p.retry x-dead-letter-exchange=p x-dead-letter-strategy=at-least-once x-message-ttl=1000 x-overflow=reject-publish x-queue-type=quorum
-        queue p.failed x-queue-type=quorum
+        queue p.failed x-delivery-limit=1000000000 x-queue-type=quorum
         binding p -> p.scan [scan]
         binding p.retry -> p.retry []
         binding p.failed -> p.failed []

@@ -33,7 +33,7 @@ fn it_declares_what_the_document_says() {
         queue q x-dead-letter-exchange=again x-dead-letter-routing-key=again x-dead-letter-strategy=at-least-once x-delivery-limit=1000000 x-overflow=reject-publish x-queue-type=quorum
         queue again x-delivery-limit=1000000 x-queue-type=quorum
         queue later x-dead-letter-exchange=again x-dead-letter-routing-key=again x-dead-letter-strategy=at-least-once x-overflow=reject-publish x-queue-type=quorum
-        queue never x-queue-type=quorum
+        queue never x-delivery-limit=1000000000 x-queue-type=quorum
         binding x -> q [q]
         binding again -> again [again]
         binding later -> later [later]
