@@ -77,6 +77,8 @@ pub(super) fn of_orb(profile: Orb, names: &Names) -> Result<Orb, String> {
             "wait-queue" => profile.wait_queue(value),
             "parked-exchange" => profile.parked_exchange(value),
             "parked-queue" => profile.parked_queue(value),
+            "count-header" => profile.count_header(value),
+            "queue-header" => profile.queue_header(value),
             _ => return None,
         })
     })

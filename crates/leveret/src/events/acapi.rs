@@ -73,6 +73,8 @@ pub struct AcapiSite {
     /// Site and environment.
     prefix: String,
     retry: Acapi,
+    /// Names of exchanges that differ from the usual ones.
+    named: Vec<(ExchangeKind, AcapiTraffic, String)>,
 }
 
 /// The two things that ACAPI's exchanges carry.
@@ -103,7 +105,7 @@ impl AcapiSite {
     /// A site (`dc0`) and an environment (`preprod`).
     pub fn new(site: impl AsRef<str>, environment: impl AsRef<str>) -> Self {
         let prefix = format!("{}.{}", site.as_ref(), environment.as_ref());
-        AcapiSite { prefix, retry: Acapi::new() }
+        AcapiSite { prefix, retry: Acapi::new(), named: Vec::new() }
     }
 
     /// How failed messages are tried again. Five times, a minute apart, by default.
@@ -112,8 +114,24 @@ impl AcapiSite {
         self
     }
 
+    /// The name of an exchange where it is another than [`exchange_name`](Self::exchange_name) makes.
+    pub fn exchange(
+        mut self,
+        kind: ExchangeKind,
+        traffic: AcapiTraffic,
+        name: impl Into<String>,
+    ) -> Self {
+        self.named.insert(0, (kind, traffic, name.into()));
+        self
+    }
+
     /// The name of an exchange.
     pub fn exchange_name(&self, kind: &ExchangeKind, traffic: AcapiTraffic) -> String {
+        let is_it =
+            |named: &&(ExchangeKind, AcapiTraffic, String)| (&named.0, named.1) == (kind, traffic);
+        if let Some((.., name)) = self.named.iter().find(is_it) {
+            return name.clone();
+        }
         let kind = match kind {
             ExchangeKind::Headers => "header",
             kind => kind.as_str(),

@@ -20,11 +20,6 @@ mod redelivery;
 
 pub use redelivery::{Redelivered, Redelivery};
 
-/// How often a message was sent back, as text: as Orb has it.
-const COUNT: &str = "orb-redelivery-count";
-/// The queue it belongs to.
-const QUEUE: &str = "orb-queue";
-
 /// Rejected messages of all queues go to one redelivery queue, whose service sends them back to where they came from: the
 /// first time at once, then after waits that grow. The design of Orb.
 ///
@@ -85,6 +80,10 @@ pub struct Orb {
     policy: RetryPolicy,
     queue_type: Option<QueueType>,
     plain_arguments: bool,
+    /// Says how often a message was sent back, as text.
+    count_header: String,
+    /// Says which queue it belongs to.
+    queue_header: String,
 }
 
 /// A queue that all others share, and how messages get there.
@@ -123,6 +122,8 @@ impl Orb {
             policy: RetryPolicy::default().max_retries(30),
             queue_type: None,
             plain_arguments: false,
+            count_header: "orb-redelivery-count".to_owned(),
+            queue_header: "orb-queue".to_owned(),
         }
         .name("orb")
         .by_intervals()
@@ -205,6 +206,18 @@ impl Orb {
     /// The name of the parking lot alone.
     pub fn parked_queue(mut self, name: impl Into<String>) -> Self {
         self.parked.queue = name.into();
+        self
+    }
+
+    /// The header that says how often a message was sent back, `orb-redelivery-count` by default.
+    pub fn count_header(mut self, name: impl Into<String>) -> Self {
+        self.count_header = name.into();
+        self
+    }
+
+    /// The header that says which queue a message belongs to, `orb-queue` by default.
+    pub fn queue_header(mut self, name: impl Into<String>) -> Self {
+        self.queue_header = name.into();
         self
     }
 
@@ -317,8 +330,9 @@ impl Orb {
     }
 
     /// How often a message was sent back, if it says so.
-    fn count(properties: &RawProperties) -> Option<u32> {
-        stamp::count(&properties.has_headers().then(|| properties.header(COUNT)).flatten()?)
+    fn count(&self, properties: &RawProperties) -> Option<u32> {
+        let has_headers = properties.has_headers();
+        stamp::count(&has_headers.then(|| properties.header(&self.count_header)).flatten()?)
     }
 
     /// Addresses a message to the parking lot.
@@ -326,7 +340,7 @@ impl Orb {
         parcel.exchange.clone_from(&self.parked.exchange);
         parcel.keep_expiration();
         parcel.keep_copies();
-        for name in [COUNT, QUEUE] {
+        for name in [&self.count_header, &self.queue_header] {
             parcel.remove(name);
         }
         // Under any other key it would not get back that way, and with further ones not alone.
@@ -359,7 +373,7 @@ impl Profile for Orb {
     }
 
     fn failures(&self, properties: &RawProperties, _queue: &str) -> u32 {
-        Orb::count(properties).unwrap_or(0)
+        self.count(properties).unwrap_or(0)
     }
 
     fn retry(&self, _: &Delivery, _: &Failed<'_>, _: Duration, _: Detail) -> Step {

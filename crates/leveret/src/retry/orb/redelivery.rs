@@ -20,7 +20,7 @@ use crate::retry::stamp::{self, Detail, Failed, Origin, header};
 use crate::retry::{Retry, Verdict, iso8601};
 use crate::telemetry::Consumed;
 
-use super::{COUNT, Orb, QUEUE, Route};
+use super::{Orb, Route};
 
 /// How long a message that cannot be moved now stays with the service before it goes back to the redelivery queue.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -244,7 +244,7 @@ impl<'a> Letter<'a> {
         Letter {
             incoming,
             deaths,
-            count: Orb::count(properties),
+            count: orb.count(properties),
             death: last.filter(|_| !has_waited),
             has_waited,
             now: clock::now(),
@@ -256,19 +256,19 @@ impl<'a> Letter<'a> {
     }
 
     /// Where it says itself that it belongs.
-    fn named_queue(&self) -> Option<String> {
-        self.incoming.header(QUEUE)?.as_str().map(str::to_owned)
+    fn named_queue(&self, orb: &Orb) -> Option<String> {
+        self.incoming.header(&orb.queue_header)?.as_str().map(str::to_owned)
     }
 
     fn plan(&self, orb: &Orb) -> Plan {
         let failures = self.failures();
         let queue = match &self.death {
-            _ if self.has_waited => self.named_queue(),
+            _ if self.has_waited => self.named_queue(orb),
             Some(death) => Some(death.queue.clone()),
             None => None,
         };
         let Some(queue) = queue else {
-            let queue = self.named_queue().unwrap_or_default();
+            let queue = self.named_queue(orb).unwrap_or_default();
             return Plan::Park { queue, failures, reason: ParkReason::Unroutable };
         };
         if self.has_waited {
@@ -331,11 +331,18 @@ impl<'a> Letter<'a> {
         parcel
     }
 
-    fn addressed(&self, exchange: &str, key: &str, queue: &str, count: Option<u32>) -> Parcel {
+    fn addressed(
+        &self,
+        orb: &Orb,
+        exchange: &str,
+        key: &str,
+        queue: &str,
+        count: Option<u32>,
+    ) -> Parcel {
         let mut parcel = self.parcel(exchange, key);
-        parcel.set(QUEUE, queue);
+        parcel.set(&orb.queue_header, queue);
         if let Some(count) = count {
-            parcel.set(COUNT, count.to_string());
+            parcel.set(&orb.count_header, count.to_string());
             self.origin().stamp(&mut parcel);
             parcel.set(header::FIRST, iso8601::format(self.first_failure()));
         }
@@ -343,11 +350,11 @@ impl<'a> Letter<'a> {
     }
 
     fn back(&self, orb: &Orb, queue: &str, count: Option<u32>) -> Parcel {
-        self.addressed(&orb.exchange, queue, queue, count)
+        self.addressed(orb, &orb.exchange, queue, queue, count)
     }
 
     fn waiting(&self, orb: &Orb, queue: &str, count: u32, time: Duration) -> Parcel {
-        let mut parcel = self.addressed(&orb.wait.exchange, &orb.wait.key, queue, Some(count));
+        let mut parcel = self.addressed(orb, &orb.wait.exchange, &orb.wait.key, queue, Some(count));
         let milliseconds = time.as_millis().max(1).to_string();
         parcel.properties.expiration = stamp::short(milliseconds.as_bytes());
         parcel

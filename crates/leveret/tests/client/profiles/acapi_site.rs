@@ -43,6 +43,18 @@ fn the_exchanges_are_those_of_the_document() {
     assert_eq!(name(ExchangeKind::Direct), "dc0.qa.e.direct.requests");
 }
 
+#[test]
+fn exchanges_of_other_names_can_be_used() {
+    let (all, patterns) = ("all-events", "dc0.qa.e.pattern.events");
+    let site = site().exchange(ExchangeKind::Fanout, AcapiTraffic::Events, "not this one");
+    let site = site.exchange(ExchangeKind::Fanout, AcapiTraffic::Events, all);
+    let site = site.exchange(ExchangeKind::Topic, AcapiTraffic::Events, patterns);
+    let renamed = EVENTS.replace("dc0.qa.e.fanout.events", all);
+    let renamed = renamed.replace("dc0.qa.e.topic.events", patterns);
+    let requests = EVENTS.replace("events", "requests");
+    assert_eq!(lines(&site.topology()), listed(&(renamed + &requests)));
+}
+
 #[tokio::test(start_paused = true)]
 async fn publishing_declares_the_exchanges_of_events() {
     let broker = broker();

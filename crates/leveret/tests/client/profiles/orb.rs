@@ -239,6 +239,23 @@ async fn a_message_that_orb_makes_to_wait_is_sent_back_and_what_has_only_waited_
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_headers_that_orb_adds_can_have_other_names() {
+    let orb = Orb::new().count_header("times").queue_header("belongs-to").max_attempts(3);
+    let (_broker, client) = scene(&orb, Queue::classic(INBOX)).await;
+    publish(&client, Message::new("job")).await;
+    let (seen, summary, _) = consume_with_service(&client, &orb, LATER, always).await;
+    let headers = ["times", "belongs-to", "orb-redelivery-count", "orb-queue"];
+    let last = headers.map(|name| {
+        let value = seen[3].incoming.header(name)?;
+        value.as_str().map(str::to_owned)
+    });
+    assert_eq!(last, [Some("3".to_owned()), Some(INBOX.to_owned()), None, None]);
+    assert_eq!((seen.len(), summary.parked), (4, 1));
+    let parked = take(&client, "orb.parked").await;
+    assert!(headers.iter().all(|name| parked.header(name).is_none()));
+}
+
+#[tokio::test(start_paused = true)]
 async fn nobody_else_gets_copies_and_an_expiration_of_its_own_does_not_end_a_wait() {
     let orb = Orb::new().max_attempts(3);
     let (broker, client) = scene(&orb, Queue::classic(INBOX)).await;
