@@ -304,10 +304,16 @@ impl Rpc {
 
     /// Sends a request that asks for no reply. `Ok` means that it is in the queue of the service.
     ///
-    /// What the message says is not changed. What it does not say is added as for each message that is
-    /// [published](Publisher::publish): it is persistent, and has an id and a timestamp. The method is a part of the address: a
-    /// service that is called by the name of its queue finds it in the property `type`. A message with another `type` of its
-    /// own is refused, unless the method is `""`: then the `type` stays as it is.
+    /// Properties and headers that the message has are not changed. Where it has none, it gets
+    ///
+    /// - the delivery mode 2, because no reply tells the caller that a restart of the broker has lost the request;
+    /// - an id and a timestamp: the client publishes again what was not confirmed when the connection was lost, and without an
+    ///   id an [inbox](crate::inbox) of the service cannot recognise the copy, and parks the request;
+    /// - the header `traceparent`, and those that belong to it, while spans are collected or within a
+    ///   [trace](crate::TraceContext).
+    ///
+    /// The method is a part of the address: a service that is called by the name of its queue finds it in the property `type`.
+    /// A message with another `type` of its own is refused, unless the method is `""`: then the `type` stays as it is.
     pub async fn cast(&self, method: &str, message: impl IntoMessage) -> Result<(), Error> {
         let mut message = message.into_message()?;
         let Inner { address, client, .. } = &*self.inner;
