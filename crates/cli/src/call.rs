@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use clap::Args;
-use leveret::{Client, Error, ErrorKind, Reply};
+use clap::{Args, ValueEnum};
+use leveret::{Client, Error, ErrorKind, Replies, Reply};
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -41,6 +41,10 @@ pub(crate) struct Arguments {
     #[arg(long)]
     stream: bool,
 
+    /// Where replies come to. With queue-per-call, a reply needs no correlation id.
+    #[arg(long, value_name = "WHERE", value_enum, default_value_t)]
+    replies: ReplyQueue,
+
     /// Write only the body, as it is.
     #[arg(long, conflicts_with = "json")]
     raw: bool,
@@ -51,6 +55,28 @@ pub(crate) struct Arguments {
     form: Form,
     #[command(flatten)]
     reach: Reach,
+}
+
+/// Where replies come to.
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum ReplyQueue {
+    /// RabbitMQ's direct reply-to, without a queue.
+    #[default]
+    Direct,
+    /// One queue for all replies.
+    Queue,
+    /// A queue for each call: whatever comes there is its reply.
+    QueuePerCall,
+}
+
+impl From<ReplyQueue> for Replies {
+    fn from(queue: ReplyQueue) -> Self {
+        match queue {
+            ReplyQueue::Direct => Replies::Direct,
+            ReplyQueue::Queue => Replies::Queue,
+            ReplyQueue::QueuePerCall => Replies::QueuePerCall,
+        }
+    }
 }
 
 /// A reply, for a program.
@@ -66,7 +92,8 @@ struct Told<'a> {
 pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let message = arguments.message.message(arguments.body.read()?);
     let command = async |client: &Client| {
-        let mut rpc = client.rpc(&arguments.service).timeout(arguments.within);
+        let rpc = client.rpc(&arguments.service).timeout(arguments.within);
+        let mut rpc = rpc.replies(arguments.replies.into());
         if let Some(exchange) = &arguments.exchange {
             rpc = rpc.exchange(exchange);
         }

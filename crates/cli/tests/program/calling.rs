@@ -1,6 +1,6 @@
 //! `call`.
 
-use leveret::Failure;
+use leveret::{Failure, Queue, Topology};
 use tokio::sync::oneshot;
 
 use crate::support::Place;
@@ -35,5 +35,27 @@ async fn a_service_is_called_and_its_errors_are_told() {
 
     drop(stop);
     serving.await.unwrap().unwrap();
+    client.close().await;
+}
+
+/// ACAPI asks a replier for no more than the default exchange and the key `reply_to`.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replier_that_sends_no_correlation_id_is_called_with_a_queue_for_the_call() {
+    let place = Place::new().await;
+    let client = place.client().await;
+    client.apply(&Topology::new().queue(Queue::classic("policies"))).await.unwrap();
+    let mut requests = client.consumer("policies").stream().await.unwrap();
+    let publisher = client.publisher("").build().await.unwrap();
+    let replier = tokio::spawn(async move {
+        while let Some(Ok(request)) = requests.next().await {
+            let to = request.properties().reply_to.unwrap().to_str_lossy().into_owned();
+            publisher.publish(&to, "the policy 17").await.unwrap();
+            request.ack().unwrap();
+        }
+    });
+    let call = ["call", "policies", "", "17", "--within", "30s"];
+    let called = place.run(&[&call[..], &["--replies", "queue-per-call"]].concat());
+    assert_eq!(called.ok(), "the policy 17\n");
+    replier.abort();
     client.close().await;
 }
