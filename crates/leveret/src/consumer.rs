@@ -16,6 +16,7 @@ use crate::topology::arguments::Arguments;
 
 mod batch;
 mod beside;
+mod drain;
 mod failing;
 mod handler;
 mod incoming;
@@ -35,6 +36,8 @@ pub use runner::{Runner, Summary};
 pub use service::HandlerService;
 pub use stream::{Deliveries, Next};
 
+use drain::Drain;
+pub(crate) use drain::Draining;
 pub(crate) use failing::OnPark;
 pub(crate) use handler::BoxFuture;
 pub(crate) use incoming::{Common, States};
@@ -96,7 +99,7 @@ struct Running {
     /// What is called for a message sees to that by itself.
     have_tasks: bool,
     subscribers: usize,
-    drain: Duration,
+    drain: Drain,
     retry: Option<Retry>,
     mode: Mode,
     seen: Option<Seen>,
@@ -161,7 +164,7 @@ impl ConsumerBuilder {
             in_one_task: false,
             have_tasks: false,
             subscribers: 1,
-            drain: Duration::from_secs(30),
+            drain: Drain::For(Duration::from_secs(30)),
             retry: None,
             mode: Mode::AtLeastOnce,
             seen: None,
@@ -275,7 +278,14 @@ impl ConsumerBuilder {
 
     /// How long handlers get to finish when the consumer is stopped. Half a minute by default.
     pub fn drain(mut self, time: Duration) -> Self {
-        self.running.drain = time;
+        self.running.drain = Drain::For(time);
+        self
+    }
+
+    /// Lets handlers finish until this future is done, in place of a [time](Self::drain): its end may depend on why the consumer
+    /// is stopped. It is first polled when the consumer is stopped.
+    pub fn drain_until(mut self, end: impl Future<Output = ()> + Send + 'static) -> Self {
+        self.running.drain = Drain::until(end);
         self
     }
 
@@ -464,8 +474,8 @@ impl ConsumerBuilder {
         self.running.subscribers > 1
     }
 
-    pub(crate) fn drain_time(&self) -> Duration {
-        self.running.drain
+    pub(crate) fn start_draining(&self) -> Draining {
+        self.running.drain.start()
     }
 
     /// A handler with the layers around it.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use tokio::time::{timeout, timeout_at};
+use tokio::time::timeout_at;
 use tracing::{Instrument as _, Span, field};
 
 use super::ConsumerBuilder;
@@ -135,9 +135,9 @@ impl BatchRunner {
                     done = &mut handling => summary.add(done),
                     _ = &mut stop => {
                         drop(deliveries);
-                        match timeout(running.drain, handling).await {
-                            Ok(done) => summary.add(done),
-                            Err(_) => summary.abandoned += count,
+                        match running.drain.start().limit(handling).await {
+                            Some(done) => summary.add(done),
+                            None => summary.abandoned += count,
                         }
                         return Ok(summary);
                     }

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::sleep;
 use tracing::{Instrument as _, Span};
 
 use super::beside::Beside;
+use super::drain::{Drain, Draining};
 use super::failing::Failing;
 use super::handler::BoxError;
 use super::incoming::Incoming;
@@ -18,7 +19,6 @@ use super::seen::Seen;
 use super::service::{Call, contained};
 use super::stream::Deliveries;
 use super::{ConsumerBuilder, Mode, tasks};
-use crate::amqp::deadline_in;
 use crate::asyncapi::Shape;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
@@ -188,7 +188,7 @@ impl Runner {
                 workers: running.workers,
                 leaves_held,
                 have_tasks: running.have_tasks,
-                drain: running.drain,
+                drain: running.drain.clone(),
                 stopped: stopped.clone(),
             };
             loops.spawn(one.run(deliveries));
@@ -256,7 +256,7 @@ struct Loop {
     /// The prefetch is for the workers alone: if messages that cannot be moved use it up, they are left on their channel.
     leaves_held: bool,
     have_tasks: bool,
-    drain: Duration,
+    drain: Drain,
     stopped: tokio::sync::watch::Receiver<bool>,
 }
 
@@ -333,20 +333,20 @@ impl Loop {
                 }
                 () = &mut stopped => {
                     drop(deliveries);
-                    let deadline = deadline_in(self.drain);
-                    match timeout_at(deadline, handling).await {
-                        Ok(outcome) => {
+                    let mut draining = self.drain.start();
+                    match draining.limit(handling).await {
+                        Some(outcome) => {
                             let finished = self.shared.finish(delivery, key, outcome);
                             done.take(&mut at_hand, finished, &self.shared);
                         }
-                        Err(_) => done.summary.abandoned += 1,
+                        None => done.summary.abandoned += 1,
                     }
-                    return (done.finish(deadline).await, Ok(()));
+                    return (done.finish(draining).await, Ok(()));
                 }
             }
         };
         drop(deliveries);
-        (done.finish(deadline_in(self.drain)).await, end)
+        (done.finish(self.drain.start()).await, end)
     }
 
     /// Up to so many at a time. All is done in this task but what handlers do, unless they are to do it here, too.
@@ -386,16 +386,16 @@ impl Loop {
         };
         // No more come, and those that were not begun go back.
         drop(deliveries);
-        let deadline = deadline_in(self.drain);
+        let mut draining = self.drain.start();
         let drained = async {
             while let Some(handled) = at_work.next().await {
                 done.join(handled, &self.shared);
             }
         };
-        if timeout_at(deadline, drained).await.is_err() {
+        if draining.limit(drained).await.is_none() {
             done.summary.abandoned += at_work.beside.len() as u64;
         }
-        (done.finish(deadline).await, end)
+        (done.finish(draining).await, end)
     }
 }
 
@@ -505,9 +505,9 @@ impl Done {
     }
 
     /// Waits until all is settled. What is not in time goes back to the queue.
-    async fn finish(mut self, deadline: Instant) -> Summary {
+    async fn finish(mut self, mut draining: Draining) -> Summary {
         while !self.settling.is_empty() {
-            if timeout_at(deadline, self.settled()).await.is_err() {
+            if draining.limit(self.settled()).await.is_none() {
                 self.summary.abandoned += self.settling.len() as u64;
                 break;
             }

@@ -181,6 +181,12 @@ impl ServiceBuilder {
         self
     }
 
+    /// Lets methods finish until this future is done, see [`ConsumerBuilder::drain_until`].
+    pub fn drain_until(mut self, end: impl Future<Output = ()> + Send + 'static) -> Self {
+        self.consumer = self.consumer.drain_until(end);
+        self
+    }
+
     /// What becomes of requests without replies whose method fails, see [`ConsumerBuilder::retry`]. One that asks for a reply
     /// gets an error as its reply, unless there is [`retry_calls`](Self::retry_calls).
     pub fn retry(mut self, retry: impl Into<Retry>) -> Self {

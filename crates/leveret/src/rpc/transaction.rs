@@ -3,8 +3,6 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-use tokio::time::timeout;
-
 use super::address::ReplyAddress;
 use super::replier::{Outlet, WayBack};
 use crate::amqp::{self, Channel, Publish, RawProperties, Tx, lock};
@@ -119,9 +117,9 @@ impl Transactions {
                 biased;
                 done = &mut handling => summary.add(done),
                 _ = &mut stop => {
-                    match timeout(self.consumer.drain_time(), handling).await {
-                        Ok(done) => summary.add(done),
-                        Err(_) => summary.abandoned += 1,
+                    match self.consumer.start_draining().limit(handling).await {
+                        Some(done) => summary.add(done),
+                        None => summary.abandoned += 1,
                     }
                     return Ok(summary);
                 }
