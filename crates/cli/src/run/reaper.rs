@@ -5,73 +5,103 @@
 //! ```
 //!
 //! The kernel closes the pipe however the service ends. The pipe is close-on-exec, so no command keeps it open.
+//! A service that is killed between the start of a command and its `+` leaves that one behind: some microseconds.
 
 use std::collections::HashSet;
-use std::io;
-use std::os::fd::OwnedFd;
+use std::io::{self, Write as _};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rustix::io::ioctl_fionbio;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::net::unix::pipe::Sender;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::failure::Failure;
+use crate::output::note;
 
 /// The subcommand of this program that is the other end of the pipe.
 pub(crate) const SUBCOMMAND: &str = "__reap";
 
 /// The process that outlives this one to kill what is left of its commands.
 #[derive(Clone, Debug)]
-pub(super) struct Reaper(Arc<Inner>);
+pub(super) struct Reaper(Arc<Mutex<State>>);
 
 #[derive(Debug)]
-struct Inner {
-    pipe: Sender,
-    is_lost: AtomicBool,
+struct State {
     /// It ends by itself, after this process.
-    _process: Child,
+    process: Child,
+    /// All that run: a process that replaces another one has to know them.
+    groups: HashSet<Pid>,
+    is_lost: bool,
 }
 
 impl Reaper {
     pub(super) async fn start() -> Result<Reaper, Failure> {
-        let failed = |error: io::Error| {
+        let process = spawn().map_err(|error| {
             let text = "cannot start the process that ends commands if this one is killed";
             Failure::new(format_args!("{text}: {error}"))
-        };
-        let mut process = spawn().map_err(failed)?;
-        let stdin = process.stdin.take().map(OwnedFd::from);
-        let stdin = stdin.ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
-        let pipe = Sender::from_owned_fd(stdin).map_err(failed)?;
-        // Before that, the runtime takes it for not ready.
-        pipe.writable().await.map_err(failed)?;
-        let is_lost = AtomicBool::new(false);
-        Ok(Reaper(Arc::new(Inner { pipe, is_lost, _process: process })))
+        })?;
+        let state = State { process, groups: HashSet::new(), is_lost: false };
+        Ok(Reaper(Arc::new(Mutex::new(state))))
     }
 
     /// Has the process group of a command killed if this process dies before the registration is dropped.
     pub(super) fn register(&self, command: Option<u32>) -> Registration {
         let group = command.and_then(|id| Pid::from_raw(id.cast_signed()));
         if let Some(group) = group {
-            self.send('+', group);
+            self.lock().add(group);
         }
         Registration { reaper: self.clone(), group }
     }
 
-    fn send(&self, sign: char, group: Pid) {
-        let line = format!("{sign}{}\n", group.as_raw_nonzero());
-        // So short a line is written as a whole, or not at all.
-        if let Err(error) = self.0.pipe.try_write(line.as_bytes())
-            && !self.0.is_lost.swap(true, Ordering::Relaxed)
-        {
-            eprintln!(
-                "leveret: the process that ends commands if this one is killed does not listen: {error}"
-            );
-        }
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+impl State {
+    fn add(&mut self, group: Pid) {
+        self.groups.insert(group);
+        self.send(&line('+', group));
+    }
+
+    fn remove(&mut self, group: Pid) {
+        self.groups.remove(&group);
+        self.send(&line('-', group));
+    }
+
+    /// Replaces the process if it does not take this: it has died, or hangs with a full pipe. With a line less it could kill a
+    /// group that is another one by then.
+    fn send(&mut self, lines: &str) {
+        let Err(error) = write(&self.process, lines).or_else(|_| self.replace()) else {
+            self.is_lost = false;
+            return;
+        };
+        if !self.is_lost {
+            note(&format!("the process that ends commands if this one is killed: {error}"));
+        }
+        self.is_lost = true;
+    }
+
+    fn replace(&mut self) -> io::Result<()> {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        self.process = spawn()?;
+        let lines: String = self.groups.iter().map(|group| line('+', *group)).collect();
+        write(&self.process, &lines)
+    }
+}
+
+fn line(sign: char, group: Pid) -> String {
+    format!("{sign}{}\n", group.as_raw_nonzero())
+}
+
+/// Never waits. So short a thing as one line is written as a whole, or not at all.
+fn write(process: &Child, lines: &str) -> io::Result<()> {
+    let mut pipe = process.stdin.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
+    pipe.write_all(lines.as_bytes())
 }
 
 fn spawn() -> io::Result<Child> {
@@ -79,7 +109,11 @@ fn spawn() -> io::Result<Child> {
     command.arg(SUBCOMMAND).env_clear().current_dir("/");
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
     // What is sent to the group of the service, as by Ctrl-C, is not for this one.
-    command.process_group(0).spawn()
+    let process = command.process_group(0).spawn()?;
+    if let Some(pipe) = &process.stdin {
+        ioctl_fionbio(pipe, true)?;
+    }
+    Ok(process)
 }
 
 /// A process group that is known to the reaper.
@@ -100,7 +134,7 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         if let Some(group) = self.group {
-            self.reaper.send('-', group);
+            self.reaper.lock().remove(group);
         }
     }
 }

@@ -1,5 +1,8 @@
 //! Commands as handlers: what is believed of them, and what they leave behind.
 
+use leveret::Message;
+use leveret::amqp::{Properties, ShortStr};
+
 use super::*;
 
 /// Waits until a process is gone.
@@ -164,4 +167,155 @@ command = ["sh", "-c", "printf 'no\\r\\nforged: all is well\\033[2J\\n' >&2; exi
     assert!(!log.contains(['\r', '\x1b']), "{log:?}");
     running.stop();
     client.close().await;
+}
+
+/// The process by which the commands of a service that was killed are ended.
+fn reaper_of(service: &Running) -> String {
+    let parent = format!("PPid:\t{}", service.child.0.id());
+    let is_reaper = |process: &PathBuf| {
+        let status = fs::read_to_string(process.join("status")).unwrap_or_default();
+        let command = fs::read_to_string(process.join("cmdline")).unwrap_or_default();
+        status.lines().any(|line| line == parent) && command.contains("__reap")
+    };
+    let mut processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
+    let found = processes.find(is_reaper).expect("a reaper");
+    found.file_name().unwrap().to_str().unwrap().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_ends_commands_is_replaced_when_it_is_killed() {
+    let place = Place::new().await;
+    let file = format!(
+        r#"{TOPOLOGY}
+[[consumer]]
+queue = "billing"
+workers = 2
+command = ["sh", "-c", "sleep 600 & echo $! >> FOLDER/sleeping; wait"]
+"#
+    );
+    let running = Running::start(&place, &file, &[]);
+    place.run(&["publish", "order.new", "x", "-e", "orders"]).ok();
+    until_lines(&running.path("sleeping"), 1).await;
+    let reaper = reaper_of(&running);
+    assert!(Command::new("kill").args(["-9", &reaper]).status().unwrap().success());
+    // Its end of the pipe is closed.
+    let state = format!("/proc/{reaper}/stat");
+    eventually(PATIENCE, "the end of the reaper", async || {
+        fs::read_to_string(&state).is_ok_and(|state| state.contains(") Z "))
+    })
+    .await;
+    place.run(&["publish", "order.new", "x", "-e", "orders"]).ok();
+    let processes = until_lines(&running.path("sleeping"), 2).await;
+    assert_ne!(reaper_of(&running), reaper);
+    running.signal(Signal::KILL);
+    for process in processes {
+        until_ended(&process).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_a_signal_has_killed_is_tried_again() {
+    let place = Place::new().await;
+    let client = place.client().await;
+    let file = format!(
+        r#"{TOPOLOGY}
+[[consumer]]
+queue = "billing"
+retry = {{ waits = ["50ms"] }}
+command = ["sh", "-c", "echo $LEVERET_ATTEMPT >> FOLDER/seen; kill -9 $$"]
+"#
+    );
+    let running = Running::start(&place, &file, &[]);
+    place.run(&["publish", "order.new", "x", "-e", "orders"]).ok();
+    place.until_has(&client, "billing.parked", 1).await;
+    assert_eq!(until_lines(&running.path("seen"), 2).await, ["1", "2"]);
+    let parked = place.run(&["parking", "list", "billing.parked", "--json"]).json();
+    assert_eq!(parked[0]["story"]["kind"], "signal");
+    running.stop();
+    client.close().await;
+}
+
+/// All that the guide lists.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_finds_all_properties_in_its_variables() {
+    let place = Place::new().await;
+    let client = place.client().await;
+    let file = format!(
+        r#"{TOPOLOGY}
+[[consumer]]
+queue = "billing"
+command = ["sh", "-c", "env | grep ^LEVERET_ | sort > FOLDER/env; echo end >> FOLDER/env"]
+"#
+    );
+    let running = Running::start(&place, &file, &[]);
+    let (_, rest) = place.url().split_once("://").unwrap();
+    let user = rest.split_once('@').map_or("guest", |(user, _)| user.split(':').next().unwrap());
+    let text = |text: &str| Some(ShortStr::try_from(text.to_owned()).unwrap());
+    let properties = Properties {
+        content_type: text("text/plain"),
+        content_encoding: text("identity"),
+        priority: Some(3),
+        correlation_id: text("order-17"),
+        reply_to: text("answers"),
+        expiration: text("3600000"),
+        message_id: text("id-1"),
+        timestamp: Some(1_700_000_000),
+        kind: text("order"),
+        user_id: text(user),
+        app_id: text("shop"),
+        ..Properties::default()
+    };
+    let publisher = client.publisher("orders").build().await.unwrap();
+    publisher.publish("order.new", Message::with_properties("x", properties)).await.unwrap();
+    let env = eventually(PATIENCE, "the variables of the command", async || {
+        let text = fs::read_to_string(running.path("env")).unwrap_or_default();
+        text.ends_with("end\n").then_some(text)
+    })
+    .await;
+    let expected = [
+        ("APP_ID", "shop"),
+        ("ATTEMPT", "1"),
+        ("CONTENT_ENCODING", "identity"),
+        ("CONTENT_TYPE", "text/plain"),
+        ("CORRELATION_ID", "order-17"),
+        ("EXCHANGE", "orders"),
+        ("EXPIRATION", "3600000"),
+        ("MESSAGE_ID", "id-1"),
+        ("PRIORITY", "3"),
+        ("QUEUE", "billing"),
+        ("REDELIVERED", "false"),
+        ("REPLY_TO", "answers"),
+        ("ROUTING_KEY", "order.new"),
+        ("TIMESTAMP", "1700000000"),
+        ("TYPE", "order"),
+        ("USER_ID", user),
+    ];
+    let expected: String =
+        expected.map(|(name, value)| format!("LEVERET_{name}={value}\n")).concat();
+    assert_eq!(env, expected + "end\n");
+    let guide = include_str!("../../../../../docs/operations.md");
+    for name in env.lines().filter_map(|line| line.split_once('=')).map(|(name, _)| name) {
+        assert!(guide.contains(&format!("`{name}`")), "{name} is not in the guide");
+    }
+    running.stop();
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reply_has_16_mib_at_most() {
+    let place = Place::new().await;
+    let file = r#"
+[[service]]
+name = "zeros"
+command = ["sh", "-c", "head -c $(cat) /dev/zero"]
+"#;
+    let running = Running::start(&place, file, &[]);
+    let call = |bytes: &str| {
+        let within = ["call", "zeros", "any", bytes, "--raw", "--within", "1m", "--timeout", "1m"];
+        place.run(&within)
+    };
+    assert_eq!(call("16777216").ok().len(), 16_777_216 + 1);
+    let failed = call("16777217");
+    assert!(failed.status == 1 && failed.err.contains("more than 16 MiB"), "{}", failed.err);
+    running.stop();
 }
