@@ -7,15 +7,19 @@ use leveret::Failure;
 use leveret::amqp::Tls;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::{Response, StatusCode, Url};
+use tokio::time::{timeout, timeout_at};
 
-use super::work::{Answer, Output};
+use super::work::{Answer, Output, took_too_long};
 use crate::failure::{self, last_cause};
 use crate::http::{client_for, is_web, shown};
+use crate::reach::deadline_in;
 
 /// How large a reply may be.
 const MAX_REPLY: usize = 16 * 1024 * 1024;
 /// How much of an error is kept.
 const MAX_COMPLAINT: usize = 2000;
+/// How long a response may take whose body decides nothing.
+const BODY_GRACE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Http {
@@ -47,28 +51,32 @@ impl Http {
         facts: &[(&'static str, String)],
         body: Bytes,
         output: Output,
+        within: Duration,
     ) -> Result<Answer, Failure> {
         let request = self.client.post(self.url.clone()).headers(headers(facts)).body(body);
-        let response = request.send().await.map_err(|error| {
+        let deadline = deadline_in(within);
+        let response = timeout_at(deadline, request.send()).await;
+        let response = response.map_err(|_| took_too_long(within))?.map_err(|error| {
             Failure::retry(format!("{} does not answer: {}", self.shown, last_cause(&error)))
                 .kind("http")
         })?;
         let status = response.status();
         let wait = retry_after(response.headers());
-        if status.is_success() && output == Output::Discarded {
-            // The connection can be used again only if its response was read; a long one costs the connection.
-            let _ = read(response, MAX_COMPLAINT).await;
+        if status.is_success() && output == Output::Reply {
+            let content_type =
+                response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+            let content_type = content_type.map(str::to_owned);
+            let body = timeout_at(deadline, read(response, MAX_REPLY)).await;
+            let body = body.map_err(|_| took_too_long(within))??;
+            return Ok(Answer { body: body.into(), content_type });
+        }
+        // The status has decided. The connection can be used again only if the response was read; a long one costs the connection.
+        let body = timeout(BODY_GRACE, read(response, MAX_COMPLAINT)).await;
+        if status.is_success() {
             return Ok(Answer::default());
         }
-        let content_type =
-            response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
-        let content_type = content_type.map(str::to_owned);
-        let body =
-            read(response, if status.is_success() { MAX_REPLY } else { MAX_COMPLAINT }).await;
-        if status.is_success() {
-            return Ok(Answer { body: body?.into(), content_type });
-        }
-        let text = String::from_utf8_lossy(&body.unwrap_or_default()).trim().to_owned();
+        let body = body.ok().and_then(Result::ok).unwrap_or_default();
+        let text = String::from_utf8_lossy(&body).trim().to_owned();
         let said = match text.as_str() {
             _ if status.is_redirection() => format!(
                 "{} answered {status}, which is followed by nobody: give the address it leads to",

@@ -6,7 +6,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use leveret::{Failure, Incoming, Message};
 use tokio::sync::OnceCell;
-use tokio::time::timeout;
 
 use super::command;
 use super::http::Http;
@@ -111,10 +110,7 @@ impl Work {
             Worker::Command(command, reaper) => {
                 command::run(command, facts, &body, output, within, reaper).await
             }
-            Worker::Http(http) => {
-                let posted = timeout(within, http.post(facts, body, output)).await;
-                posted.unwrap_or_else(|_| Err(took_too_long(within)))
-            }
+            Worker::Http(http) => http.post(facts, body, output, within).await,
         }
     }
 }

@@ -21,6 +21,8 @@ use crate::support::{Killed, Place, leveret, program};
 
 #[path = "running/commands.rs"]
 mod commands;
+#[path = "running/endpoints.rs"]
+mod endpoints;
 #[path = "running/files.rs"]
 mod files;
 #[path = "running/listening.rs"]
