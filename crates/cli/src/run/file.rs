@@ -215,6 +215,11 @@ impl File {
                         "{whose}: batches are handled one after the other; leave out workers or batch"
                     ));
                 }
+                Some(_) if consumer.pool.is_some() || consumer.subscribers.unwrap_or(1) > 1 => {
+                    return Err(format!(
+                        "{whose}: batches have one subscriber; leave out subscribers and pool, or batch"
+                    ));
+                }
                 _ => {}
             }
             check_retry(&whose, &consumer.retry)?;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
+use leveret::RetryPolicy;
 
 use crate::reach::duration;
 
@@ -48,7 +49,7 @@ pub(super) struct Pools {
         env = "LEVERET_REDELIVERY_INITIAL_INTERVAL",
         value_name = "TIME",
         default_value = "2s",
-        value_parser = duration
+        value_parser = interval
     )]
     pub(super) redelivery_initial_interval: Duration,
 
@@ -70,7 +71,7 @@ pub(super) struct Pools {
         env = "LEVERET_REDELIVERY_MAX_INTERVAL",
         value_name = "TIME",
         default_value = "1m",
-        value_parser = duration
+        value_parser = interval
     )]
     pub(super) redelivery_max_interval: Duration,
 }
@@ -82,9 +83,48 @@ fn subscribers(text: &str) -> Result<usize, String> {
     }
 }
 
+/// No longer than a wait in a file may be.
+fn interval(text: &str) -> Result<Duration, String> {
+    let wait = duration(text)?;
+    let policy = RetryPolicy::fixed(wait).max_retries(1);
+    policy.check().map_err(|error| error.to_string())?;
+    Ok(wait)
+}
+
 fn multiplier(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(number) if number.is_finite() && number >= 1.0 => Ok(number),
         _ => Err("a number of at least 1 is needed, as in 1.5".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Flags {
+        #[command(flatten)]
+        pools: Pools,
+    }
+
+    #[test]
+    fn the_defaults_are_those_of_orb() {
+        let Flags { pools } = Flags::parse_from(["run"]);
+        assert_eq!((pools.op_pool, pools.observer_pool, pools.redelivery_max_attempts), (5, 5, 30));
+        assert_eq!(pools.redelivery_initial_interval, Duration::from_secs(2));
+        assert_eq!(pools.redelivery_max_interval, Duration::from_secs(60));
+        assert!((pools.redelivery_multiplier - 1.5).abs() < f64::EPSILON);
+    }
+
+    #[test]
+    fn an_interval_is_no_longer_than_a_queue_keeps_a_message() {
+        for flag in ["--redelivery-initial-interval", "--mq-redelivery-max-interval"] {
+            assert!(Flags::try_parse_from(["run", flag, "49d"]).is_ok(), "{flag}");
+            let error = Flags::try_parse_from(["run", flag, "50d"]).unwrap_err().to_string();
+            assert!(error.contains("49 days"), "{error}");
+        }
     }
 }
