@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use crate::failure::Failure;
 use crate::output::say;
-use crate::signals::{GRACE, Signals};
+use crate::signals::{self, GRACE, Signals};
 use file::{Definitions, User};
 use rates::Rates;
 
@@ -88,6 +88,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
         .memory_limit(arguments.memory_limit.saturating_mul(1024 * 1024));
     let broker = definitions.give_to(builder)?.start().map_err(Failure::new)?;
 
+    signals::enforce_second()?;
     let mut signals = Signals::new()?;
     let mut accepting = JoinSet::new();
     let mut bound_to = Vec::new();
@@ -114,11 +115,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
     if clients > 0 {
         say(&format!("stopping: {clients} connections are told"));
     }
-    // A second signal does not wait for them.
-    tokio::select! {
-        _ = timeout(GRACE, broker.shutdown()) => {}
-        signal = signals.next() => return Err(Failure::stopped(signal, "not all clients had agreed")),
-    }
+    let _ = timeout(GRACE, broker.shutdown()).await;
     let tally = broker.statistics().tally;
     say(&format!(
         "stopped: {} messages published, {} delivered, {} acked",

@@ -39,7 +39,8 @@ impl Write for LogWriter {
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
         let text = String::from_utf8_lossy(event);
         let line = escape_except(text.strip_suffix('\n').unwrap_or(&text), &['\u{1b}']);
-        io::stderr().lock().write_all((line + "\n").as_bytes())?;
+        // An error would be printed by `eprintln!`, which panics where the standard error is closed.
+        let _ = io::stderr().lock().write_all((line + "\n").as_bytes());
         Ok(event.len())
     }
 

@@ -20,19 +20,20 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use clap::Args;
+use leveret::amqp::Options;
 use leveret::{Client, ConnectLimits};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::time::timeout;
 
 use crate::failure::Failure;
-use crate::output::{counted, say};
+use crate::output::{counted, note, say};
 use crate::reach::{self, Urls, duration};
-use crate::signals::{GRACE, Signals};
+use crate::signals::{self, GRACE, Signals};
 use file::File;
 use listen::Listening;
 use pools::Pools;
 use reload::Reloaded;
-use running::{Context, Definition, Ended, MissingQueue, Prepared, Tasks};
+use running::{Context, Definition, Ended, MissingQueue, Prepared, Tasks, needed};
 
 /// A service that starts together with its broker waits for it for so long.
 const CONNECT_WITHIN: Duration = Duration::from_secs(60);
@@ -98,13 +99,17 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
         say(&format!("{} is right: {}", arguments.file.display(), described(&file)));
         return Ok(());
     }
+    let endpoints = arguments.endpoints(&file)?;
     let counted = arguments.listen.as_ref().map(|_| listen::count()).transpose()?;
+    // Only now, since a signal without a handler ends even a read that blocks. Before connecting, which takes up to a minute.
+    let mut reloads = Reloads::new()?;
+    signals::enforce_second()?;
     let mut signals = Signals::new()?;
     let client = tokio::select! {
-        connected = arguments.connect(&file) => connected?,
+        connected = arguments.connect(&file, endpoints) => connected?,
         _ = signals.next() => return Ok(()),
     };
-    let result = serve(&arguments, file, &client, counted, &mut signals).await;
+    let result = serve(&arguments, file, &client, counted, &mut signals, &mut reloads).await;
     // Its handlers are done.
     let _ = timeout(GRACE, client.close()).await;
     result
@@ -120,7 +125,7 @@ fn described(file: &File) -> String {
 }
 
 impl Arguments {
-    async fn connect(&self, file: &File) -> Result<Client, Failure> {
+    fn endpoints(&self, file: &File) -> Result<Vec<Options>, Failure> {
         let mut urls = self.urls.given()?;
         if urls.is_empty() {
             urls = file.urls();
@@ -128,9 +133,16 @@ impl Arguments {
         if urls.is_empty() {
             urls.push("amqp://localhost".to_owned());
         }
+        reach::endpoints(&urls)
+    }
+
+    async fn connect(&self, file: &File, endpoints: Vec<Options>) -> Result<Client, Failure> {
+        for options in &endpoints {
+            reach::check_files(options).await?;
+        }
         let limits =
             ConnectLimits { max_retries: self.connect_max_retries, within: CONNECT_WITHIN };
-        let builder = Client::builder().endpoint(reach::endpoints(&urls)?)?;
+        let builder = Client::builder().endpoint(endpoints)?;
         let builder = builder.name(&file.name).connect_limits(limits);
         Ok(builder.max_subscriptions(self.max_connection_subscriptions).connect().await?)
     }
@@ -153,6 +165,7 @@ async fn serve(
     client: &Client,
     counted: Option<PrometheusHandle>,
     signals: &mut Signals,
+    reloads: &mut Reloads,
 ) -> Result<(), Failure> {
     let context = Context::new(client, &arguments.pools, arguments.drain);
     let mut tasks = Tasks::new(&context);
@@ -164,7 +177,6 @@ async fn serve(
         }
         _ => None,
     };
-    let mut reloads = reloads()?;
     let started = tokio::select! {
         started = first(&context, &file, definitions) => started?,
         _ = signals.next() => return Ok(()),
@@ -173,13 +185,11 @@ async fn serve(
     say(&format!("running: {}", described(&file)));
     let mut reloading: Option<Reloading> = None;
     loop {
+        tasks.note_reloading(reloading.is_some());
         tokio::select! {
+            // A second one ends the process.
             _ = signals.next() => {
-                let done = tokio::select! {
-                    done = tasks.stop() => done?,
-                    signal = signals.next() => return Err(Failure::stopped(signal, "not all handlers had finished")),
-                };
-                say(&format!("stopped: {done}"));
+                say(&format!("stopped: {}", tasks.stop().await?));
                 return Ok(());
             }
             ended = tasks.ended() => match ended {
@@ -190,6 +200,8 @@ async fn serve(
                     goes_on(&failure);
                 }
                 Ended::Current(failure) => {
+                    let drain = humantime::format_duration(arguments.drain);
+                    note(&format!("stops, within {drain}, after a failure: {failure}"));
                     let _ = tasks.stop().await;
                     return Err(failure);
                 }
@@ -198,15 +210,20 @@ async fn serve(
                 reloading = None;
                 match step {
                     Ok(Step::Prepared(Reloaded { file, definitions, new })) => {
-                        let ready = tasks.start_beside(new);
+                        let (client, ready) = (client.clone(), tasks.start_beside(new));
                         reloading = Some(Box::pin(async move {
-                            ready.await.map(|()| Step::Ready { file, definitions })
+                            ready.await?;
+                            // Last of all that can fail: it ends only with the client.
+                            if file.relay_delays {
+                                client.delays().relay().await?;
+                            }
+                            Ok(Step::Ready { file, definitions })
                         }));
                     }
                     Ok(Step::Ready { file: new, definitions }) => {
                         let (started, stopped) = tasks.replace(&definitions);
                         if let Some(text) = reload::unheard_changes(&file, &new, &arguments.file) {
-                            eprintln!("leveret: {text}");
+                            note(&text);
                         }
                         let path = arguments.file.display();
                         say(&format!("read {path} again: {started} started, {stopped} stopped"));
@@ -238,13 +255,10 @@ async fn first(
     file: &File,
     definitions: Vec<Definition>,
 ) -> Result<Vec<Prepared>, Failure> {
-    context.client.apply(file.topology()).await?;
+    let prepared = context.prepare(definitions, MissingQueue::IsAwaited).await?;
+    context.client.apply(&needed(file, &prepared)).await?;
     if file.relay_delays {
         context.client.delays().relay().await?;
-    }
-    let mut prepared = Vec::new();
-    for definition in definitions {
-        prepared.push(context.prepare(definition, MissingQueue::IsAwaited).await?);
     }
     Ok(prepared)
 }
@@ -257,27 +271,27 @@ async fn step(reloading: &mut Option<Reloading>) -> Result<Step, Failure> {
 }
 
 fn goes_on(failure: &Failure) {
-    eprintln!("leveret: goes on with what it has: {failure}");
+    note(&format!("goes on with what it has: {failure}"));
 }
 
 /// The wish to read the file again.
 struct Reloads(#[cfg(unix)] tokio::signal::unix::Signal);
 
-#[cfg(unix)]
-fn reloads() -> Result<Reloads, Failure> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let hangup = signal(SignalKind::hangup());
-    hangup
-        .map(Reloads)
-        .map_err(|error| Failure::new(format_args!("cannot wait for signals: {error}")))
-}
-
-#[cfg(not(unix))]
-fn reloads() -> Result<Reloads, Failure> {
-    Ok(Reloads())
-}
-
 impl Reloads {
+    #[cfg(unix)]
+    fn new() -> Result<Self, Failure> {
+        use tokio::signal::unix::{SignalKind, signal};
+        let hangup = signal(SignalKind::hangup());
+        hangup
+            .map(Reloads)
+            .map_err(|error| Failure::new(format_args!("cannot wait for signals: {error}")))
+    }
+
+    #[cfg(not(unix))]
+    fn new() -> Result<Self, Failure> {
+        Ok(Reloads())
+    }
+
     async fn next(&mut self) {
         #[cfg(unix)]
         {

@@ -79,6 +79,23 @@ pub(crate) const GRACE: Duration = Duration::from_millis(1800);
 /// From now on a signal ends the process after [`GRACE`], and a second one at once, whatever the command is doing: a write to a
 /// terminal that is stopped, or a read from a pipe, blocks the task that would have to notice.
 pub(crate) fn enforce() -> Result<(), Failure> {
+    enforce_from(Enforced::First)
+}
+
+/// The same for a command that lets others finish after a signal, for as long as they may take: only a second one ends the
+/// process, at once.
+pub(crate) fn enforce_second() -> Result<(), Failure> {
+    enforce_from(Enforced::Second)
+}
+
+/// Which signal ends the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Enforced {
+    First,
+    Second,
+}
+
+fn enforce_from(enforced: Enforced) -> Result<(), Failure> {
     static ENFORCED: OnceLock<()> = OnceLock::new();
     if ENFORCED.set(()).is_err() {
         return Ok(());
@@ -89,17 +106,20 @@ pub(crate) fn enforce() -> Result<(), Failure> {
         Signals::new()?
     };
     let thread = std::thread::Builder::new().name("signals".to_owned());
-    thread.spawn(move || end_process(&runtime, signals)).map_err(cannot_wait)?;
+    thread.spawn(move || end_process(&runtime, signals, enforced)).map_err(cannot_wait)?;
     Ok(())
 }
 
-fn end_process(runtime: &Runtime, mut signals: Signals) -> ! {
-    let first = runtime.block_on(async {
+fn end_process(runtime: &Runtime, mut signals: Signals, enforced: Enforced) -> ! {
+    let signal = runtime.block_on(async {
         let first = signals.next().await;
+        if enforced == Enforced::Second {
+            return signals.next().await;
+        }
         let _ = timeout(GRACE, signals.next()).await;
         first
     });
-    Failure::stopped(first, "some work was still under way").exit()
+    Failure::stopped(signal, "some work was still under way").exit()
 }
 
 fn cannot_wait(error: std::io::Error) -> Failure {

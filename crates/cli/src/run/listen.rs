@@ -2,8 +2,9 @@
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::map_response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use leveret::{Client, Health};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
@@ -14,7 +15,7 @@ use tokio::task::JoinHandle;
 use super::limited::LimitedListener;
 use super::wanted::{Wanted, WantedNow, missing};
 use crate::failure::Failure;
-use crate::output::say;
+use crate::output::{note, say};
 
 /// Counts for those who will ask. To be called before anything is counted.
 pub(super) fn count() -> Result<PrometheusHandle, Failure> {
@@ -51,20 +52,21 @@ impl Listening {
             .route("/health", get(health))
             .route("/metrics", get(metrics))
             .route("/topology", get(topology))
+            .layer(map_response(last))
             .with_state(Asked { client: client.clone(), counted, wanted });
         say(&format!(
             "health, metrics and topology at http://{bound}/health, /metrics and /topology"
         ));
         Ok(Listening(tokio::spawn(async move {
             if let Err(error) = axum::serve(LimitedListener::new(listener), router).await {
-                eprintln!("leveret: no longer listening: {error}");
+                note(&format!("no longer listening: {error}"));
             }
         })))
     }
 }
 
 async fn health(State(asked): State<Asked>) -> impl IntoResponse {
-    let told = told(&asked.client.health(), &asked.wanted.now());
+    let told = told(asked.client.health(), &asked.wanted.now());
     let status = match told["healthy"] == true {
         true => StatusCode::OK,
         false => StatusCode::SERVICE_UNAVAILABLE,
@@ -73,38 +75,22 @@ async fn health(State(asked): State<Asked>) -> impl IntoResponse {
 }
 
 /// What the client knows, and what the file asks for that it does not have yet.
-fn told(health: &Health, wanted: &WantedNow) -> Value {
-    let missing = missing(health, &wanted.consumers);
-    let is_complete = missing.is_empty() && !wanted.is_stopping;
-    let error = |error: &Option<leveret::Error>| error.as_ref().map(ToString::to_string);
-    let connections = health.connections.iter().map(|connection| {
-        json!({
-            "name": connection.name,
-            "up": connection.is_up,
-            "endpoint": connection.endpoint,
-            "blocked": connection.blocked,
-            "error": error(&connection.error),
-        })
-    });
-    let consumers = health.consumers.iter().map(|consumer| {
-        json!({ "queue": consumer.queue, "live": consumer.is_live, "error": error(&consumer.error) })
-    });
-    let publishers = health.publishers.iter().map(|publisher| {
-        json!({
-            "exchange": publisher.exchange,
-            "ready": publisher.is_ready(),
-            "unconfirmed": publisher.unconfirmed,
-            "error": error(&publisher.error),
-        })
-    });
-    json!({
-        "healthy": health.is_healthy() && is_complete,
-        "stopping": wanted.is_stopping,
-        "missing_consumers": missing,
-        "connections": connections.collect::<Vec<_>>(),
-        "consumers": consumers.collect::<Vec<_>>(),
-        "publishers": publishers.collect::<Vec<_>>(),
-    })
+fn told(mut health: Health, wanted: &WantedNow) -> Value {
+    let mut told = json!(health);
+    let missing = missing(&health, &wanted.consumers);
+    if wanted.is_reloading {
+        health.consumers.retain(|consumer| consumer.is_live);
+    }
+    told["healthy"] = json!(health.is_healthy() && missing.is_empty() && !wanted.is_stopping);
+    told["stopping"] = json!(wanted.is_stopping);
+    told["missing_consumers"] = json!(missing);
+    told
+}
+
+/// A connection has one request, so that the end of its lifetime comes within none.
+async fn last(mut response: Response) -> Response {
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
 }
 
 async fn metrics(State(asked): State<Asked>) -> impl IntoResponse {

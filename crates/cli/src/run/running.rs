@@ -5,8 +5,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leveret::{Client, ErrorKind, Incoming, Message, Orb, Queue, Summary};
-use tokio::sync::{OnceCell, oneshot};
+use leveret::{Client, ErrorKind, Incoming, Message, Orb, Queue, Summary, Topology};
+use tokio::sync::{OnceCell, oneshot, watch};
 use tokio::task::{self, JoinSet};
 use tokio::time::{Instant, sleep};
 
@@ -17,20 +17,24 @@ use super::wanted::{Wanted, until_ready};
 use super::work::Work;
 use crate::failure::Failure;
 use crate::message::with;
-use crate::output::counted;
+use crate::output::{counted, note};
 
 /// How long a consumer waits at its start for a queue that is not there: as long as the library does for one that is deleted
 /// later.
 const MISSING_FOR: Duration = Duration::from_secs(60);
 /// The pause between two looks for it.
 const MISSING_PAUSE: Duration = Duration::from_secs(1);
+/// How much longer than a handler an entry that was replaced may take, to send on the messages that failed.
+const SETTLING: Duration = Duration::from_secs(30);
 
 /// What all tasks work with.
 #[derive(Clone, Debug)]
 pub(super) struct Context {
     pub(super) client: Client,
     pub(super) pools: Pools,
-    pub(super) drain: Duration,
+    drain: Duration,
+    /// Whether the program stops.
+    stopping: watch::Sender<bool>,
     /// Started by the first command.
     reaper: Arc<OnceCell<Reaper>>,
 }
@@ -48,12 +52,24 @@ pub(super) enum Definition {
 /// A definition that only waits to be started.
 pub(super) struct Prepared {
     definition: Definition,
+    /// Of a service.
+    topology: Topology,
     start: Start,
 }
 
 type Start = Box<dyn FnOnce(Stopped) -> Running + Send>;
 type Stopped = oneshot::Receiver<()>;
 type Running = Pin<Box<dyn Future<Output = Result<Summary, leveret::Error>> + Send>>;
+
+impl Prepared {
+    /// The queue that a consumer takes messages from.
+    pub(super) fn queue(&self) -> Option<&str> {
+        match &self.definition {
+            Definition::Consumer(consumer) => Some(&consumer.queue),
+            _ => None,
+        }
+    }
+}
 
 impl Definition {
     /// What a file defines.
@@ -84,27 +100,57 @@ impl Definition {
 impl Context {
     pub(super) fn new(client: &Client, pools: &Pools, drain: Duration) -> Self {
         let (client, pools) = (client.clone(), pools.clone());
-        Context { client, pools, drain, reaper: Arc::default() }
+        Context {
+            client,
+            pools,
+            drain,
+            stopping: watch::Sender::new(false),
+            reaper: Arc::default(),
+        }
     }
 
-    /// Makes ready what a definition needs. A consumer waits for its queue if `missing` says so.
+    /// Makes ready what definitions need, without the broker. A consumer waits for its queue if `missing` says so.
     pub(super) async fn prepare(
         &self,
-        definition: Definition,
+        definitions: Vec<Definition>,
         missing: MissingQueue,
-    ) -> Result<Prepared, Failure> {
-        let start = match &definition {
-            Definition::Consumer(consumer) => self.consumer(consumer, missing).await?,
-            Definition::Service(service, queue) => self.service(service, queue).await?,
-            Definition::Redelivery(orb) => {
-                let redelivery = orb.redelivery(&self.client);
-                start(|stopped| async move {
-                    // What it sends back is not handled by that.
-                    redelivery.run_until(stopped).await.map(|_| Summary::default())
-                })
+    ) -> Result<Vec<Prepared>, Failure> {
+        let mut prepared = Vec::new();
+        for definition in definitions {
+            let (topology, start) = match &definition {
+                Definition::Consumer(consumer) => {
+                    (Topology::new(), self.consumer(consumer, missing).await?)
+                }
+                Definition::Service(service, queue) => self.service(service, queue).await?,
+                Definition::Redelivery(orb) => {
+                    let redelivery = orb.redelivery(&self.client);
+                    let start = start(|stopped| async move {
+                        // What it sends back is not handled by that.
+                        redelivery.run_until(stopped).await.map(|_| Summary::default())
+                    });
+                    (Topology::new(), start)
+                }
+            };
+            prepared.push(Prepared { definition, topology, start });
+        }
+        Ok(prepared)
+    }
+
+    /// The end of draining: `--drain` after the program stops. An entry that a reload replaces has as long as its handlers may
+    /// take, and its failed messages to be settled.
+    fn drained(&self, handler: Duration) -> impl Future<Output = ()> + Send + 'static {
+        let (drain, mut stopping) = (self.drain, self.stopping.subscribe());
+        let replaced = handler.saturating_add(SETTLING).max(drain);
+        async move {
+            let stopped = async {
+                let _ = stopping.wait_for(|is_stopping| *is_stopping).await;
+                sleep(drain).await;
+            };
+            tokio::select! {
+                () = sleep(replaced) => {}
+                () = stopped => {}
             }
-        };
-        Ok(Prepared { definition, start })
+        }
     }
 
     async fn consumer(&self, consumer: &Consumer, missing: MissingQueue) -> Result<Start, Failure> {
@@ -116,7 +162,7 @@ impl Context {
             .consumer(queue)
             .workers(consumer.workers)
             .subscribers(consumer.subscribers(&self.pools))
-            .drain(self.drain);
+            .drain_until(self.drained(consumer.timeout.0));
         let builder =
             with(builder, &consumer.prefetch, |builder, prefetch| builder.prefetch(prefetch));
         let builder = with(builder, &retry, |builder, retry| builder.retry(retry));
@@ -149,7 +195,11 @@ impl Context {
         })
     }
 
-    async fn service(&self, service: &Service, queue: &Option<Queue>) -> Result<Start, Failure> {
+    async fn service(
+        &self,
+        service: &Service,
+        queue: &Option<Queue>,
+    ) -> Result<(Topology, Start), Failure> {
         let Service { name, command, http, .. } = service;
         let work = Work::new(command, http, service.timeout.0, &self.reaper).await?;
         let retry = service.retry.as_ref().map(|retry| retry.retry(&self.pools));
@@ -158,16 +208,14 @@ impl Context {
             async move { work.answer(request).await.map(Message::from) }
         };
         let builder = self.client.service(name).fallback(method).workers(service.workers);
-        let builder = builder.drain(self.drain);
+        let builder = builder.drain_until(self.drained(service.timeout.0));
         let builder =
             with(builder, &service.prefetch, |builder, prefetch| builder.prefetch(prefetch));
         let builder =
             with(builder, &service.exchange, |builder, exchange| builder.exchange(exchange));
         let builder = with(builder, queue, |builder, queue| builder.queue(queue));
         let builder = with(builder, &retry, |builder, retry| builder.retry(retry));
-        // A caller that comes once it is said to run finds its queue.
-        builder.declare().await?;
-        Ok(start(|stopped| builder.run_until(stopped)))
+        Ok((builder.topology(), start(|stopped| builder.run_until(stopped))))
     }
 }
 
@@ -176,6 +224,12 @@ where
     F: Future<Output = Result<Summary, leveret::Error>> + Send + 'static,
 {
     Box::new(|stopped| Box::pin(start(stopped)))
+}
+
+/// What a file needs on the broker: its topology, and what its services declare, so that a caller finds their queues as soon as
+/// they are said to run.
+pub(super) fn needed(file: &File, prepared: &[Prepared]) -> Topology {
+    prepared.iter().fold(file.topology().clone(), |all, one| all.and(one.topology.clone()))
 }
 
 /// What becomes of a consumer whose queue is not there when it starts.
@@ -215,9 +269,9 @@ impl AwaitedQueue {
                     }
                     if !is_said {
                         let name = &self.name;
-                        eprintln!(
-                            "leveret: queue {name:?} is not there: waits for it, up to {MISSING_FOR:?}"
-                        );
+                        note(&format!(
+                            "queue {name:?} is not there: waits for it, up to {MISSING_FOR:?}"
+                        ));
                     }
                     is_said = true;
                 }
@@ -293,7 +347,7 @@ impl Tasks {
     }
 
     fn start_in(&mut self, phase: Phase, prepared: Vec<Prepared>) {
-        for Prepared { definition, start } in prepared {
+        for Prepared { definition, start, .. } in prepared {
             let (stop, stopped) = oneshot::channel();
             let id = self.tasks.spawn(start(stopped)).id();
             self.known.insert(id, Task { definition, phase, stop: Some(stop) });
@@ -378,7 +432,7 @@ impl Tasks {
             (Phase::New, failure) => Ended::New(failure.unwrap_or_else(by_itself)),
             (Phase::Current, failure) => Ended::Current(failure.unwrap_or_else(by_itself)),
             (Phase::Stopping, Some(failure)) => {
-                eprintln!("leveret: {failure}");
+                note(&failure.to_string());
                 Ended::Stopped
             }
             (Phase::Stopping, None) => Ended::Stopped,
@@ -388,6 +442,7 @@ impl Tasks {
     /// Stops all of them, and waits until they have finished what they were at.
     pub(super) async fn stop(mut self) -> Result<String, Failure> {
         self.wanted.stop();
+        self.context.stopping.send_replace(true);
         self.known.values_mut().for_each(Task::stop);
         let mut failed = None;
         while let Some(ended) = self.tasks.join_next().await {
@@ -398,6 +453,11 @@ impl Tasks {
             }
         }
         failed.map_or_else(|| Ok(self.done.to_string()), Err)
+    }
+
+    /// Notes whether a reload is under way.
+    pub(super) fn note_reloading(&self, is_reloading: bool) {
+        self.wanted.set_reloading(is_reloading);
     }
 
     fn note_wanted(&self) {

@@ -23,6 +23,8 @@ pub(super) struct WantedNow {
     /// How many consumers each queue has, by the file.
     pub(super) consumers: BTreeMap<String, usize>,
     pub(super) is_stopping: bool,
+    /// Consumers come and go: only those that the file asks for count.
+    pub(super) is_reloading: bool,
 }
 
 impl Wanted {
@@ -34,12 +36,16 @@ impl Wanted {
         self.lock().consumers = consumers;
     }
 
+    pub(super) fn set_reloading(&self, is_reloading: bool) {
+        self.lock().is_reloading = is_reloading;
+    }
+
     fn lock(&self) -> MutexGuard<'_, WantedNow> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn stop(&self) {
-        *self.lock() = WantedNow { consumers: BTreeMap::new(), is_stopping: true };
+        *self.lock() = WantedNow { is_stopping: true, ..WantedNow::default() };
     }
 }
 

@@ -13,6 +13,7 @@ use axum::response::{IntoResponse, Redirect};
 use axum::routing::{get, post};
 use leveret_testkit::certificates::Authority;
 use leveret_testkit::eventually;
+use leveret_testkit::proxy::{Cut, Direction, FaultProxy};
 use leveret_testkit::web::{self, TlsFront};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -31,6 +32,8 @@ mod listening;
 mod pools;
 #[path = "running/reloading.rs"]
 mod reloading;
+#[path = "running/stopping.rs"]
+mod stopping;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -52,6 +55,13 @@ impl Running {
         options: &[&str],
         variables: &[(&str, &Path)],
     ) -> Running {
+        let mut running = Running::spawn(place, file, options, variables);
+        running.until("running: ");
+        running
+    }
+
+    /// The same, but does not wait until it runs.
+    fn spawn(place: &Place, file: &str, options: &[&str], variables: &[(&str, &Path)]) -> Running {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("service.toml");
         fs::write(&path, file.replace("FOLDER", folder.path().to_str().unwrap())).unwrap();
@@ -61,9 +71,13 @@ impl Running {
         command.stderr(fs::File::create(folder.path().join("log")).unwrap());
         let mut child = Killed(command.stdout(Stdio::piped()).spawn().unwrap());
         let out = BufReader::new(child.0.stdout.take().unwrap());
-        let mut running = Running { child, out, folder };
-        running.until("running: ");
-        running
+        Running { child, out, folder }
+    }
+
+    /// Where it answers over HTTP, with `--listen`. Not yet running.
+    fn base(&mut self) -> String {
+        let line = self.until("health, metrics and topology at ");
+        line.split_once("http://").unwrap().1.split_once("/health").unwrap().0.to_owned()
     }
 
     /// Reads what it says until a line begins so.
@@ -112,6 +126,27 @@ impl Running {
         assert!(self.child.0.wait().unwrap().success());
         said
     }
+}
+
+/// A proxy before the broker, and the URL that leads through it.
+async fn proxy(place: &Place) -> (FaultProxy, String) {
+    let (_, rest) = place.url().split_once("://").unwrap();
+    let address = rest.split('/').next().unwrap().rsplit('@').next().unwrap();
+    let proxy = FaultProxy::to(address).await;
+    let url = proxy.url(place.url());
+    (proxy, url)
+}
+
+/// Creates a pipe with a name.
+fn named_pipe(path: &Path) {
+    assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+}
+
+/// Opens a pipe with a name once a reader has opened it.
+async fn open_read_pipe(path: &Path) -> fs::File {
+    let path = path.to_owned();
+    let opening = tokio::task::spawn_blocking(|| fs::File::options().write(true).open(path));
+    tokio::time::timeout(PATIENCE, opening).await.expect("a reader").unwrap().unwrap()
 }
 
 /// Waits until a file has so many lines.

@@ -37,6 +37,11 @@ fn mistakes_in_a_file_are_named() {
             &["jitter", "no meaning"],
         ),
         (format!("{consumer}pool = \"op\"\nsubscribers = 3"), &["pool", "subscribers"]),
+        (
+            format!("{consumer}subscribers = 2\nbatch = {{ size = 5 }}"),
+            &["\"q\"", "one subscriber"],
+        ),
+        (format!("{consumer}pool = \"op\"\nbatch = {{ size = 5 }}"), &["\"q\"", "one subscriber"]),
         (format!("{consumer}pool = \"big\""), &["line 4", "big", "observer"]),
         (
             format!(
@@ -181,4 +186,20 @@ fn the_broker_says_the_address_to_connect_to() {
     let address = first.strip_prefix("listening on ").unwrap().split(',').next().unwrap();
     let line = lines.next().unwrap();
     assert!(line.contains(&format!("amqp://guest:guest@{address};")), "{line}");
+}
+
+#[test]
+fn a_certificate_that_cannot_be_read_is_no_fault_of_the_broker() {
+    let (_folder, path) = simple_service();
+    let url = "amqps://127.0.0.1:1?cacertfile=/no/such/authority.pem";
+    let said = leveret(&["run", path.to_str().unwrap(), "--url", url]);
+    assert!(said.status == 2 && said.err.contains("/no/such/authority.pem"), "{said:?}");
+}
+
+#[test]
+fn a_wait_that_no_queue_can_keep_is_refused_on_the_command_line_as_in_a_file() {
+    let (_folder, path) = simple_service();
+    let flags = ["--redelivery-max-interval", "50d"];
+    let said = leveret(&[&["run", path.to_str().unwrap(), "--check"], &flags[..]].concat());
+    assert!(said.status == 2 && said.err.contains("49 days"), "{said:?}");
 }

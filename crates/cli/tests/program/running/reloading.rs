@@ -170,3 +170,171 @@ async fn a_queue_that_is_not_there_yet_is_waited_for() {
     .await;
     client.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_name_is_said_to_need_a_new_start() {
+    let place = Place::new().await;
+    let mut running =
+        Running::start(&place, &format!("name = \"shop\"\n{}", billing("first")), &[]);
+    running.write(&format!("name = \"store\"\n{}", billing("first")));
+    running.signal(Signal::HUP);
+    assert!(running.until("read ").ends_with(": 0 started, 0 stopped\n"));
+    running.until_logged("the new name is not used before the next start").await;
+    running.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn delays_are_relayed_until_the_program_ends_and_a_reload_says_so() {
+    let place = Place::new().await;
+    let relaying = format!("relay-delays = true\n{}", billing("first"));
+    let mut running = Running::start(&place, &relaying, &[]);
+    running.write(&billing("first"));
+    running.signal(Signal::HUP);
+    running.until("running: ");
+    running.until_logged("the new relay-delays is not used before the next start").await;
+    running.stop();
+}
+
+/// As long as it connects, which may take a minute.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_that_is_asked_for_while_it_connects_comes_later() {
+    let place = Place::new().await;
+    let (proxy, url) = proxy(&place).await;
+    proxy.stall(Direction::ToClient);
+    let mut running = Running::spawn(&place, &billing("first"), &["--url", &url], &[]);
+    eventually(PATIENCE, "the connection", async || proxy.seen().to_server > 0).await;
+    running.signal(Signal::HUP);
+    proxy.unstall(Direction::ToClient);
+    running.until("running: ");
+    assert!(running.until("read ").ends_with(": 0 started, 0 stopped\n"));
+    running.stop();
+}
+
+/// A queue with a consumer whose handler is at work until there is a file `go`.
+fn busy(word: &str, timeout: &str) -> String {
+    format!(
+        r#"{TOPOLOGY}
+[[consumer]]
+queue = "billing"
+timeout = "{timeout}"
+command = ["sh", "-c", "echo begun >> FOLDER/{word}; while [ ! -e FOLDER/go ]; do sleep 0.05; done; echo done >> FOLDER/{word}"]
+"#
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replaced_entry_has_as_long_as_its_handlers_may_take() {
+    let place = Place::new().await;
+    let mut running = Running::start(&place, &busy("first", "60s"), &["--drain", "300ms"]);
+    place.run(&["publish", "order.new", "1", "-e", "orders"]).ok();
+    until_lines(&running.path("first"), 1).await;
+    // Its handler takes longer than the old one would have been given by --drain.
+    let second =
+        "command = [\"sh\", \"-c\", \"sleep 1; cat >> FOLDER/second; echo >> FOLDER/second\"]";
+    running.write(&format!("{TOPOLOGY}\n[[consumer]]\nqueue = \"billing\"\n{second}\n"));
+    running.signal(Signal::HUP);
+    assert!(running.until("read ").ends_with(": 1 started, 1 stopped\n"));
+    place.run(&["publish", "order.new", "2", "-e", "orders"]).ok();
+    assert_eq!(until_lines(&running.path("second"), 1).await, ["2"]);
+    fs::write(running.path("go"), "").unwrap();
+    assert_eq!(until_lines(&running.path("first"), 2).await, ["begun", "done"]);
+    assert_eq!(running.stop(), "stopped: 2 messages handled\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replaced_entry_is_drained_no_longer_than_the_program() {
+    let place = Place::new().await;
+    let client = place.client().await;
+    let mut running = Running::start(&place, &busy("first", "1h"), &["--drain", "300ms"]);
+    place.run(&["publish", "order.new", "1", "-e", "orders"]).ok();
+    until_lines(&running.path("first"), 1).await;
+    running.write(&billing("second"));
+    running.signal(Signal::HUP);
+    assert!(running.until("read ").ends_with(": 1 started, 1 stopped\n"));
+    assert_eq!(running.stop(), "stopped: 0 messages handled, 1 given back unfinished\n");
+    place.until_has(&client, "billing", 1).await;
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_that_fails_declares_and_relays_nothing() {
+    let place = Place::new().await;
+    let client = place.client().await;
+    let held = leveret::Queue::classic("held");
+    let quotes = leveret::Queue::classic("quotes").max_length(5);
+    client.apply(&leveret::Topology::new().queue(held).queue(quotes)).await.unwrap();
+    let holding = client.consumer("held").exclusive().stream().await.unwrap();
+    let nowhere = Path::new("/no/such/directory");
+    let no_authorities = [("SSL_CERT_FILE", nowhere), ("SSL_CERT_DIR", nowhere)];
+    let running = Running::start_with(&place, &billing("first"), &[], &no_authorities);
+    let fresh = "[[topology.queue]]\nname = \"fresh\"\n";
+    let consumer = |queue: &str, work: &str| format!("[[consumer]]\nqueue = \"{queue}\"\n{work}\n");
+    for (entry, said) in [
+        (consumer("billing", "http = \"https://localhost/\""), "authority"),
+        ("[[service]]\nname = \"quotes\"\ncommand = [\"cat\"]\n".to_owned(), "x-max-length"),
+        (consumer("nowhere", "command = [\"cat\"]"), "there is no queue \"nowhere\""),
+    ] {
+        running.write(&format!("relay-delays = true\n{}{fresh}{entry}", billing("first")));
+        running.signal(Signal::HUP);
+        running.until_logged(said).await;
+        assert!(client.inspect_queue("fresh").await.is_err(), "{said}");
+    }
+    // What only shows when the consumer begins leaves the topology, but relays nothing.
+    let held = consumer("held", "command = [\"cat\"]");
+    running.write(&format!("relay-delays = true\n{}{held}", billing("first")));
+    running.signal(Signal::HUP);
+    running.until_logged("goes on with what it has: consuming queue \"held\"").await;
+    assert!(client.inspect_queue("leveret.delay.relay").await.is_err());
+    drop(holding);
+    running.stop();
+    client.close().await;
+}
+
+/// A reload that reads the system's authorities from a pipe, and so lasts until they are written.
+async fn reload_that_lasts(place: &Place) -> (Running, String, fs::File) {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("authorities");
+    named_pipe(&pipe);
+    let listen = ["--listen", "127.0.0.1:0"];
+    let file = billing("first");
+    let mut running = Running::spawn(place, &file, &listen, &[("SSL_CERT_FILE", &pipe)]);
+    let base = running.base();
+    running.until("running: ");
+    eventually(PATIENCE, "the service to be well", async || {
+        listening::ask(&base, "/health").await.0 == 200
+    })
+    .await;
+    let audit = "[[topology.queue]]\nname = \"audit\"\n[[consumer]]\nqueue = \"audit\"\nhttp = \"https://localhost/\"\n";
+    running.write(&format!("{}{audit}", billing("second")));
+    running.signal(Signal::HUP);
+    let authorities = open_read_pipe(&pipe).await;
+    (running, base, authorities)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn health_is_good_during_a_reload() {
+    let place = Place::new().await;
+    let (mut running, base, mut authorities) = reload_that_lasts(&place).await;
+    let (status, health) = listening::ask(&base, "/health").await;
+    assert_eq!(status, 200, "{health}");
+    std::io::Write::write_all(&mut authorities, Authority::new("ours").certificate().as_bytes())
+        .unwrap();
+    drop(authorities);
+    let reading = tokio::task::spawn_blocking(move || {
+        assert!(running.until("read ").ends_with(": 2 started, 1 stopped\n"));
+        running
+    });
+    while !reading.is_finished() {
+        let (status, health) = listening::ask(&base, "/health").await;
+        assert_eq!(status, 200, "{health}");
+    }
+    reading.await.unwrap().stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_does_not_keep_a_service_from_stopping() {
+    let place = Place::new().await;
+    let (running, _, authorities) = reload_that_lasts(&place).await;
+    assert_eq!(running.stop(), "stopped: 0 messages handled\n");
+    drop(authorities);
+}
