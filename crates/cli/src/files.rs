@@ -5,6 +5,7 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 
 use crate::failure::Failure;
+use crate::text::without_value;
 
 /// Reads a file: TOML, or YAML if its name ends in `.yaml` or `.yml`.
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, Failure> {
@@ -34,44 +35,4 @@ fn toml_mistake(text: &str, error: &toml::de::Error) -> String {
 
 fn yaml_mistake(error: &serde_saphyr::Error) -> String {
     without_value(&error.without_snippet().to_string())
-}
-
-/// A message of serde's about a value of the wrong type, without the value.
-fn without_value(message: &str) -> String {
-    let Some(begin) = ["invalid type: ", "invalid value: "]
-        .iter()
-        .find_map(|kind| message.find(kind).map(|at| at + kind.len()))
-    else {
-        return message.to_owned();
-    };
-    let value = &message[begin..];
-    match (value.find(['"', '`']), value.rfind(", expected")) {
-        (Some(from), Some(to)) if from < to => {
-            format!("{}{}{}", &message[..begin], value[..from].trim_end(), &value[to..])
-        }
-        _ => message.to_owned(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_value_of_the_wrong_type_is_not_quoted() {
-        for (message, expected) in [
-            (
-                "invalid type: string \"a, expected b\", expected a sequence",
-                "invalid type: string, expected a sequence",
-            ),
-            (
-                "invalid type: integer `5151`, expected a string",
-                "invalid type: integer, expected a string",
-            ),
-            ("invalid type: map, expected a string", "invalid type: map, expected a string"),
-            ("unknown field `typ`, expected `type`", "unknown field `typ`, expected `type`"),
-        ] {
-            assert_eq!(without_value(message), expected);
-        }
-    }
 }

@@ -1,3 +1,3 @@
 //! Text from elsewhere: made safe for a terminal, a log line or a line of JSON.
 
-pub(crate) use leveret::text::{escape, escape_except, escape_json, escape_lines};
+pub(crate) use leveret::text::{escape, escape_json, escape_lines, without_value};

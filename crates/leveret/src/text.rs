@@ -31,7 +31,7 @@ pub fn escape_json(json: &str) -> String {
 }
 
 /// The same, but for some characters.
-pub fn escape_except(text: &str, kept: &[char]) -> String {
+fn escape_except(text: &str, kept: &[char]) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
         match is_unsafe(c) && !kept.contains(&c) {
@@ -59,6 +59,23 @@ fn is_unsafe(c: char) -> bool {
         )
 }
 
+/// A message of serde's about a value of the wrong type, without the value.
+pub fn without_value(message: &str) -> String {
+    let Some(begin) = ["invalid type: ", "invalid value: "]
+        .iter()
+        .find_map(|kind| message.find(kind).map(|at| at + kind.len()))
+    else {
+        return message.to_owned();
+    };
+    let value = &message[begin..];
+    match (value.find(['"', '`']), value.rfind(", expected")) {
+        (Some(from), Some(to)) if from < to => {
+            format!("{}{}{}", &message[..begin], value[..from].trim_end(), &value[to..])
+        }
+        _ => message.to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -78,5 +95,23 @@ mod tests {
         let escaped = escape_json(&json);
         assert!(!escaped.chars().any(is_unsafe), "{escaped:?}");
         assert_eq!(serde_json::from_str::<String>(&escaped).unwrap(), HOSTILE);
+    }
+
+    #[test]
+    fn a_value_of_the_wrong_type_is_not_quoted() {
+        for (message, expected) in [
+            (
+                "invalid type: string \"a, expected b\", expected a sequence",
+                "invalid type: string, expected a sequence",
+            ),
+            (
+                "invalid type: integer `5151`, expected a string",
+                "invalid type: integer, expected a string",
+            ),
+            ("invalid type: map, expected a string", "invalid type: map, expected a string"),
+            ("unknown field `typ`, expected `type`", "unknown field `typ`, expected `type`"),
+        ] {
+            assert_eq!(without_value(message), expected);
+        }
     }
 }

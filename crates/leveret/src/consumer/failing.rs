@@ -21,6 +21,7 @@ use crate::retry::profile::{Profile, Step, WorkQueue};
 use crate::retry::stamp::{Detail, Failed, Origin};
 use crate::retry::{Deaths, Decision, Diagnosis, Facts, ParkReason, Retry, RetryPolicy, Verdict};
 use crate::telemetry::Consumed;
+use crate::text::escape;
 use crate::topology;
 
 /// How long a message that cannot be moved now stays with its consumer before it goes back to its queue: whatever the
@@ -391,9 +392,9 @@ impl Failing {
         let (routing_key, message_id) = identity(delivery);
         let message_id = message_id.as_deref();
         match decision {
-            Decision::Ack => tracing::debug!(queue, tag, "nothing left to do: {error}"),
+            Decision::Ack => tracing::debug!(queue, tag, "nothing left to do: {}", escape(error)),
             Decision::Requeue => {
-                tracing::warn!(queue, tag, routing_key, message_id, "requeued: {error}");
+                tracing::warn!(queue, tag, routing_key, message_id, "requeued: {}", escape(error));
             }
             Decision::RetryAfter(wait) => tracing::warn!(
                 queue,
@@ -402,7 +403,8 @@ impl Failing {
                 message_id,
                 attempt,
                 ?wait,
-                "a message failed: {error}"
+                "a message failed: {}",
+                escape(error)
             ),
             // Told when it has happened.
             Decision::Park(_) => {}

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ParkedMessage;
 use crate::amqp::{Array, Properties, RawProperties, ShortStr, Table, Value};
-use crate::text::escape_json;
+use crate::text::{escape_json, without_value};
 
 /// A message as a line tells it.
 #[derive(Clone, Debug, PartialEq)]
@@ -150,8 +150,10 @@ impl Line {
 
     /// What a line tells, or what is wrong with it.
     pub(super) fn read(line: &[u8]) -> Result<Self, String> {
-        let form: Form = serde_json::from_slice(line)
-            .map_err(|error| format!("not an exported message, as `export` writes it: {error}"))?;
+        let form: Form = serde_json::from_slice(line).map_err(|error| {
+            let error = without_value(&error.to_string());
+            format!("not an exported message, as `export` writes it: {error}")
+        })?;
         let body = match (form.body, form.body_base64) {
             (Some(_), Some(_)) => return Err("both body and body_base64 are given".to_owned()),
             (Some(text), None) => text.into(),

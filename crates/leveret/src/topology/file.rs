@@ -26,6 +26,7 @@ use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
 use super::{Binding, Exchange, ExchangeKind, Overflow, Queue, QueueType, Topology};
 use crate::amqp::{Array, Table, Value};
 use crate::error::{Error, ErrorKind};
+use crate::text::without_value;
 
 impl Topology {
     /// Reads a topology from a file: TOML, or YAML if its name ends in `.yaml` or `.yml`.
@@ -70,7 +71,7 @@ impl Topology {
             let before = text.get(..start).unwrap_or_default();
             let line = before.matches('\n').count() + 1;
             let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
-            mistake(line, column, error.message())
+            mistake(line, column, &without_value(error.message()))
         })?;
         Ok(file.into())
     }
@@ -78,7 +79,7 @@ impl Topology {
     /// Reads a topology from YAML, with the same fields.
     pub fn from_yaml(text: &str) -> Result<Topology, Error> {
         let file: File = serde_saphyr::from_str(text).map_err(|error| {
-            let error = error.without_snippet();
+            let error = without_value(&error.without_snippet().to_string());
             Error::new(ErrorKind::Invalid, format!("the topology: {error}"))
         })?;
         Ok(file.into())
