@@ -86,7 +86,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let builder = Broker::builder()
         .profile(arguments.like.into())
         .memory_limit(arguments.memory_limit.saturating_mul(1024 * 1024));
-    let broker = definitions.give_to(builder)?.start().map_err(Failure::new)?;
+    let broker = definitions.give_to(builder)?.start().map_err(Failure::wrong)?;
 
     signals::enforce_second()?;
     let mut signals = Signals::new()?;

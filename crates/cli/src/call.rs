@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::failure::Failure;
 use crate::message::{Body, MessageOptions, readable};
 use crate::output::{Form, print, print_bytes, print_json};
-use crate::reach::{Reach, duration};
+use crate::reach::{Reach, deadline_in, duration};
 
 /// Calls a method of a service, and shows its reply.
 #[derive(Debug, Args)]
@@ -111,7 +111,15 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
         }
         Ok(())
     };
-    arguments.reach.with_client(command).await
+    let reach = &arguments.reach;
+    match (arguments.stream, arguments.cast) {
+        (true, _) => reach.with_client(command).await,
+        (_, true) => reach.with_client_briefly(command).await,
+        _ => {
+            let deadline = deadline_in(reach.timeout().saturating_add(arguments.within));
+            reach.until(deadline).with_client_briefly(command).await
+        }
+    }
 }
 
 /// Why there is no reply. A service that does not answer is no silence of the broker's.

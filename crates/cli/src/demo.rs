@@ -23,7 +23,7 @@ use tokio::time::{sleep, timeout};
 use crate::failure::Failure;
 use crate::output::{counted, say};
 use crate::progress::{Bars, is_shown};
-use crate::signals::{self, Signals};
+use crate::signals::{self, GIVING_BACK, Signals};
 use books::Books;
 use cutter::Cutter;
 use ledger::Ledger;
@@ -88,17 +88,33 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
     ));
     introduce(&books, arguments.cuts);
     let began = Instant::now();
-    let result = tokio::select! {
-        result = play(&client, &cutter, &books, &arguments) => result,
-        signal = signals.next() => Err(Failure::stopped(signal, "the books are not balanced")),
+    let (result, stopped) = tokio::select! {
+        result = play(&client, &cutter, &books, &arguments) => (result, None),
+        signal = signals.next() => (Ok(()), Some(signal)),
     };
     let took = began.elapsed();
     // Once the client is closed, nobody declares again what is deleted.
     let topology = client.topology();
-    client.close().await;
-    if let Some(url) = &arguments.url {
-        clean_up(url, &topology).await?;
+    let leaving = async {
+        client.close().await;
+        match &arguments.url {
+            Some(url) => clean_up(url, &topology).await,
+            None => Ok(()),
+        }
+    };
+    if let Some(signal) = stopped {
+        let is_clean = timeout(GIVING_BACK, leaving).await.is_ok_and(|left| left.is_ok());
+        return Err(Failure::stopped(
+            signal,
+            match is_clean {
+                true => "the books are not balanced",
+                false => {
+                    "what is called leveret-demo… is still on the broker; another run deletes it"
+                }
+            },
+        ));
     }
+    leaving.await?;
     result?;
     let report = books.balance(took);
     say(&report.to_string());

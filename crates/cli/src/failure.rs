@@ -2,7 +2,9 @@
 
 use std::io::Write as _;
 use std::process::ExitCode;
-use std::{fmt, io};
+use std::sync::mpsc;
+use std::time::Duration;
+use std::{fmt, io, thread};
 
 use leveret::{ErrorKind, amqp};
 
@@ -98,12 +100,12 @@ impl Failure {
         Failure::with(Status::Done, "")
     }
 
-    pub(crate) fn status(&self) -> Status {
-        self.status
+    pub(crate) fn is_unread(&self) -> bool {
+        self.status == Status::Done
     }
 
-    pub(crate) fn is_by_signal(&self) -> bool {
-        matches!(self.status, Status::Interrupted | Status::Terminated)
+    pub(crate) fn status(&self) -> Status {
+        self.status
     }
 
     /// Says why, and gives the exit status.
@@ -121,10 +123,21 @@ impl Failure {
         ExitCode::from(self.status as u8)
     }
 
-    /// Says why, and ends the process at once.
-    pub(crate) fn exit(&self) -> ! {
-        self.say();
-        std::process::exit(self.status as i32)
+    /// Says why, and ends the process at once. A full pipe and a terminal that is stopped block the thread that writes to them,
+    /// and what waits for its lock: they get a moment only.
+    pub(crate) fn exit(self) -> ! {
+        const MOMENT: Duration = Duration::from_millis(100);
+        let status = self.status as i32;
+        let (said, is_said) = mpsc::channel();
+        let saying = thread::Builder::new().spawn(move || {
+            self.say();
+            let _ = said.send(());
+        });
+        if saying.is_ok() {
+            let _ = is_said.recv_timeout(MOMENT);
+        }
+        // The standard output is flushed only if it is not locked, and has nothing to flush then: see `output::unbuffered`.
+        std::process::exit(status)
     }
 
     fn say(&self) {
@@ -148,7 +161,7 @@ impl From<amqp::Error> for Failure {
 /// Whether something could not be written because its reader has gone.
 fn is_unread(error: &leveret::Error) -> bool {
     let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<io::Error>());
-    error.kind() == ErrorKind::Invalid
+    error.kind() == ErrorKind::Io
         && cause.is_some_and(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
 }
 

@@ -17,7 +17,7 @@ pub(crate) struct Arguments {
     queue: String,
 
     /// How many.
-    #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 1)]
+    #[arg(short = 'n', long, alias = "limit", value_name = "COUNT", default_value_t = 1)]
     count: usize,
 
     /// Take them out of the queue, each after it was shown.
@@ -40,8 +40,8 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
         false => look(client, &arguments).await,
     };
     let shown = match (arguments.take, arguments.count) {
-        (true, 1) => arguments.reach.with_client_briefly(command).await?,
-        _ => arguments.reach.with_client(command).await?,
+        (true, 2..) => arguments.reach.with_client(command).await?,
+        _ => arguments.reach.with_client_briefly(command).await?,
     };
     if shown == 0 {
         note(&format!("queue {:?} has no message", arguments.queue));

@@ -1,6 +1,8 @@
 //! What a command says: results on the standard output, for a person or for a program.
 
+use std::fs::File;
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd as _;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
@@ -42,6 +44,21 @@ pub(crate) fn print_bytes(text: &[u8]) -> Result<(), Failure> {
         io::ErrorKind::BrokenPipe => Failure::nobody_reads(),
         _ => Failure::new(format_args!("cannot write to the standard output: {error}")),
     })
+}
+
+/// The standard output without the buffer of this process, which would be flushed at the end, and block it.
+pub(crate) fn unbuffered() -> Result<File, Failure> {
+    let out = io::stdout().as_fd().try_clone_to_owned();
+    out.map(File::from)
+        .map_err(|error| Failure::new(format_args!("cannot write to the standard output: {error}")))
+}
+
+/// A result whose reader has gone does not replace the verdict.
+pub(crate) fn unless_unread(printed: Result<(), Failure>) -> Result<(), Failure> {
+    match printed {
+        Err(failure) if failure.is_unread() => Ok(()),
+        printed => printed,
+    }
 }
 
 /// Says a result as a line of JSON.

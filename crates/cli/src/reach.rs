@@ -1,16 +1,17 @@
 //! Reaching a broker: the options that all commands share, and what becomes of a command that is stopped.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use leveret::amqp::Options;
-use leveret::{Client, ClientBuilder, ConnectLimits, IntoEndpoints};
+use leveret::amqp::{self, Options};
+use leveret::{Client, ClientBuilder, ClientEvent, ClientEvents, ConnectLimits, IntoEndpoints};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::failure::{Failure, Status};
-use crate::signals::{self, GRACE, Signals};
+use crate::signals::{self, GIVING_BACK, Signals};
 
 /// Which broker, and how patient to be with it.
 #[derive(Clone, Debug, Args)]
@@ -22,6 +23,10 @@ pub(crate) struct Reach {
     /// How long the broker may be silent: a command that only asks it something ends in that time.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     timeout: Duration,
+
+    /// When all of it has to be over, if it is a part of something larger.
+    #[arg(skip)]
+    deadline: Option<Instant>,
 }
 
 /// Where the brokers are. A list of processes shows arguments, so a URL with a password is better in a file.
@@ -84,8 +89,10 @@ fn read_urls(path: &Path) -> Result<Vec<String>, Failure> {
         false => Ok(urls),
     }
 }
-/// How long a connection to a broker that does not answer may take to close.
+/// How long closing may take at least, and how long the client's own words for a broker that does not answer are waited for.
 const PARTING: Duration = Duration::from_millis(100);
+/// How much of the timeout is kept for closing at most: what a command holds goes back then.
+const CLOSING: Duration = Duration::from_secs(1);
 
 /// Between these is the heartbeat interval that is asked for: AMQP counts in seconds, and the longest is the library's own.
 const SHORTEST: Duration = Duration::from_secs(1);
@@ -102,7 +109,8 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
 enum Bound {
     /// All of it together.
     Whole,
-    /// Connecting, each answer of the broker, and closing: the command may have any number of messages.
+    /// Connecting, each answer of the broker, and closing: the command may have any number of messages. A broker that falls
+    /// silent on one connection after the other ends it.
     Steps,
 }
 
@@ -131,7 +139,9 @@ impl Reach {
     ) -> Result<T, Failure> {
         signals::enforce()?;
         let mut signals = Signals::new()?;
-        let deadline = deadline_in(self.timeout);
+        let connected_by = Instant::now() + self.left();
+        let deadline = self.deadline.unwrap_or(connected_by);
+        let closing = (self.timeout / 4).min(CLOSING);
         let connecting = async {
             let endpoints = self.endpoints()?;
             for options in &endpoints {
@@ -139,31 +149,66 @@ impl Reach {
             }
             Ok(self.builder(endpoints)?.connect().await?)
         };
-        let connecting = timeout_at(deadline + PARTING, connecting);
+        let connecting = timeout_at(connected_by + PARTING, connecting);
         let client = tokio::select! {
             connected = connecting => connected.unwrap_or_else(|_| Err(self.silent()))?,
             signal = signals.next() => return Err(Failure::stopped(signal, "nothing was done")),
         };
+        let events = client.watch();
         let bounded = async {
+            let done = async {
+                tokio::select! {
+                    result = command(&client) => result,
+                    failure = self.until_silent(events) => Err(failure),
+                }
+            };
             match bound {
-                Bound::Steps => command(&client).await,
-                Bound::Whole => timeout_at(deadline, command(&client))
+                Bound::Steps => done.await,
+                Bound::Whole => timeout_at(deadline - closing, done)
                     .await
                     .unwrap_or_else(|_| Err(self.silent())),
             }
         };
-        let result = tokio::select! {
-            result = bounded => result,
-            signal = signals.next() => Err(Failure::stopped(signal, "its work up to then is done")),
+        let (result, stopped) = tokio::select! {
+            result = bounded => (result, None),
+            signal = signals.next() => {
+                (Err(Failure::stopped(signal, "its work up to then is done")), Some(signal))
+            }
         };
         let patience = match (&result, bound) {
-            (Err(failure), _) if failure.is_by_signal() => GRACE.min(self.timeout) / 2,
-            (Err(failure), _) if failure.status() == Status::NoBroker => PARTING,
+            _ if stopped.is_some() => GIVING_BACK,
             (_, Bound::Whole) => deadline.saturating_duration_since(Instant::now()).max(PARTING),
+            (Err(failure), _) if failure.status() == Status::NoBroker => closing.max(PARTING),
             (_, Bound::Steps) => self.timeout,
         };
-        let _ = timeout(patience, client.close()).await;
-        result
+        let closed = timeout(patience, client.close()).await;
+        match (closed, stopped) {
+            (Err(_), Some(signal)) => Err(Failure::stopped(
+                signal,
+                "its work up to then is done. The broker did not answer in time: messages that were out go back to their \
+                 queue, and may count as delivered once more",
+            )),
+            _ => result,
+        }
+    }
+
+    /// Waits until the broker has fallen silent on a connection soon after it did on the one before: it lets clients connect,
+    /// and answers nothing else. The client would try again and again.
+    async fn until_silent(&self, mut events: ClientEvents) -> Failure {
+        let soon = (4 * self.heartbeat()).max(self.timeout.saturating_mul(2));
+        let mut silences: HashMap<String, Instant> = HashMap::new();
+        while let Some(event) = events.next().await {
+            let ClientEvent::Lost { connection, error } = event else { continue };
+            let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<amqp::Error>());
+            if cause.is_none_or(|cause| cause.kind() != amqp::ErrorKind::HeartbeatLost) {
+                continue;
+            }
+            let before = silences.insert(connection, Instant::now());
+            if before.is_some_and(|before| before.elapsed() < soon) {
+                return self.silent();
+            }
+        }
+        std::future::pending().await
     }
 
     /// The broker has not answered.
@@ -176,11 +221,16 @@ impl Reach {
 
     /// The same for the first broker that answers alone: what is done in several steps is done on one broker.
     pub(crate) async fn to_first(&self) -> Result<(Reach, Options), Failure> {
-        let mut failed = None;
-        for url in self.urls()? {
-            let reach = Reach { urls: Urls::of(url), timeout: self.timeout };
+        let (urls, mut failed) = (self.urls()?, None);
+        endpoints(&urls)?;
+        let until = Instant::now() + self.left();
+        for (url, left) in urls.iter().zip((1..=urls.len() as u32).rev()) {
+            let share = until.saturating_duration_since(Instant::now()) / left;
+            let urls = Urls::of(url.clone());
+            let reach = Reach { urls, timeout: self.timeout, deadline: self.deadline };
             let [options] = reach.endpoints()?.try_into().map_err(|_| Failure::wrong("--url"))?;
-            match reach.with_client_briefly(async |_| Ok(())).await {
+            let brief = reach.until(Instant::now() + share);
+            match brief.with_client_briefly(async |_| Ok(())).await {
                 Ok(()) => return Ok((reach, options)),
                 Err(failure) => failed = failed.or(Some(failure)),
             }
@@ -188,25 +238,35 @@ impl Reach {
         Err(failed.unwrap_or_else(|| Failure::wrong("--url: no broker is given")))
     }
 
-    /// The same brokers, with less time.
+    /// The same brokers, for a part of a command that has to be over at that time.
     pub(crate) fn until(&self, deadline: Instant) -> Reach {
-        let timeout = deadline.saturating_duration_since(Instant::now());
-        Reach { urls: self.urls.clone(), timeout }
+        Reach { deadline: Some(deadline), ..self.clone() }
+    }
+
+    /// How long the broker may still be silent.
+    pub(crate) fn left(&self) -> Duration {
+        let bounded = deadline_in(self.timeout);
+        let end = self.deadline.map_or(bounded, |deadline| deadline.min(bounded));
+        end.saturating_duration_since(Instant::now())
     }
 
     /// Where the brokers are, and how long each may take.
     pub(crate) fn endpoints(&self) -> Result<Vec<Options>, Failure> {
         let mut endpoints = endpoints(&self.urls()?)?;
         // One that is silent leaves time for the others.
-        let each = self.timeout / u32::try_from(endpoints.len().max(1)).unwrap_or(u32::MAX);
+        let each = self.left() / u32::try_from(endpoints.len().max(1)).unwrap_or(u32::MAX);
         for options in &mut endpoints {
             options.connection_timeout = options.connection_timeout.min(each);
             // A broker that falls silent while a command waits for messages is noticed by this alone.
-            options.heartbeat.get_or_insert((self.timeout / 2).clamp(SHORTEST, LONGEST));
+            options.heartbeat.get_or_insert(self.heartbeat());
             options.limits.reply_timeout = self.timeout;
             options.limits.publish_timeout = self.timeout;
         }
         Ok(endpoints)
+    }
+
+    fn heartbeat(&self) -> Duration {
+        (self.timeout / 2).clamp(SHORTEST, LONGEST)
     }
 
     fn urls(&self) -> Result<Vec<String>, Failure> {
@@ -220,7 +280,7 @@ impl Reach {
 
     fn builder(&self, endpoints: Vec<Options>) -> Result<ClientBuilder, Failure> {
         // A person sees that nobody answers, and tries again.
-        let limits = ConnectLimits { max_retries: 0, within: self.timeout };
+        let limits = ConnectLimits { max_retries: 0, within: self.left() };
         let builder = Client::builder().endpoint(endpoints)?.name("leveret");
         Ok(builder.timeout(self.timeout).connect_limits(limits).give_up_after(self.timeout))
     }

@@ -76,6 +76,9 @@ impl Signals {
 /// How long a command has to end by itself after a signal.
 pub(crate) const GRACE: Duration = Duration::from_millis(1800);
 
+/// How much of that it has to give back what it holds: saying what became of it takes a little, too.
+pub(crate) const GIVING_BACK: Duration = Duration::from_millis(1700);
+
 /// From now on a signal ends the process after [`GRACE`], and a second one at once, whatever the command is doing: a write to a
 /// terminal that is stopped, or a read from a pipe, blocks the task that would have to notice.
 pub(crate) fn enforce() -> Result<(), Failure> {

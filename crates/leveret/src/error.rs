@@ -63,13 +63,16 @@ pub enum ErrorKind {
     Stale,
     /// What was asked for cannot be: a name that is too long, a value out of range, a file with a mistake.
     Invalid,
+    /// A file or another stream cannot be read or written.
+    Io,
     /// A body is not what its reader expects.
     Payload,
     /// A handler panicked.
     Panicked,
     /// The service that was called has answered with an error. See [`Error::remote`].
     Remote,
-    /// The broker closed the channel or connection for another reason. See [`Error::reply_code`].
+    /// The broker closed the channel or connection for another reason, see [`Error::reply_code`]; or it keeps a queue's messages
+    /// for another consumer.
     Broker,
 }
 

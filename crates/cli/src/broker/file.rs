@@ -92,7 +92,7 @@ impl Definitions {
     pub(super) fn give_to(&self, mut builder: Builder) -> Result<Builder, Failure> {
         let mut names = HashSet::new();
         if let Some(twice) = self.users.iter().find(|user| !names.insert(&user.name)) {
-            return Err(Failure::new(format_args!("the user {:?} is given twice", twice.name)));
+            return Err(Failure::wrong(format_args!("the user {:?} is given twice", twice.name)));
         }
         let known: HashSet<&str> = match self.virtual_hosts.is_empty() {
             true => HashSet::from(["/"]),
@@ -106,7 +106,7 @@ impl Definitions {
             for permission in &user.permissions {
                 let Permission { virtual_host, configure, write, read } = permission.clone();
                 if !known.contains(virtual_host.as_str()) {
-                    return Err(Failure::new(format_args!(
+                    return Err(Failure::wrong(format_args!(
                         "the user {:?} has permissions in the virtual host {virtual_host:?}, which is not among \
                          virtual_hosts",
                         user.name

@@ -36,16 +36,18 @@ pub(super) struct Proxy {
 impl Proxy {
     /// A proxy to the broker at a URL.
     pub(super) async fn to(url: &str) -> Result<Proxy, Failure> {
-        let mut options = Options::from_uri(url).map_err(Failure::new)?;
+        let mut options = Options::from_uri(url).map_err(Failure::wrong)?;
         if options.tls.is_some() || options.memory {
-            return Err(Failure::new(
+            return Err(Failure::wrong(
                 "the demo cuts connections by a proxy of its own, so it needs a URL that begins with amqp://",
             ));
         }
         let broker = (options.host.clone(), options.port);
         if let Err(error) = TcpStream::connect(broker.clone()).await {
             let (host, port) = broker;
-            return Err(Failure::new(format_args!("no broker answers at {host}:{port}: {error}")));
+            return Err(Failure::no_broker(format_args!(
+                "no broker answers at {host}:{port}: {error}"
+            )));
         }
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.map_err(Failure::new)?;
         let here: SocketAddr = listener.local_addr().map_err(Failure::new)?;

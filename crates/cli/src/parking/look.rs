@@ -39,7 +39,7 @@ impl List {
             let messages = lot.list(&self.which.filter(), self.limit).await?;
             Ok((messages, lot.depth().await?))
         };
-        let (messages, depth) = self.reach.with_client(command).await?;
+        let (messages, depth) = self.reach.with_client_briefly(command).await?;
         if self.lot.form.json {
             return messages.iter().try_for_each(|message| print_json(&told(message)));
         }
@@ -119,7 +119,7 @@ impl Show {
         }
         let command =
             async |client: &Client| Ok(client.parking_lot(&self.lot.lot).list(&filter, 1).await?);
-        let messages = self.reach.with_client(command).await?;
+        let messages = self.reach.with_client_briefly(command).await?;
         let Some(message) = messages.first() else {
             return Err(Failure::new(format_args!(
                 "there is no such message in {:?}",
@@ -188,7 +188,7 @@ impl Groups {
         let filter = self.which.filter();
         let command =
             async |client: &Client| Ok(client.parking_lot(&self.lot.lot).groups(&filter).await?);
-        let groups = self.reach.with_client(command).await?;
+        let groups = self.reach.with_client_briefly(command).await?;
         if self.lot.form.json {
             return groups.into_iter().try_for_each(|group| {
                 print_json(&Told {

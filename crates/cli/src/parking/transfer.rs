@@ -11,7 +11,7 @@ use tempfile::NamedTempFile;
 
 use super::{Lot, Which};
 use crate::failure::Failure;
-use crate::output::{counted, note, print, print_json};
+use crate::output::{counted, note, print, print_json, unbuffered, unless_unread};
 use crate::progress::bar;
 use crate::reach::Reach;
 
@@ -39,7 +39,7 @@ impl Export {
     pub(super) async fn run(self) -> Result<(), Failure> {
         let to_file = self.file.as_deref().filter(|path| *path != Path::new("-"));
         let mut out = match to_file {
-            None => Out::Standard(BufWriter::new(io::stdout())),
+            None => Out::Standard(BufWriter::new(unbuffered()?)),
             Some(path) => Out::create(path)?,
         };
         let bar = bar(0, "looked at");
@@ -73,7 +73,7 @@ impl Export {
 /// Where an export goes. A file appears under its name when it is complete, so that one that could not be finished leaves
 /// nothing behind and is no obstacle to the next try.
 enum Out<'a> {
-    Standard(BufWriter<io::Stdout>),
+    Standard(BufWriter<File>),
     File { path: &'a Path, beside: BufWriter<NamedTempFile> },
 }
 
@@ -186,12 +186,12 @@ impl Import {
             note(&format!("line {line}: {fault}"));
         }
         let would = if self.dry_run { "would be " } else { "" };
-        match self.lot.form.json {
+        unless_unread(match self.lot.form.json {
             true => print_json(&serde_json::json!({
                 "dry_run": self.dry_run, "imported": imported.imported, "failed": imported.failed,
-            }))?,
-            false => print(&format!("{} {would}imported", counted(imported.imported, "message")))?,
-        }
+            })),
+            false => print(&format!("{} {would}imported", counted(imported.imported, "message"))),
+        })?;
         match imported.failed {
             0 => Ok(()),
             failed => Err(Failure::new(format_args!("{} not imported", counted(failed, "line")))),

@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::failure::Failure;
 use crate::management::{Management, ManagementOptions};
 use crate::output::{Form, counted, print, print_json};
-use crate::reach::Reach;
+use crate::reach::{Reach, deadline_in};
 
 /// Deletes a queue with all that belongs to it: its retry, wait and parking queues and their exchanges.
 ///
@@ -62,8 +62,9 @@ impl Profile {
 }
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
-    let (reach, options) = arguments.reach.to_first().await?;
-    let management = arguments.management.of(&options, reach.timeout()).await?;
+    let reach = arguments.reach.until(deadline_in(arguments.reach.timeout()));
+    let (reach, options) = reach.to_first().await?;
+    let management = arguments.management.of(&options, reach.left() / 2).await?;
     let waiting = match arguments.profile {
         Profile::Leveret => waiting(&management, &arguments.queue).await,
         _ => Vec::new(),
@@ -78,7 +79,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
         };
         Ok(belongings)
     };
-    let belongings = reach.with_client(command).await?;
+    let belongings = reach.with_client_briefly(command).await?;
     arguments.show(&belongings)
 }
 

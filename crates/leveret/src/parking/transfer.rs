@@ -146,7 +146,7 @@ impl<'a, W: Write + Send> Export<'a, W> {
         }
         match failed {
             None => Ok(written.count()),
-            Some(error) => Err(Error::caused(ErrorKind::Invalid, "cannot write messages", error)),
+            Some(error) => Err(Error::caused(ErrorKind::Io, "cannot write messages", error)),
         }
     }
 }
@@ -190,7 +190,7 @@ impl<'a, R: BufRead + Send> Import<'a, R> {
         let mut line = Vec::new();
         for number in 1u64.. {
             let read = read_line(self.from, MAX_LINE, &mut line).map_err(|error| {
-                Error::caused(ErrorKind::Invalid, format!("cannot read line {number}"), error)
+                Error::caused(ErrorKind::Io, format!("cannot read line {number}"), error)
             })?;
             match read {
                 ReadLine::End => break,

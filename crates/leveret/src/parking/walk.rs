@@ -316,7 +316,8 @@ impl Walk {
 
     /// Takes what the consumer gets, until it has so many, ends, or there are no more.
     async fn fill(&mut self, page: &mut Vec<Taken>, size: u64) -> Result<(), Error> {
-        let patience = self.client.core().options.timeout;
+        // The broker answers: it is told before the caller's own patience ends.
+        let patience = self.client.core().options.timeout / 2;
         let mut since = Instant::now();
         let mut was_empty = false;
         while (page.len() as u64) < size {
@@ -345,7 +346,7 @@ impl Walk {
                              does not answer, or it is no queue to take messages from",
                             self.queue
                         );
-                        return Err(Error::new(ErrorKind::TimedOut, text));
+                        return Err(Error::new(ErrorKind::Broker, text));
                     }
                 }
             }

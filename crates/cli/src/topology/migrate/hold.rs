@@ -25,7 +25,7 @@ pub(super) struct Hold<'a> {
 impl<'a> Hold<'a> {
     /// Connects, and holds nothing yet.
     pub(super) async fn open(options: &Options, names: &'a Names) -> Result<Self, Failure> {
-        let connection = Connection::open(options).await.map_err(Failure::new)?;
+        let connection = Connection::open(options).await?;
         Ok(Hold { connection, names })
     }
 
