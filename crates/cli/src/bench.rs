@@ -13,7 +13,7 @@ use tokio::sync::{Mutex, Notify};
 use tokio::task::JoinSet;
 
 use crate::failure::Failure;
-use crate::output::{Form, counted, note, print, print_json, size};
+use crate::output::{Form, counted, note, print, print_json, size, unless_unread};
 use crate::progress::bar;
 use crate::reach::Reach;
 
@@ -145,10 +145,10 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
         }
         false => arguments.reach.with_client(bench).await?,
     };
-    match arguments.form.json {
-        true => print_json(&report)?,
-        false => report.print()?,
-    }
+    unless_unread(match arguments.form.json {
+        true => print_json(&report),
+        false => report.print(),
+    })?;
     match report.came == report.messages {
         true => Ok(()),
         false => Err(Failure::new(format_args!(

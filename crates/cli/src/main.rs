@@ -31,8 +31,8 @@ mod text;
 mod topology;
 
 use std::fs::File;
-use std::io;
-use std::process::ExitCode;
+use std::process::{self, ExitCode};
+use std::{env, io};
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use tokio::runtime::Builder;
@@ -67,7 +67,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let matches = Arguments::command().get_matches();
+    let matches = Arguments::command().try_get_matches().unwrap_or_else(|error| wrong(&error));
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     logging::begin(matches!(arguments.command, Command::Run(_)).then_some("leveret=info"));
     let runtime = match can_open_files()
@@ -88,6 +88,18 @@ fn main() -> ExitCode {
         Err(failure) if is_json(&matches) => failure.report_json(),
         Err(failure) => failure.report(),
     }
+}
+
+/// Ends the process: the arguments are wrong, or ask for help. A program that asks for JSON gets a line of it.
+fn wrong(error: &clap::Error) -> ! {
+    let wants_json = env::args_os().any(|argument| argument == "--json");
+    if !(wants_json && error.use_stderr()) {
+        error.exit();
+    }
+    let text = error.render().to_string();
+    let failure = Failure::wrong(text.trim().trim_start_matches("error: "));
+    let _ = failure.report_json();
+    process::exit(failure.status() as i32)
 }
 
 /// Whether there is room for what a command needs at least. What runs it panics where there is not.

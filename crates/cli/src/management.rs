@@ -11,7 +11,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use crate::failure::{Failure, last_cause};
-use crate::http::{client_for, is_web};
+use crate::http::{client_for, excerpt, is_web};
+use crate::text::escape;
 
 /// Where its plugin listens unless told otherwise, and where with encryption.
 const USUAL_PORTS: [u16; 2] = [15672, 15671];
@@ -149,7 +150,7 @@ impl QueueFacts {
             let ConsumerFacts { consumer_tag, channel_details } = consumer;
             let of = channel_details.connection_name.as_deref().unwrap_or("a connection");
             let user = channel_details.user.as_deref().unwrap_or("?");
-            format!("{consumer_tag} of {of} (user {user})")
+            escape(&format!("{consumer_tag} of {of} (user {user})"))
         };
         self.consumer_details.iter().map(told).collect()
     }
@@ -187,13 +188,18 @@ impl<'a> To<'a> {
 }
 
 impl ManagementOptions {
+    /// Whether it was said where it is: user and password go there.
+    pub(crate) fn is_given(&self) -> bool {
+        self.url.as_ref().is_some_and(|url| !url.is_empty())
+    }
+
     /// The API of the broker that these options lead to.
     pub(crate) async fn of(
         &self,
         options: &Options,
         timeout: Duration,
     ) -> Result<Management, Failure> {
-        let given = self.url.clone();
+        let given = self.url.clone().filter(|url| !url.is_empty());
         let usual = || {
             // Who encrypts what goes to the broker does not expect the same password to go there for all to read.
             let [open, encrypted] = USUAL_PORTS;
@@ -417,7 +423,7 @@ fn check_name(name: &str) -> Result<(), Failure> {
 fn reason(text: &str) -> String {
     let read: Option<Value> = serde_json::from_str(text).ok();
     let reason = read.as_ref().and_then(|answer| answer["reason"].as_str());
-    reason.unwrap_or(text).trim().to_owned()
+    excerpt(reason.unwrap_or(text))
 }
 
 #[cfg(test)]

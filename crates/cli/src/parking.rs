@@ -12,9 +12,10 @@ use leveret::{Filter, Target, Task};
 
 use crate::failure::Failure;
 use crate::message::{Header, with};
-use crate::output::{Form, counted, note, print, print_json};
+use crate::output::{Form, counted, note, print, print_json, unless_unread};
 use crate::progress::bar;
 use crate::reach::duration;
+use crate::text::escape;
 
 /// Looks into parking lots, and repairs what is there.
 ///
@@ -191,10 +192,10 @@ async fn carry_out(
     bar.finish_and_clear();
     let progress = progress?;
     for one in &progress.not_done {
-        let id = one.message_id.as_ref().map(|id| format!(" ({id})")).unwrap_or_default();
+        let id = one.message_id.as_ref().map(|id| format!(" ({})", escape(id))).unwrap_or_default();
         note(&format!("message {}{id} stays: {}", one.position, one.error));
     }
-    match form.json {
+    unless_unread(match form.json {
         true => print_json(&serde_json::json!({
             "dry_run": pace.dry_run,
             "total": progress.total,
@@ -202,16 +203,16 @@ async fn carry_out(
             "selected": progress.selected,
             "done": progress.done,
             "failed": progress.failed,
-        }))?,
+        })),
         false => {
             let would = if pace.dry_run { "would be " } else { "" };
             print(&format!(
                 "{} of {} {would}{done}",
                 progress.done,
                 counted(progress.total, "message")
-            ))?;
+            ))
         }
-    }
+    })?;
     match progress.failed {
         0 => Ok(()),
         failed => Err(Failure::new(format_args!(

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::failure::Failure;
 use crate::lines::Lines;
 use crate::message::{Body, MessageOptions};
-use crate::output::{Form, counted, note, print, print_json};
+use crate::output::{Form, counted, note, print, print_json, unless_unread};
 use crate::reach::{Reach, duration};
 
 /// Publishes a message, and waits until the broker has it safe.
@@ -96,6 +96,9 @@ struct Report {
     /// False if nobody has asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     confirmed: Option<bool>,
+    /// How many lines were sent.
+    #[serde(skip)]
+    sent: u64,
     /// Why not all lines were read.
     #[serde(skip)]
     ended: Option<Failure>,
@@ -109,15 +112,15 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
         ));
     }
     let body = (!arguments.lines).then(|| arguments.body.read()).transpose()?;
+    let mut report = Report::default();
+    if !arguments.publisher_confirm_delivery {
+        report.confirmed = Some(false);
+    }
     let command = async |client: &Client| {
         let mut senders = Vec::new();
         let channels = if arguments.lines { arguments.publisher_channel_pool_size } else { 1 };
         for _ in 0..channels {
             senders.push(Sender::new(client, &arguments).await?);
-        }
-        let mut report = Report::default();
-        if !arguments.publisher_confirm_delivery {
-            report.confirmed = Some(false);
         }
         match body {
             Some(body) => {
@@ -126,17 +129,18 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
             }
             None => report.publish_lines(&senders, &arguments).await?,
         }
-        Ok(report)
+        Ok(())
     };
-    let report = match arguments.lines {
-        true => arguments.reach.with_client(command).await?,
-        false => arguments.reach.with_client_briefly(command).await?,
+    let done = match arguments.lines {
+        true => arguments.reach.with_client(command).await,
+        false => arguments.reach.with_client_briefly(command).await,
     };
+    report.end(done)?;
     let done = if report.confirmed.is_none() { "published" } else { "sent, none confirmed" };
-    match arguments.form.json {
-        true => print_json(&report)?,
-        false => print(&format!("{} {done}", counted(report.published, "message")))?,
-    }
+    unless_unread(match arguments.form.json {
+        true => print_json(&report),
+        false => print(&format!("{} {done}", counted(report.published, "message"))),
+    })?;
     match (report.ended, report.failed) {
         (Some(failure), _) => Err(failure),
         (None, 0) => Ok(()),
@@ -200,6 +204,20 @@ impl Sent {
 }
 
 impl Report {
+    /// Lines that were published before a failure are told of, and those of which nothing is known.
+    fn end(&mut self, done: Result<(), Failure>) -> Result<(), Failure> {
+        match done {
+            Err(failure) if self.sent > 0 => {
+                let open = self.sent - self.published - self.failed;
+                self.ended = Some(
+                    failure.and(&format!("; {} sent and not confirmed", counted(open, "message"))),
+                );
+                Ok(())
+            }
+            done => done,
+        }
+    }
+
     async fn publish_lines(
         &mut self,
         senders: &[Sender],
@@ -221,6 +239,7 @@ impl Report {
                     self.settle(&mut under_way).await;
                 }
                 under_way.push_back((number, sender.send(arguments, line).await?));
+                self.sent += 1;
             }
         }
         while !under_way.is_empty() {

@@ -13,14 +13,14 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::failure::{Failure, Status};
 use crate::management::ManagementOptions;
-use crate::output::{Form, Table, counted, note, print, print_json};
+use crate::output::{Form, Table, counted, note, print, print_json, unless_unread};
 use crate::reach::{Reach, check_files, deadline_in};
 use crate::signals::{self, Signals};
 use crate::text::escape;
 
 /// Shows which brokers answer, how many messages and consumers queues have, and how many messages wait elsewhere to come into them.
 ///
-/// Those that wait, for a retry mostly, are counted with RabbitMQ's management API. The exit status is 0 only if the first broker answers and all queues are there.
+/// Those that wait, for a retry mostly, are counted with RabbitMQ's management API, if --management says where it is. The exit status is 0 only if the first broker answers and all queues are there.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// Queues to be looked at.
@@ -83,10 +83,10 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
         asked = asking => asked?,
         signal = signals.next() => return Err(Failure::stopped(signal, "nothing was shown")),
     };
-    match arguments.form.json {
-        true => print_json(&report)?,
-        false => report.print()?,
-    }
+    unless_unread(match arguments.form.json {
+        true => print_json(&report),
+        false => report.print(),
+    })?;
     match failure {
         Some(failure) => Err(failure),
         None => report.verdict(),
@@ -118,10 +118,16 @@ async fn ask(
     }
     if !arguments.queues.is_empty() {
         let command = async |client: &Client| queues(client, &arguments.queues).await;
-        report.queues = arguments.reach.until(deadline).with_client_briefly(command).await?;
-        let counting = report.count_waiting(arguments, deadline);
-        if let Err(failure) = counting.await {
-            note(&format!("messages that wait for a retry are not counted: {failure}"));
+        match arguments.reach.until(deadline).with_client_briefly(command).await {
+            Ok(queues) => report.queues = queues,
+            // The brokers are shown all the same.
+            Err(failure) => return Ok((report, Some(failure))),
+        }
+        if arguments.management.is_given() {
+            let counting = report.count_waiting(arguments, deadline);
+            if let Err(failure) = counting.await {
+                note(&format!("messages that wait for a retry are not counted: {failure}"));
+            }
         }
     }
     let _ = timeout_at(deadline, closing.join_all()).await;

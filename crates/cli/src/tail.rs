@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
     keys: Vec<String>,
 
     /// End after so many.
-    #[arg(short = 'n', long, value_name = "COUNT")]
+    #[arg(short = 'n', long, alias = "limit", value_name = "COUNT")]
     count: Option<u64>,
 
     /// Write only the bodies, as they are.

@@ -13,9 +13,10 @@ use reqwest::Url;
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, last_cause};
-use crate::http::{client_for, is_web, shown};
-use crate::output::{Form, counted, print, print_json};
+use crate::http::{client_for, excerpt, is_web, shown};
+use crate::output::{Form, counted, print, print_json, unless_unread};
 use crate::reach::{Reach, duration};
+use crate::text::escape_json;
 
 /// Plans, applies, changes and draws topologies: exchanges, queues and bindings from a TOML or YAML file.
 #[derive(Debug, Args)]
@@ -107,10 +108,10 @@ async fn apply(arguments: ApplyArguments) -> Result<(), Failure> {
 }
 
 fn show(plan: &Plan, form: Form) -> Result<(), Failure> {
-    plan.steps().iter().try_for_each(|step| match form.json {
+    unless_unread(plan.steps().iter().try_for_each(|step| match form.json {
         true => print_json(&told(step)),
         false => print(&step.to_string()),
-    })
+    }))
 }
 
 /// A step, for a program.
@@ -146,7 +147,11 @@ fn advice(plan: &Plan) -> Failure {
         |is: fn(&Change) -> bool| plan.steps().iter().filter(|step| is(&step.change)).count();
     let conflicts = count(|change| matches!(change, Change::Conflict(_)));
     let refused = count(|change| matches!(change, Change::Refused(_)));
-    let is_forbidden = |change: &Change| matches!(change, Change::Refused(error) if error.kind() == ErrorKind::Refused);
+    let refused_as = |kind| {
+        let is =
+            |step: &&Step| matches!(&step.change, Change::Refused(error) if error.kind() == kind);
+        plan.steps().iter().any(|step| is(&step))
+    };
     let mut text = format!(
         "{} cannot be applied, so nothing was.",
         counted((conflicts + refused) as u64, "object")
@@ -158,9 +163,10 @@ fn advice(plan: &Plan) -> Failure {
     if refused > 0 {
         text += " What is refused says why: mend it in the file, or ask for the permission.";
     }
-    match count(is_forbidden) {
-        0 => Failure::new(text),
-        _ => Failure::not_allowed(text),
+    match (refused_as(ErrorKind::Refused), refused_as(ErrorKind::Invalid)) {
+        (true, _) => Failure::not_allowed(text),
+        (false, true) => Failure::wrong(text),
+        (false, false) => Failure::new(text),
     }
 }
 
@@ -236,8 +242,12 @@ async fn export(arguments: ExportArguments) -> Result<(), Failure> {
     let answer = client.get(at).timeout(timeout).send().await.map_err(failed)?;
     let status = answer.status();
     let text = answer.text().await.map_err(failed)?;
-    match status.is_success() {
-        true => print(text.trim_end()),
-        false => Err(Failure::new(format_args!("{url} answered {status}: {text}"))),
+    if !status.is_success() {
+        return Err(Failure::new(format_args!("{url} answered {status}: {}", excerpt(&text))));
     }
+    let other = |error| Failure::new(format_args!("{url} answered no topology: {error}"));
+    let text = Topology::from_toml(&text).and_then(|topology| topology.to_toml()).map_err(other)?;
+    // In quotes, TOML has the escapes of JSON.
+    let lines: Vec<String> = text.trim_end().lines().map(escape_json).collect();
+    print(&lines.join("\n"))
 }

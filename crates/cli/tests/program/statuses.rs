@@ -3,13 +3,19 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 use std::time::Duration;
 
+use leveret::{Queue, Topology};
 use leveret_testkit::certificates::Authority;
 use leveret_testkit::eventually;
 use leveret_testkit::web::TlsFront;
+use rustix::fs::OFlags;
+use rustix::io::ioctl_fionread;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::{Killed, Place, Said, leveret, program};
@@ -51,6 +57,8 @@ fn files() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("topology.toml"), "[[queue]]\nname = \"q\"\n").unwrap();
     fs::write(folder.path().join("lines.jsonl"), "{\"body\":\"x\"}\n").unwrap();
+    let service = "[[consumer]]\nqueue = \"q\"\ncommand = [\"cat\"]\n";
+    fs::write(folder.path().join("service.toml"), service).unwrap();
     folder
 }
 
@@ -58,7 +66,8 @@ fn files() -> tempfile::TempDir {
 fn commands(folder: &Path) -> Vec<Vec<String>> {
     let file = |name: &str| folder.join(name).to_str().unwrap().to_owned();
     let (topology, lines) = (file("topology.toml"), file("lines.jsonl"));
-    let commands: [&[&str]; 13] = [
+    let service = file("service.toml");
+    let commands: [&[&str]; 24] = [
         &["status"],
         &["status", "q"],
         &["get", "q"],
@@ -72,6 +81,17 @@ fn commands(folder: &Path) -> Vec<Vec<String>> {
         &["parking", "import", "q", &lines],
         &["topology", "plan", &topology],
         &["topology", "apply", &topology],
+        &["call", "s", "m", "x", "--cast"],
+        &["parking", "show", "q", "1"],
+        &["parking", "groups", "q"],
+        &["parking", "replay", "q", "--yes"],
+        &["parking", "edit", "q", "--body", "y", "--yes"],
+        &["parking", "move", "q", "--to-queue", "other"],
+        &["parking", "purge", "q", "--yes"],
+        &["topology", "delete", "q", "--management", "http://127.0.0.1:1"],
+        &["topology", "migrate", &topology, "q", "--management", "http://127.0.0.1:1"],
+        &["bench", "--messages", "10"],
+        &["run", &service, "--connect-max-retries", "0"],
     ];
     commands.iter().map(|command| command.iter().map(|&word| word.to_owned()).collect()).collect()
 }
@@ -80,7 +100,7 @@ fn commands(folder: &Path) -> Vec<Vec<String>> {
 fn every_command_ends_with_the_status_of_the_table() {
     let (broker, folder) = (Guarded::start(), files());
     let missing = "cacertfile=/no/such/file";
-    for (url, status, words) in [
+    let cases = [
         (broker.url("ann:wrong", "/"), 77, "403 ACCESS_REFUSED"),
         (broker.url("ann:a", "/shop"), 77, "refused"),
         (broker.url("ann:a", "/nowhere"), 77, "no virtual host \"nowhere\""),
@@ -90,15 +110,21 @@ fn every_command_ends_with_the_status_of_the_table() {
         ("amqp://host:port".to_owned(), 2, "port"),
         ("amqp://ann:a,b@host".to_owned(), 2, "%2C"),
         ("amqp://ann:a@h1:5672,h2:5672/v".to_owned(), 2, "amqp://user:password@host2"),
-    ] {
+    ];
+    let check = |url: &str, status, words| {
         for command in commands(folder.path()) {
-            let command = command.iter().map(String::as_str).chain(["--url", &url]);
+            let command = command.iter().map(String::as_str).chain(["--url", url]);
             let command: Vec<&str> = command.collect();
             let said = leveret(&command);
             assert_eq!(said.status, status, "{command:?}: {said:?}");
             assert!(is_on_both(&said, words), "{command:?}: {words:?} is not in {said:?}");
         }
-    }
+    };
+    std::thread::scope(|scope| {
+        for (url, status, words) in &cases {
+            scope.spawn(move || check(url, *status, words));
+        }
+    });
 }
 
 #[test]
@@ -107,7 +133,11 @@ fn a_user_without_permissions_is_told_so_by_every_command() {
     let url = broker.url("ann:a", "");
     for command in commands(folder.path()) {
         // To be let in, and to cast a message into the dark, needs none.
-        if command == ["status"] {
+        if command == ["status"] || command.ends_with(&["--cast".to_owned()]) {
+            continue;
+        }
+        // What a service may not do now, it may do later; and whether a queue can be migrated, the management API has to tell.
+        if matches!(command[0].as_str(), "run") || command[1] == "migrate" {
             continue;
         }
         let command: Vec<&str> =
@@ -266,6 +296,10 @@ async fn texts_from_elsewhere_cannot_move_the_cursor_or_forge_a_line() {
         let said = place.run(command).ok();
         assert!(said.trim_end().chars().all(|c| c.is_ascii() && !c.is_control()), "{said:?}");
     }
+    // The message id is named.
+    let said = place.run(&["parking", "move", "q", "--to-queue", "nosuch"]);
+    assert!(said.err.contains("leveret: message 1 (x"), "{said:?}");
+    assert!(!said.err.lines().any(|line| line.starts_with("leveret: forged")), "{said:?}");
     for command in [&["get", "q"][..], &["parking", "show", "q", "1"], &["parking", "list", "q"]] {
         let said = place.run(command).ok();
         assert!(!said.contains(['\u{1b}', '\u{202e}', '\u{9b}', '\r']), "{said:?}");
@@ -351,4 +385,220 @@ async fn both_variables_for_logs_are_read_and_tls_is_logged() {
     for words in ["TLS with amqps://", "DEBUG rustls", "DEBUG leveret"] {
         assert!(said.err.contains(words), "{words:?} is not in {said:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_signal_ends_a_command_whose_output_nothing_reads() {
+    let (place, folder) = (Place::new().await, files());
+    place.run(&["topology", "apply", folder.path().join("topology.toml").to_str().unwrap()]).ok();
+    place.run_with_input(&["publish", "q", "--lines"], &"x\n".repeat(3000)).ok();
+    let nonblocking = OFlags::NONBLOCK.bits() as i32;
+    for (arguments, signal, status) in [
+        (&["get", "q", "-n", "3000", "--json"][..], Signal::TERM, 143),
+        (&["parking", "export", "q"], Signal::INT, 130),
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let mut command = place.program(arguments);
+        command.stdout(writer.try_clone().unwrap()).stderr(writer);
+        let child = Killed(command.spawn().unwrap());
+        drop(command);
+        // A pipe has 64 KiB.
+        let is_full = || async { ioctl_fionread(&reader).unwrap() > 60_000 };
+        eventually(Duration::from_secs(60), "the pipe to be full", is_full).await;
+        // To the last byte, so that there is no room for words either.
+        let path = format!("/proc/self/fd/{}", reader.as_raw_fd());
+        let mut options = fs::File::options();
+        let mut rest = options.write(true).custom_flags(nonblocking).open(path).unwrap();
+        while std::io::Write::write(&mut rest, b"x").is_ok() {}
+        let process = Pid::from_child(&child.0);
+        kill_process(process, signal).unwrap();
+        kill_process(process, signal).unwrap();
+        let child = Mutex::new(child);
+        let end = || async {
+            // Signals that come as one are one.
+            let _ = kill_process(process, signal);
+            child.lock().unwrap().0.try_wait().unwrap()
+        };
+        eventually(Duration::from_secs(30), "the end of the command", || async {
+            end().await.is_some()
+        })
+        .await;
+        let ended = child.lock().unwrap().0.wait();
+        assert_eq!(ended.unwrap().code(), Some(status), "{arguments:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_has_gone_does_not_hide_a_failure() {
+    let (place, folder) = (Place::new().await, files());
+    let topology = folder.path().join("topology.toml");
+    let topology = topology.to_str().unwrap();
+    place.run(&["topology", "apply", topology]).ok();
+    place.run(&["publish", "q", "x"]).ok();
+    fs::write(topology, "[[queue]]\nname = \"q\"\ndurable = false\n").unwrap();
+    for (arguments, input) in [
+        (&["topology", "plan", topology][..], ""),
+        (&["topology", "apply", topology], ""),
+        (&["publish", "nosuch", "--lines"], "a\nb\n"),
+        (&["status", "nosuch"], ""),
+        (&["parking", "move", "q", "--to-queue", "nosuch"], ""),
+        (&["parking", "import", "q"], "no JSON\n"),
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = place.program(arguments);
+        let child = command.stdin(Stdio::piped()).stdout(writer).stderr(Stdio::piped()).spawn();
+        let mut child = child.unwrap();
+        std::io::Write::write_all(&mut child.stdin.take().unwrap(), input.as_bytes()).unwrap();
+        let said = Said::from(child.wait_with_output().unwrap());
+        assert!(said.status == 1 && !said.err.contains("pipe"), "{arguments:?}: {said:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_is_no_wrong_argument() {
+    let (place, folder) = (Place::new().await, files());
+    place.run(&["topology", "apply", folder.path().join("topology.toml").to_str().unwrap()]).ok();
+    place.run(&["publish", "q", "x"]).ok();
+    for arguments in [&["parking", "export", "q"][..], &["get", "q"], &["parking", "list", "q"]] {
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let said = Said::from(place.program(arguments).stdout(full).output().unwrap());
+        assert!(said.status == 1 && said.err.contains("No space left"), "{arguments:?}: {said:?}");
+    }
+}
+
+#[test]
+fn the_demo_ends_with_the_status_of_the_table() {
+    let broker = Guarded::start();
+    for (url, status) in [
+        ("http://localhost".to_owned(), 2),
+        ("amqps://localhost".to_owned(), 2),
+        ("amqp://127.0.0.1:1".to_owned(), 69),
+        (broker.url("ann:wrong", "/"), 77),
+    ] {
+        let said = leveret(&["demo", "--url", &url]);
+        assert_eq!(said.status, status, "{url}: {said:?}");
+    }
+}
+
+#[test]
+fn a_mistake_in_the_brokers_file_is_a_wrong_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("broker.toml");
+    let ann = "[[users]]\nname = \"ann\"\npassword = \"a\"\n";
+    let permission = |vhost: &str, pattern: &str| {
+        format!("{ann}[[users.permissions]]\nvirtual_host = {vhost:?}\nread = {pattern:?}\n")
+    };
+    for text in [format!("{ann}{ann}"), permission("nowhere", ""), permission("/", "(")] {
+        fs::write(&file, &text).unwrap();
+        let arguments = ["broker", "--listen", "127.0.0.1:0", "--file", file.to_str().unwrap()];
+        let said = leveret(&arguments);
+        assert_eq!(said.status, 2, "{text}: {said:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_whose_messages_go_to_one_consumer_alone_is_no_missing_broker() {
+    let queue = Queue::classic("q").single_active_consumer();
+    let (place, client) = Place::with(Topology::new().queue(queue)).await;
+    let mut consuming = client.consumer("q").prefetch(1).stream().await.unwrap();
+    for body in ["one", "two"] {
+        place.run(&["publish", "q", body]).ok();
+    }
+    let held = consuming.next().await;
+    let said = place.run(&["get", "q", "--timeout", "2s"]);
+    assert!(said.status == 1 && said.err.contains("another consumer"), "{said:?}");
+    drop(held);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn status_asks_the_management_api_only_where_it_is_said_to_be() {
+    let (place, folder) = (Place::new().await, files());
+    place.run(&["topology", "apply", folder.path().join("topology.toml").to_str().unwrap()]).ok();
+    let said = place.run(&["status", "q"]);
+    assert!(said.status == 0 && said.err.is_empty(), "{said:?}");
+    let said = place.run(&["status", "q", "--management", "http://127.0.0.1:1"]);
+    assert!(said.status == 0 && said.err.contains("are not counted"), "{said:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_value_in_a_file_is_never_quoted() {
+    let (place, folder) = (Place::new().await, tempfile::tempdir().unwrap());
+    let secret = "amqp://shop:pw5151@host/v";
+    for (name, text) in [
+        ("service.toml", format!("queue = \"{secret}\"\n")),
+        ("url.yaml", secret.to_owned()),
+        ("bind.toml", format!("[[queue]]\nname = \"q\"\nbind = \"{secret}\"\n")),
+        ("line.jsonl", format!("\"{secret}\"\n")),
+    ] {
+        let path = folder.path().join(name);
+        fs::write(&path, text).unwrap();
+        let path = path.to_str().unwrap();
+        let run = folder.path().join("run.toml");
+        fs::write(&run, format!("topology-file = {path:?}\n")).unwrap();
+        for command in [
+            &["topology", "plan", path][..],
+            &["topology", "graph", path],
+            &["run", run.to_str().unwrap()],
+            &["parking", "import", "lot", path, "--dry-run"],
+        ] {
+            let said = place.run(command);
+            assert_ne!(said.status, 0, "{command:?}: {said:?}");
+            assert!(!is_on_both(&said, "pw5151"), "{command:?}: {said:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_is_too_long_in_a_file_is_a_wrong_file() {
+    let (place, folder) = (Place::new().await, files());
+    let topology = folder.path().join("topology.toml");
+    let topology = topology.to_str().unwrap();
+    fs::write(topology, format!("[[queue]]\nname = \"{}\"\n", "q".repeat(256))).unwrap();
+    for command in ["plan", "apply"] {
+        let said = place.run(&["topology", command, topology]);
+        assert!(said.status == 2 && is_on_both(&said, "at most 255"), "{said:?}");
+    }
+}
+
+#[test]
+fn a_wrong_argument_is_told_as_json_if_results_are() {
+    for arguments in [&["get", "--json"][..], &["get", "q", "--json", "--count", "many"]] {
+        let said = leveret(arguments);
+        let told: serde_json::Value = serde_json::from_str(&said.err).expect(&said.err);
+        assert!(said.status == 2 && told["status"] == 2, "{said:?}");
+        assert!(told["error"].as_str().is_some_and(|text| !text.is_empty()), "{said:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_port_answers_is_shown_neither_raw_nor_whole() {
+    let hostile = "<h1>\u{1b}[2J\r\nleveret: forged</h1>".to_owned() + &"long".repeat(1000);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let place = Place::new().await;
+    let answer = axum::routing::any(|uri: axum::http::Uri| async move {
+        let status = if uri.path().starts_with("/fails") { 500 } else { 200 };
+        (axum::http::StatusCode::from_u16(status).unwrap(), hostile)
+    });
+    let router = axum::Router::new().fallback(answer);
+    let serving = tokio::spawn(async move { axum::serve(listener, router).await });
+    for path in ["", "/fails"] {
+        let url = format!("http://{address}{path}");
+        let folder = files();
+        let topology = folder.path().join("topology.toml");
+        for arguments in [
+            &["topology", "export", &url][..],
+            &["topology", "migrate", topology.to_str().unwrap(), "q", "--management", &url],
+        ] {
+            let mut command = place.program(arguments);
+            let output = tokio::task::spawn_blocking(move || command.output().unwrap());
+            let said = Said::from(output.await.unwrap());
+            let text = said.out.clone() + &said.err;
+            assert!(said.status == 1 && text.len() < 1000, "{said:?}");
+            assert!(!text.contains(['\u{1b}', '\r']), "{said:?}");
+            assert!(!text.lines().any(|line| line.starts_with("leveret: forged")), "{said:?}");
+        }
+    }
+    serving.abort();
 }
