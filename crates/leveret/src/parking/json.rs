@@ -469,10 +469,10 @@ mod tests {
             (r#"{"body_base64":"?"}"#, "body_base64"),
             (r#"{"body":"","colour":"red"}"#, "colour"),
             (r#"{"body":"","properties":{"headers":{"n":5}}}"#, "a value with its type"),
-            (r#"{"body":"","properties":{"headers":{"n":{"i8":500}}}}"#, "500"),
+            (r#"{"body":"","properties":{"headers":{"n":{"i8":500}}}}"#, "expected i8"),
             (r#"{"body":"","properties":{"headers":{"n":{"f64":"NaN"}}}}"#, "\"n\""),
             (r#"{"body":"","properties":{"headers":{"n":{"word":"x"}}}}"#, "word"),
-            (r#"{"body":"","properties":{"priority":300}}"#, "300"),
+            (r#"{"body":"","properties":{"priority":300}}"#, "expected u8"),
         ];
         for (line, word) in table {
             let error = Line::read(line.as_bytes()).unwrap_err();
