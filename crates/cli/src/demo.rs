@@ -103,7 +103,8 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
         }
     };
     if let Some(signal) = stopped {
-        let is_clean = timeout(GIVING_BACK, leaving).await.is_ok_and(|left| left.is_ok());
+        let has_left = timeout(GIVING_BACK, leaving).await.is_ok_and(|left| left.is_ok());
+        let is_clean = has_left || arguments.url.is_none();
         return Err(Failure::stopped(
             signal,
             match is_clean {
