@@ -274,7 +274,7 @@ impl Chandra {
         let parking_key = self.key_of_parking(work);
         for (what, key, queue) in [("rejected", &key, retry), ("parked", &parking_key, parking)] {
             let queues = topology.queues_for(&dlx, key);
-            if !queues.iter().eq([queue]) {
+            if !queues.iter().copied().eq([queue.as_str()]) {
                 let queues: Vec<_> = queues.into_iter().collect();
                 let why = format!(
                     "a {what} message with the key {key:?} would go from the {} exchange {dlx:?} to the queues {queues:?}, and has \
@@ -290,7 +290,7 @@ impl Chandra {
         }
         let (primary, key) = (self.exchange.name(), self.return_key.as_ref().unwrap_or(&key));
         let queues = topology.queues_for(primary, key);
-        if let Some(queue) = [retry, parking].into_iter().find(|queue| queues.contains(*queue)) {
+        if let Some(queue) = [retry, parking].into_iter().find(|queue| queues.contains(queue.as_str())) {
             let why = format!(
                 "a message that has waited would go back to exchange {primary:?} with the key {key:?}, and from there to \
                  {queue:?} as well. Use another `return_key`, another dead-letter exchange, or `only_to_queue`"

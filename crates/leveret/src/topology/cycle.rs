@@ -1,8 +1,8 @@
 //! Circles of dead-letter exchanges in which the broker drops messages.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 
-use super::{Destination, ExchangeKind, Queue, Topology};
+use super::{Binding, Destination, Exchange, ExchangeKind, Queue, Topology};
 
 impl Topology {
     /// Queues that pass messages on to each other in a circle by themselves: because their time is over, because there
@@ -31,89 +31,131 @@ impl Topology {
     /// own, it may take any binding of an exchange. What publishers do (`expiration`) and policies of the broker are not
     /// part of a topology.
     pub fn dropping_cycle(&self) -> Option<Vec<&str>> {
-        self.queues.iter().find_map(|start| {
-            let mut path = vec![start.name()];
-            self.leads_back(start, start.name(), &mut path).then_some(path)
-        })
+        let cycle = DeadLetters::of(self).cycle()?;
+        Some(cycle.into_iter().map(|number| self.queues[number].name()).collect())
     }
 
-    fn leads_back<'t>(&'t self, from: &'t Queue, start: &str, path: &mut Vec<&'t str>) -> bool {
-        for name in self.after(from) {
-            if name == start {
-                return true;
-            }
-            let Some(next) = self.queues.iter().find(|queue| queue.name == name) else { continue };
-            if path.contains(&next.name()) {
-                continue;
-            }
-            path.push(next.name());
-            if self.leads_back(next, start, path) {
-                return true;
-            }
-            path.pop();
+    /// The queues of this topology that a message reaches from an exchange under a key.
+    pub(crate) fn queues_for(&self, exchange: &str, key: &str) -> BTreeSet<&str> {
+        let queues = DeadLetters::of(self).route(exchange, Some(key));
+        queues.into_iter().map(|number| self.queues[number].name()).collect()
+    }
+}
+
+/// Where dead letters go, by name. Users decide how long a chain is, so nothing here recurses.
+struct DeadLetters<'t> {
+    queues: &'t [Queue],
+    numbers: HashMap<&'t str, usize>,
+    exchanges: HashMap<&'t str, &'t Exchange>,
+    bindings: HashMap<&'t str, Vec<&'t Binding>>,
+}
+
+/// How far the search for a cycle is with a queue.
+#[derive(Clone, Copy, PartialEq)]
+enum Visit {
+    New,
+    /// The search is at what follows it.
+    OnPath,
+    /// It leads to no cycle.
+    Done,
+}
+
+impl<'t> DeadLetters<'t> {
+    fn of(topology: &'t Topology) -> Self {
+        let numbers = topology.queues.iter().enumerate();
+        let mut bindings = HashMap::<&str, Vec<&Binding>>::new();
+        for binding in &topology.bindings {
+            bindings.entry(&binding.source).or_default().push(binding);
         }
-        false
+        DeadLetters {
+            queues: &topology.queues,
+            numbers: numbers.map(|(number, queue)| (queue.name(), number)).collect(),
+            exchanges: topology.exchanges.iter().map(|known| (&*known.name, known)).collect(),
+            bindings,
+        }
+    }
+
+    /// Searches depth first, and visits each queue once. The cycle begins with the queue that was given first.
+    fn cycle(&self) -> Option<Vec<usize>> {
+        let mut visits = vec![Visit::New; self.queues.len()];
+        for start in 0..self.queues.len() {
+            let mut path = Vec::new();
+            let mut next = Some(start);
+            loop {
+                match next.map(|number| (number, visits[number])) {
+                    Some((number, Visit::New)) => {
+                        visits[number] = Visit::OnPath;
+                        path.push((number, self.after(number).into_iter()));
+                    }
+                    Some((number, Visit::OnPath)) => {
+                        let from = path.iter().position(|(on_path, _)| *on_path == number)?;
+                        let mut cycle: Vec<_> = path[from..].iter().map(|(on, _)| *on).collect();
+                        let first = cycle.iter().enumerate().min_by_key(|(_, number)| **number);
+                        let first = first.map_or(0, |(at, _)| at);
+                        cycle.rotate_left(first);
+                        return Some(cycle);
+                    }
+                    Some((_, Visit::Done)) => {}
+                    None => {
+                        let Some((number, _)) = path.pop() else { break };
+                        visits[number] = Visit::Done;
+                    }
+                }
+                let Some((_, following)) = path.last_mut() else { break };
+                next = following.next();
+            }
+        }
+        None
     }
 
     /// Where messages go that leave a queue by themselves.
-    fn after(&self, queue: &Queue) -> BTreeSet<String> {
-        let mut queues = BTreeSet::new();
+    fn after(&self, number: usize) -> BTreeSet<usize> {
+        let queue = &self.queues[number];
         let text = |name| queue.arguments.get(name).and_then(|value| value.as_str());
-        let Some(exchange) = text("x-dead-letter-exchange") else { return queues };
-        if lets_go(queue) {
-            let key = text("x-dead-letter-routing-key");
-            if exchange.is_empty() {
-                // Without a key of its own it is that with which it came by the same exchange.
-                queues.insert(key.unwrap_or(&queue.name).to_owned());
-            } else {
-                self.route(exchange, key, &mut BTreeSet::new(), &mut queues);
-            }
+        let Some(exchange) = text("x-dead-letter-exchange") else { return BTreeSet::new() };
+        if !lets_go(queue) {
+            return BTreeSet::new();
         }
-        queues
+        let key = text("x-dead-letter-routing-key");
+        if exchange.is_empty() {
+            // Without a key of its own it is that with which it came by the same exchange.
+            return self.numbers.get(key.unwrap_or(&queue.name)).copied().into_iter().collect();
+        }
+        self.route(exchange, key)
     }
 
-    /// The queues that a message reaches from an exchange under a key, by this topology.
-    pub(crate) fn queues_for(&self, exchange: &str, key: &str) -> BTreeSet<String> {
-        let mut queues = BTreeSet::new();
-        self.route(exchange, Some(key), &mut BTreeSet::new(), &mut queues);
-        queues
-    }
-
-    fn route<'t>(
-        &'t self,
-        exchange: &'t str,
-        key: Option<&str>,
-        seen: &mut BTreeSet<&'t str>,
-        queues: &mut BTreeSet<String>,
-    ) {
-        if !seen.insert(exchange) {
-            return;
-        }
-        let known = self.exchanges.iter().find(|known| known.name == exchange);
-        let mut is_routed = false;
-        for binding in self.bindings.iter().filter(|binding| binding.source == exchange) {
-            let fits = match (known.map(|known| &known.kind), key) {
-                (Some(ExchangeKind::Direct), Some(key)) => binding.routing_key == key,
-                (Some(ExchangeKind::Topic), Some(key)) => fits(&binding.routing_key, key),
-                _ => true,
-            };
-            if !fits {
+    fn route(&self, exchange: &str, key: Option<&str>) -> BTreeSet<usize> {
+        let (mut queues, mut seen) = (BTreeSet::new(), HashSet::new());
+        let mut open = vec![exchange];
+        while let Some(exchange) = open.pop() {
+            if !seen.insert(exchange) {
                 continue;
             }
-            is_routed = true;
-            match &binding.destination {
-                Destination::Queue(queue) => {
-                    queues.insert(queue.clone());
+            let known = self.exchanges.get(exchange);
+            let mut is_routed = false;
+            for binding in self.bindings.get(exchange).into_iter().flatten() {
+                let fits = match (known.map(|known| &known.kind), key) {
+                    (Some(ExchangeKind::Direct), Some(key)) => binding.routing_key == key,
+                    (Some(ExchangeKind::Topic), Some(key)) => fits(&binding.routing_key, key),
+                    _ => true,
+                };
+                if !fits {
+                    continue;
                 }
-                Destination::Exchange(next) => self.route(next, key, seen, queues),
+                is_routed = true;
+                match &binding.destination {
+                    Destination::Queue(queue) => queues.extend(self.numbers.get(&**queue)),
+                    Destination::Exchange(next) => open.push(next),
+                }
+            }
+            let alternate = known.and_then(|known| known.arguments.get("alternate-exchange"));
+            if let Some(alternate) = alternate.and_then(|name| name.as_str())
+                && !is_routed
+            {
+                open.push(alternate);
             }
         }
-        let alternate = known.and_then(|known| known.arguments.get("alternate-exchange"));
-        if let Some(alternate) = alternate.and_then(|name| name.as_str())
-            && !is_routed
-        {
-            self.route(alternate, key, seen, queues);
-        }
+        queues
     }
 }
 
@@ -131,23 +173,32 @@ fn lets_go(queue: &Queue) -> bool {
 /// A delivery limit from here on is none.
 pub(crate) const UNLIMITED: i64 = 1_000_000;
 
-/// Whether the pattern of a topic exchange fits a key.
+/// Whether the pattern of a topic exchange fits a key. What a `#` takes is extended word by word where the rest does not fit;
+/// an earlier `#` need not be tried again, because the later one can take as much.
 fn fits(pattern: &str, key: &str) -> bool {
-    fn words_fit(pattern: &[&str], key: &[&str]) -> bool {
-        match (pattern.split_first(), key.split_first()) {
-            (None, None) => true,
-            (Some((&"#", rest)), _) => {
-                (0..=key.len()).any(|skipped| words_fit(rest, &key[skipped..]))
-            }
-            (Some((word, rest)), Some((first, others))) => {
-                (*word == "*" || word == first) && words_fit(rest, others)
-            }
-            _ => false,
-        }
-    }
     let pattern: Vec<&str> = pattern.split('.').collect();
     let key: Vec<&str> = key.split('.').collect();
-    words_fit(&pattern, &key)
+    let (mut at, mut word) = (0, 0);
+    // What follows the last `#`, and the first word that it has not taken.
+    let mut last = None;
+    while word < key.len() {
+        match (pattern.get(at), last) {
+            (Some(&"#"), _) => {
+                at += 1;
+                last = Some((at, word));
+            }
+            (Some(wanted), _) if *wanted == "*" || *wanted == key[word] => {
+                at += 1;
+                word += 1;
+            }
+            (_, Some((after, taken))) => {
+                (at, word) = (after, taken + 1);
+                last = Some((at, word));
+            }
+            (_, None) => return false,
+        }
+    }
+    pattern[at..].iter().all(|rest| *rest == "#")
 }
 
 #[cfg(test)]
@@ -170,6 +221,18 @@ mod tests {
         for (pattern, key) in [("retry.#", "parking_lot"), ("*", "a.b"), ("a.*", "a"), ("", "a")] {
             assert!(!fits(pattern, key), "{pattern} {key}");
         }
+        for (pattern, key) in [("#.a.#.b.#", "x.a.a.y.b"), ("#.#", "a"), ("#.a.*.#", "a.a.b")] {
+            assert!(fits(pattern, key), "{pattern} {key}");
+        }
+        for (pattern, key) in [("#.a.#.b", "a.b.c"), ("#.*.*.#", "a"), ("#.b.#.a", "a.b")] {
+            assert!(!fits(pattern, key), "{pattern} {key}");
+        }
+    }
+
+    #[test]
+    fn many_wildcards_take_no_more_than_a_moment() {
+        let pattern = "#.a.".repeat(40) + "b";
+        assert!(!fits(&pattern, &["a"; 200].join(".")));
     }
 
     /// Two queues that dead-letter to each other; the second one lets go after a second.
@@ -235,5 +298,58 @@ mod tests {
             .exchange(Exchange::fanout("z").bind("z", ""))
             .queue(Queue::classic("a").message_ttl(SECOND).dead_letter_to("x").bind("z", ""));
         assert_eq!(topology.dropping_cycle(), Some(vec!["a"]));
+    }
+
+    /// Its name is its number. Dead letters go to the queue of that name, by the default exchange.
+    fn link(number: usize, next: usize) -> Queue {
+        Queue::classic(number.to_string())
+            .message_ttl(SECOND)
+            .dead_letter_to("")
+            .dead_letter_key(next.to_string())
+    }
+
+    #[test]
+    fn a_chain_may_be_as_long_as_it_likes() {
+        const LENGTH: usize = 100_000;
+        let mut topology = Topology::new();
+        topology.queues = (0..LENGTH).map(|number| link(number, number + 1)).collect();
+        assert_eq!(topology.dropping_cycle(), None);
+        topology.queues[LENGTH - 1] = link(LENGTH - 1, 0);
+        assert_eq!(topology.dropping_cycle().map(|cycle| cycle.len()), Some(LENGTH));
+        // And so may one of exchanges.
+        let mut topology = Topology::new();
+        topology.bindings = (0..LENGTH)
+            .map(|number| Binding::to_exchange((number + 1).to_string(), number.to_string(), ""))
+            .collect();
+        let queue = Queue::classic("q").message_ttl(SECOND).dead_letter_to("0");
+        let topology = topology.queue(queue);
+        assert_eq!(topology.dropping_cycle(), None);
+        let closing = topology.binding(Binding::to_queue("q", LENGTH.to_string(), ""));
+        assert_eq!(closing.dropping_cycle(), Some(vec!["q"]));
+    }
+
+    #[test]
+    fn layers_in_which_many_ways_meet_again_are_searched_once() {
+        const LAYERS: usize = 40;
+        let name = |layer: usize, place: usize| format!("{layer:02}.{place}");
+        let mut topology = Topology::new();
+        for (layer, place) in (0..LAYERS).flat_map(|layer| (0..3).map(move |place| (layer, place)))
+        {
+            let next = format!("to {}", layer + 1);
+            let queue = Queue::classic(name(layer, place)).message_ttl(SECOND).dead_letter_to(next);
+            topology = topology.queue(queue.bind(format!("to {layer}"), ""));
+        }
+        assert_eq!(topology.dropping_cycle(), None);
+        let back = Binding::to_queue(name(LAYERS - 2, 1), format!("to {LAYERS}"), "");
+        let cycle = topology.binding(back);
+        let expected = [name(LAYERS - 2, 1), name(LAYERS - 1, 0)];
+        assert_eq!(cycle.dropping_cycle(), Some(expected.iter().map(String::as_str).collect()));
+    }
+
+    #[test]
+    fn a_way_into_a_circle_is_no_part_of_it() {
+        let mut topology = Topology::new();
+        topology.queues = vec![link(0, 2), link(1, 2), link(2, 1)];
+        assert_eq!(topology.dropping_cycle(), Some(vec!["1", "2"]));
     }
 }
