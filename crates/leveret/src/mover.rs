@@ -324,7 +324,7 @@ impl Mover {
         {
             return Ok(open.clone());
         }
-        let line = self.client.core().publishing(0);
+        let line = self.client.core().publishing();
         loop {
             self.client.core().check_open()?;
             let up = timeout_at(deadline, line.up()).await.map_err(late)??;

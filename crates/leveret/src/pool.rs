@@ -17,14 +17,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use futures_util::future::join_all;
+use tokio::sync::watch::{self, error::RecvError};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
 use crate::amqp::{Channel, Confirm, Tally, deadline_in, lock};
 use crate::client::Client;
+use crate::client::core::PoolPlace;
 use crate::client::health::PoolHealth;
-use crate::client::line::{Line, State};
+use crate::client::line::State;
 use crate::error::Error;
 use crate::telemetry::waited_for_channel;
 
@@ -66,17 +69,18 @@ impl ChannelPoolBuilder {
     /// Opens all channels.
     pub async fn build(self) -> Result<ChannelPool, Error> {
         let ChannelPoolBuilder { client, size, connections, timeout } = self;
-        let lines: Vec<_> = (0..connections).map(|index| client.core().publishing(index)).collect();
+        let places: Vec<_> =
+            (0..connections).map(|number| client.core().publish_pooled(number)).collect();
         let pool = Pool {
             permits: (size > 0).then(|| Arc::new(Semaphore::new(size.min(Semaphore::MAX_PERMITS)))),
             idle: Mutex::default(),
-            lines,
+            broken: places.iter().map(|_| Arc::default()).collect(),
+            places,
             size,
             timeout,
             borrowed: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             failure: Mutex::default(),
-            broken: Arc::default(),
             refilling: Mutex::default(),
             client,
         };
@@ -131,7 +135,7 @@ pub(crate) struct Pool {
     permits: Option<Arc<Semaphore>>,
     /// The channel that was used last is lent first: the others may be gone meanwhile, and that is found out later.
     idle: Mutex<VecDeque<Slot>>,
-    lines: Vec<Arc<Line>>,
+    places: Vec<PoolPlace>,
     size: usize,
     timeout: Duration,
     /// How many channels are lent, and how many borrowers wait for one.
@@ -139,8 +143,8 @@ pub(crate) struct Pool {
     waiting: AtomicUsize,
     /// Why the last channel that was to be opened could not be.
     failure: Mutex<Option<Error>>,
-    /// A broken channel was given back.
-    broken: Arc<Notify>,
+    /// A broken channel of a connection was given back.
+    broken: Vec<Arc<Notify>>,
     /// The tasks that open channels again, one for each connection.
     refilling: Mutex<Vec<JoinHandle<()>>>,
     client: Client,
@@ -152,19 +156,36 @@ impl Drop for Pool {
     }
 }
 
-/// Opens the channels of a pool again whenever a connection is back, or a broken channel was given back.
+/// Opens the channels of a pool on one connection again whenever that is back, is no longer blocked, or a broken channel was
+/// given back.
 async fn refill_after_losses(
     pool: Weak<Pool>,
+    number: usize,
     mut connection: watch::Receiver<State>,
     broken: Arc<Notify>,
 ) {
     loop {
+        // Before the channels are opened: what changes from here on is a reason to try again.
+        let mut blocked = match &*connection.borrow() {
+            State::Up(up) => Some(up.connection.blocked()),
+            State::Down(_) | State::Ended(_) => None,
+        };
+        {
+            let Some(pool) = pool.upgrade() else { return };
+            pool.refill_from(number).await;
+        }
         tokio::select! {
             changed = connection.changed() => if changed.is_err() { return },
+            Some(Ok(())) = changed(&mut blocked) => {}
             () = broken.notified() => {}
         }
-        let Some(pool) = pool.upgrade() else { return };
-        pool.refill().await;
+    }
+}
+
+async fn changed<T>(watched: &mut Option<watch::Receiver<T>>) -> Option<Result<(), RecvError>> {
+    match watched {
+        Some(watched) => Some(watched.changed().await),
+        None => None,
     }
 }
 
@@ -224,22 +245,28 @@ impl Pool {
 
     fn keep_filled(self: &Arc<Self>) {
         let core = self.client.core();
-        let refilling = self.lines.iter().map(|line| {
-            let (pool, broken) = (Arc::downgrade(self), Arc::clone(&self.broken));
-            core.spawn(refill_after_losses(pool, line.states(), broken))
-        });
+        let refilling =
+            self.places.iter().zip(&self.broken).enumerate().map(|(number, (place, broken))| {
+                let (pool, broken) = (Arc::downgrade(self), Arc::clone(broken));
+                core.spawn(refill_after_losses(pool, number, place.line.states(), broken))
+            });
         *lock(&self.refilling) = refilling.collect();
     }
 
     /// Opens idle channels that are gone, before somebody needs them. What fails is known to health then.
     pub(crate) async fn refill(self: &Arc<Self>) {
+        join_all((0..self.places.len()).map(|number| self.refill_from(number))).await;
+    }
+
+    /// The same on one connection: another one may fail, or not answer.
+    async fn refill_from(self: &Arc<Self>, number: usize) {
         let deadline = deadline_in(self.timeout);
         while let Some(permit) =
             self.permits.as_ref().and_then(|permits| Arc::clone(permits).try_acquire_owned().ok())
         {
             let broken = {
                 let mut idle = lock(&self.idle);
-                let at = idle.iter().position(|slot| !slot.is_open() && self.can_open(slot));
+                let at = idle.iter().position(|slot| slot.line == number && self.can_open(slot));
                 at.and_then(|at| idle.remove(at))
             };
             let Some(slot) = broken else { return };
@@ -249,11 +276,10 @@ impl Pool {
         }
     }
 
-    /// Whether its connection is there and takes what is sent.
+    /// Whether it is closed, and its connection is there and takes what is sent.
     fn can_open(&self, slot: &Slot) -> bool {
-        let line = &self.lines[slot.line];
-        matches!(line.state(), State::Up(up) if up.connection.is_usable())
-            && line.blocked().is_none()
+        let State::Up(up) = self.places[slot.line].line.state() else { return false };
+        !slot.is_open() && up.connection.is_usable() && up.connection.blocked().borrow().is_none()
     }
 
     pub(crate) fn health(&self) -> PoolHealth {
@@ -278,7 +304,7 @@ impl Pool {
 
     async fn try_open(&self, slot: &mut Slot, deadline: Instant) -> Result<(), Error> {
         let what = "opening a channel of the pool";
-        let line = &self.lines[slot.line];
+        let line = &self.places[slot.line].line;
         let late = |_| line.timed_out(what, self.timeout);
         if let Some(channel) = &slot.channel {
             if channel.check_open().is_ok() {
@@ -390,7 +416,7 @@ impl Drop for BorrowedChannel {
             lock(&self.pool.idle).push_front(slot);
             drop(self.permit.take());
             if has_broken {
-                self.pool.broken.notify_one();
+                self.pool.broken[*line].notify_one();
             }
         }
     }

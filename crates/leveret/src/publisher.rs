@@ -146,7 +146,7 @@ impl PublisherBuilder {
                 "a publisher that resends has to replay: leave out resend_after, or OnLoss::Fail";
             return Err(Error::new(ErrorKind::Invalid, text));
         }
-        let line = client.core().publishing(0);
+        let line = client.core().publishing();
         let channel = opened(&line, &settings).await?;
         let progress = Arc::new(Progress::default());
         let shared = Arc::new(Shared {

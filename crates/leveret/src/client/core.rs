@@ -1,5 +1,6 @@
 //! What the handles of a client, its lines, publishers and consumers share.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -66,9 +67,19 @@ pub(crate) struct Core {
 struct Lines {
     /// The first one is home, and stays.
     consuming: Vec<Consuming>,
-    publishing: Vec<Arc<Line>>,
+    /// By their numbers. The first one stays once it is there.
+    publishing: BTreeMap<usize, Publishing>,
     /// Those that end when their last channel is closed.
     retired: Vec<Arc<Line>>,
+}
+
+impl Lines {
+    /// A line is no longer in use.
+    fn retire(&mut self, line: Arc<Line>) {
+        line.retire();
+        self.retired.retain(|line| !line.has_ended());
+        self.retired.push(line);
+    }
 }
 
 /// A line for consuming.
@@ -78,6 +89,14 @@ struct Consuming {
     /// Of no other one at this time.
     number: usize,
     subscriptions: usize,
+}
+
+/// A line for publishing.
+#[derive(Debug)]
+struct Publishing {
+    line: Arc<Line>,
+    /// How many pools have channels on it.
+    pools: usize,
 }
 
 impl Core {
@@ -140,14 +159,39 @@ impl Core {
         Arc::clone(&lines.consuming[0].line)
     }
 
-    /// One of the lines for publishing.
-    pub(crate) fn publishing(self: &Arc<Self>, index: usize) -> Arc<Line> {
+    /// The line for publishing that all share.
+    pub(crate) fn publishing(self: &Arc<Self>) -> Arc<Line> {
+        Arc::clone(&self.publishing_at(&mut lock(&self.lines), 0).line)
+    }
+
+    fn publishing_at<'a>(
+        self: &Arc<Self>,
+        lines: &'a mut Lines,
+        number: usize,
+    ) -> &'a mut Publishing {
+        let start = || Publishing { line: self.start(Role::Publishing, number), pools: 0 };
+        lines.publishing.entry(number).or_insert_with(start)
+    }
+
+    /// A place for a pool on one of the lines for publishing.
+    pub(crate) fn publish_pooled(self: &Arc<Self>, number: usize) -> PoolPlace {
         let mut lines = lock(&self.lines);
-        while lines.publishing.len() <= index {
-            let line = self.start(Role::Publishing, lines.publishing.len());
-            lines.publishing.push(line);
+        let publishing = self.publishing_at(&mut lines, number);
+        publishing.pools += 1;
+        PoolPlace { core: Arc::clone(self), number, line: Arc::clone(&publishing.line) }
+    }
+
+    /// A pool is gone. With its last one, a line other than the first ends.
+    fn leave_pooled(&self, number: usize) {
+        let mut lines = lock(&self.lines);
+        let Some(publishing) = lines.publishing.get_mut(&number) else { return };
+        publishing.pools -= 1;
+        if number > 0
+            && publishing.pools == 0
+            && let Some(Publishing { line, .. }) = lines.publishing.remove(&number)
+        {
+            lines.retire(line);
         }
-        Arc::clone(&lines.publishing[index])
     }
 
     /// A place on a line for consuming: the first with room, or a new one.
@@ -181,9 +225,7 @@ impl Core {
         lines.consuming[index].subscriptions -= 1;
         if index > 0 && lines.consuming[index].subscriptions == 0 {
             let line = lines.consuming.remove(index).line;
-            line.retire();
-            lines.retired.retain(|line| !line.has_ended());
-            lines.retired.push(line);
+            lines.retire(line);
         }
     }
 
@@ -198,7 +240,8 @@ impl Core {
     pub(crate) fn lines(&self) -> Vec<Arc<Line>> {
         let lines = lock(&self.lines);
         let consuming = lines.consuming.iter().map(|one| &one.line);
-        consuming.chain(&lines.publishing).cloned().collect()
+        let publishing = lines.publishing.values().map(|one| &one.line);
+        consuming.chain(publishing).cloned().collect()
     }
 
     /// Those that may still have a connection to close, and are not in use.
@@ -217,5 +260,19 @@ pub(crate) struct Subscription {
 impl Drop for Subscription {
     fn drop(&mut self) {
         self.core.unsubscribe(&self.line);
+    }
+}
+
+/// A pool's place on a line, given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct PoolPlace {
+    core: Arc<Core>,
+    number: usize,
+    pub(crate) line: Arc<Line>,
+}
+
+impl Drop for PoolPlace {
+    fn drop(&mut self) {
+        self.core.leave_pooled(self.number);
     }
 }

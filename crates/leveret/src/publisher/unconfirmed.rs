@@ -39,7 +39,7 @@ impl UnconfirmedPublisher {
         let shared = Shared {
             counts: Published::new(&settings.exchange),
             settings,
-            line: client.core().publishing(0),
+            line: client.core().publishing(),
             channel: Mutex::default(),
             opening: tokio::sync::Mutex::default(),
             _client: client,

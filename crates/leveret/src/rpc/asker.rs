@@ -141,7 +141,7 @@ pub(super) struct Open {
 impl Asker {
     pub(crate) fn new(client: &Client, settings: Settings, strays: Strays) -> Self {
         let shared = Arc::new(Shared {
-            line: client.core().publishing(0),
+            line: client.core().publishing(),
             phase: watch::Sender::new(Phase::Closed),
             desk: Mutex::default(),
             kick: Notify::new(),

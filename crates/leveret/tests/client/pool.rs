@@ -2,8 +2,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use leveret::amqp::{Outcome, Publish};
-use leveret::{Client, ErrorKind, Queue};
+use leveret::amqp::{Options, Outcome, Publish};
+use leveret::{BorrowedChannel, Client, ClientEvent, ErrorKind, Queue, Topology};
 use leveret_broker::Broker;
 use leveret_testkit::eventually;
 
@@ -235,4 +235,78 @@ async fn a_channel_that_was_borrowed_over_a_reconnect_is_opened_again_when_it_is
     .await;
     drop(channel);
     eventually(PATIENCE, "both channels", async || channels(&broker) == 2).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_ends_with_the_last_pool_that_has_channels_on_it() {
+    let broker = broker();
+    let client = client(&broker).await;
+    let connections = || broker.statistics().connections;
+    let pool = client.channel_pool().size(3).connections(3).build().await.unwrap();
+    let other = client.channel_pool().size(2).connections(2).build().await.unwrap();
+    assert_eq!(connections(), 4);
+    let borrowed = pool.borrow().await.unwrap();
+    drop(pool);
+    assert_eq!(connections(), 4, "a channel is lent");
+    drop(borrowed);
+    eventually(PATIENCE, "the end of one connection", async || connections() == 3).await;
+    assert_eq!(client.health().connections.len(), 3);
+    drop(other);
+    eventually(PATIENCE, "the end of another", async || connections() == 2).await;
+    // The first one stays, for publishers.
+    let pool = client.channel_pool().size(2).connections(2).build().await.unwrap();
+    assert_eq!((connections(), pool.idle()), (3, 2));
+    client.close().await;
+    assert_eq!(connections(), 0);
+}
+
+/// Has the broker close a channel.
+async fn spoil(channel: &BorrowedChannel) {
+    let missing = Publish { exchange: "missing", ..letter("1") };
+    let outcome = channel.publish(&missing).await.unwrap().await;
+    assert!(matches!(outcome, Outcome::Lost(_)), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn a_channel_that_cannot_be_opened_keeps_none_of_other_connections_closed() {
+    let broker = broker();
+    let address = broker.listen("127.0.0.1:0").await.unwrap();
+    let mut options = Options::from_uri(&format!("amqp://{address}")).unwrap();
+    options.channel_max = 1;
+    let never = Duration::from_secs(24 * 3600);
+    let building = Client::builder().endpoint(options).unwrap().check_every(never);
+    let client = building.connect().await.unwrap();
+    let pool = client.channel_pool().size(2).connections(2).build().await.unwrap();
+    let (one, two) = (pool.borrow().await.unwrap(), pool.borrow().await.unwrap());
+    spoil(&one).await;
+    spoil(&two).await;
+    // The only channel of the first connection is taken.
+    let _publisher = client.publisher("").build().await.unwrap();
+    drop(two);
+    drop(one);
+    eventually(PATIENCE, "a channel of the second one", async || {
+        client.health().pools[0].open == 1
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broken_channel_that_is_given_back_during_a_block_is_opened_after_it() {
+    let broker = broker();
+    let client = unchecked_client(&broker).await;
+    client.apply(&Topology::new().queue(Queue::classic("q"))).await.unwrap();
+    let pool = client.channel_pool().size(1).build().await.unwrap();
+    let channel = pool.borrow().await.unwrap();
+    let publisher = client.publisher("").build().await.unwrap();
+    spoil(&channel).await;
+    let mut events = client.watch();
+    broker.faults().block("low on memory");
+    // The broker tells a connection that it is blocked once that publishes.
+    publisher.publish("q", "1").await.unwrap();
+    assert!(matches!(events.next().await, Some(ClientEvent::Blocked { .. })));
+    drop(channel);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(client.health().pools[0].open, 0);
+    broker.faults().unblock();
+    eventually(PATIENCE, "a channel", async || client.health().pools[0].open == 1).await;
 }
