@@ -34,24 +34,12 @@ struct Reading {
     answered: VecDeque<Waker>,
 }
 
-impl Reading {
-    /// One right after the other: the thread that the runtime wakes for the first of them finds the others as well.
-    fn wake_answered(&mut self) {
-        if self.answered.len() > 1 {
-            self.consumer.expect(self.answered.len());
-        }
-        // Should one of them panic, the others are not forgotten.
-        while let Some(waker) = self.answered.pop_front() {
-            waker.wake();
-        }
-    }
-}
-
-impl Wake for Pump {
-    fn wake(self: Arc<Self>) {
-        let waker = Waker::from(Arc::clone(&self));
+impl Pump {
+    /// Takes what came to the desk, and gives the wakers of those that are answered.
+    fn take_replies(self: &Arc<Self>) -> VecDeque<Waker> {
+        let waker = Waker::from(Arc::clone(self));
         let mut state = lock(&self.state);
-        let State::Reading(reading) = &mut *state else { return };
+        let State::Reading(reading) = &mut *state else { return VecDeque::new() };
         let end = loop {
             match reading.consumer.poll_ready(&mut Context::from_waker(&waker)) {
                 Poll::Pending => break None,
@@ -65,11 +53,50 @@ impl Wake for Pump {
                 Poll::Ready(end) => break Some(end.err()),
             }
         };
-        reading.wake_answered();
+        if reading.answered.len() > 1 {
+            reading.consumer.expect(reading.answered.len());
+        }
+        let answered = std::mem::take(&mut reading.answered);
         if let Some(end) = end {
-            *state = State::Ended(end);
+            let ended = std::mem::replace(&mut *state, State::Ended(end));
+            drop(state);
+            drop(ended);
             self.ended.notify_one();
         }
+        answered
+    }
+}
+
+/// Wakes callers, one right after the other: the thread that the runtime wakes for the first of them finds the others as well.
+struct Answered<'a> {
+    pump: &'a Pump,
+    wakers: VecDeque<Waker>,
+}
+
+impl Answered<'_> {
+    fn wake(&mut self) {
+        while let Some(waker) = self.wakers.pop_front() {
+            waker.wake();
+        }
+    }
+}
+
+impl Drop for Answered<'_> {
+    /// Should one of them panic, the others are not forgotten.
+    fn drop(&mut self) {
+        if !self.wakers.is_empty()
+            && let State::Reading(reading) = &mut *lock(&self.pump.state)
+        {
+            reading.answered.append(&mut self.wakers);
+        }
+    }
+}
+
+impl Wake for Pump {
+    /// A waker is foreign code, which may drop what this pump belongs to: nothing is locked while it runs.
+    fn wake(self: Arc<Self>) {
+        let wakers = self.take_replies();
+        Answered { pump: &self, wakers }.wake();
     }
 }
 
@@ -101,7 +128,82 @@ impl Pumping {
 
 impl Drop for Pumping {
     fn drop(&mut self) {
-        // The consumer holds the pump as its waker, and the pump the consumer.
-        *lock(&self.0.state) = State::Ended(None);
+        // The consumer holds the pump as its waker, and the pump the consumer. It is dropped when nothing is locked.
+        let _reading = std::mem::replace(&mut *lock(&self.0.state), State::Ended(None));
+    }
+}
+
+#[cfg(all(test, feature = "embedded"))]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+
+    use super::super::Replies;
+    use super::super::asker::{Asker, Settings, declare_reply_queue};
+    use super::super::correlation::CorrelationId;
+    use super::super::desk::Wanted;
+    use super::*;
+    use crate::amqp::{ConsumeOptions, Properties, Publish};
+    use crate::client::Client;
+    use crate::publisher::OnLoss;
+    use crate::telemetry::Strays;
+
+    /// Holds what a reply wakes it from, and drops that then.
+    #[derive(Default)]
+    struct Dropping {
+        pumping: Mutex<Option<Pumping>>,
+        dropped: Notify,
+    }
+
+    impl Wake for Dropping {
+        fn wake(self: Arc<Self>) {
+            let pumping = lock(&self.pumping).take();
+            drop(pumping);
+            self.dropped.notify_one();
+        }
+    }
+
+    /// Has a reply come to a pump that its waker drops.
+    async fn is_dropped() -> bool {
+        let client = Client::embedded().await.unwrap();
+        let settings = Settings {
+            what: "calling".to_owned(),
+            exchange: String::new(),
+            replies: Replies::Queue,
+            on_loss: OnLoss::Fail,
+            max_in_flight: 1,
+        };
+        let _asker = Asker::new(&client, settings, Strays::new("numbers"));
+        let shared = client.core().health.callers.all().remove(0);
+        let up = client.core().publishing().up().await.unwrap();
+        let channel = up.connection.open_channel().await.unwrap().into_confirm().await.unwrap();
+        let queue = declare_reply_queue(&channel).await.unwrap();
+        let options = ConsumeOptions { auto_ack: true, ..ConsumeOptions::default() };
+        let consumer = channel.consume(&queue, options).await.unwrap();
+        let (id, dropping) = (CorrelationId::fresh(), Arc::new(Dropping::default()));
+        let waker = Waker::from(Arc::clone(&dropping));
+        {
+            let mut desk = lock(&shared.desk);
+            desk.open(id, Wanted::One, None, None);
+            assert!(desk.poll(id, &mut Context::from_waker(&waker)).is_pending());
+        }
+        *lock(&dropping.pumping) = Some(Pumping::start(&shared, consumer));
+        let text = id.to_text();
+        let correlation_id = Some(text.as_short_str());
+        let properties = Properties { correlation_id, ..Properties::default() };
+        let reply = Publish { routing_key: &queue, properties, ..Publish::default() };
+        drop(channel.publish(&reply).await.unwrap());
+        timeout(Duration::from_secs(10), dropping.dropped.notified()).await.is_ok()
+    }
+
+    #[test]
+    fn a_caller_may_drop_the_pump_that_wakes_it() {
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(2).enable_all().build().unwrap();
+        let is_dropped = runtime.block_on(is_dropped());
+        // A thread that waits for itself would never end.
+        runtime.shutdown_background();
+        assert!(is_dropped);
     }
 }
