@@ -506,6 +506,7 @@ impl<M> Channel<M> {
     /// asked to pause: there, cancel the consumers.)
     pub async fn flow(&self, flow: Flow) -> Result<(), Error> {
         let active = flow == Flow::Resume;
+        self.link.channel.deliveries_paused.store(!active, Ordering::Relaxed);
         self.link.call::<channel::FlowOk>(&channel::Flow { active }).await?;
         Ok(())
     }

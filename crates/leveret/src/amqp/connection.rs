@@ -210,12 +210,12 @@ impl Core {
         channels.filter(|channel| channel.closed.get().is_none()).cloned().collect()
     }
 
-    /// Asks the broker whether it is there, by what changes nothing. The answer concerns only the reader.
+    /// Asks the broker whether it is there, by what changes nothing: a channel stays paused if its user has paused it. The answer concerns only the reader.
     pub(super) fn ask(&self) {
         let channels = self.open_channels();
         let waiting = channels.iter().find(|channel| channel.is_waiting());
         let Some(channel) = waiting.or(channels.first()) else { return };
-        let flow = channel::Flow { active: true };
+        let flow = channel::Flow { active: !channel.deliveries_paused.load(Ordering::Relaxed) };
         let encode = |outbound: &mut Outbound, max| Ok(outbound.method(channel.id, &flow, max)?);
         let send = || channel.send(&self.sender, encode);
         drop(channel.calls.begin(channel::Flow::NAME, Subject::None, send));

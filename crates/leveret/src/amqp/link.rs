@@ -43,6 +43,8 @@ pub(super) struct ChannelState {
     returned: Mutex<VecDeque<Returned>>,
     /// Why publishes have to wait, as bits of [`Pause`]; 0 if they need not.
     pub(super) paused: AtomicU8,
+    /// The user has asked the broker to pause deliveries.
+    pub(super) deliveries_paused: AtomicBool,
     /// What is to be sent on the channel, while a commit is under way: RabbitMQ closes the connection on anything that
     /// comes before it is done.
     held: Mutex<Option<Outbound>>,
@@ -75,6 +77,7 @@ impl ChannelState {
             confirming: AtomicBool::new(false),
             returned: Mutex::default(),
             paused: AtomicU8::new(0),
+            deliveries_paused: AtomicBool::new(false),
             held: Mutex::new(None),
             committed: Notify::new(),
             prefetch_for_all: AtomicU16::new(0),

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use leveret::amqp::{
-    Channel, Confirm, Confirmation, Connection, ErrorKind, Options, Outcome, Publish, QueueOptions,
+    Channel, Confirm, Confirmation, Connection, ErrorKind, Flow, Options, Outcome, Publish,
+    QueueOptions,
 };
 use leveret_testkit::peer::Received;
 use leveret_wire::method::{basic, channel, connection, queue};
@@ -89,6 +90,36 @@ async fn a_call_fails_seconds_after_the_broker_has_fallen_silent() {
     };
     assert_eq!(result.unwrap_err().kind(), ErrorKind::HeartbeatLost);
     assert!(began.elapsed() < Duration::from_secs(16), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_question_leaves_a_channel_paused() {
+    let (connection, mut broker) = connected().await;
+    let channel = open_channel(&connection, &mut broker).await;
+    for (flow, active) in [(Flow::Pause, false), (Flow::Resume, true)] {
+        let asked = async {
+            let flow: channel::Flow = broker.expect(channel.id()).await;
+            broker.send(channel.id(), &channel::FlowOk { active: flow.active }).await;
+            flow.active
+        };
+        let (answered, asked) = tokio::join!(channel.flow(flow), asked);
+        answered.unwrap();
+        assert_eq!(asked, active);
+        // The second is the question, because the first gets no answer.
+        let declaring = channel.declare_queue("q", QueueOptions::default());
+        let asked = async {
+            let _: queue::Declare<'_> = broker.expect(channel.id()).await;
+            let flow: channel::Flow = broker.expect(channel.id()).await;
+            broker.send(channel.id(), &channel::FlowOk { active: flow.active }).await;
+            let queue = ShortStr::from_static("q");
+            let declared = queue::DeclareOk { queue, message_count: 0, consumer_count: 0 };
+            broker.send(channel.id(), &declared).await;
+            flow.active
+        };
+        let (declared, asked) = tokio::join!(declaring, asked);
+        declared.unwrap();
+        assert_eq!(asked, active);
+    }
 }
 
 #[tokio::test(start_paused = true)]
