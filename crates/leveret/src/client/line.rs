@@ -387,7 +387,12 @@ impl Driver {
         for (index, endpoint) in endpoints {
             let is_doubtful = has_others && silent == Some(Silent::Connection(index));
             let connected = match is_doubtful {
-                true => self.connect_and_ask(endpoint).await,
+                true => {
+                    let late =
+                        |_| Err(amqp::Error::timeout("an answer after it fell silent", DOUBTFUL));
+                    let connecting = timeout(DOUBTFUL, self.connect_and_ask(endpoint));
+                    connecting.await.unwrap_or_else(late)
+                }
                 false => endpoint.connect(&self.name).await,
             };
             match connected {
@@ -399,15 +404,11 @@ impl Driver {
         Err((unreachable_endpoints(errors), permanent))
     }
 
-    /// Connects to an endpoint that may be silent, and waits for an answer to more than the handshake.
+    /// Connects to an endpoint, and waits for an answer to more than the handshake.
     async fn connect_and_ask(&self, endpoint: &Endpoint) -> Result<Connection, amqp::Error> {
-        let answered = async {
-            let connection = endpoint.connect(&self.name).await?;
-            connection.open_channel().await?.close().await?;
-            Ok(connection)
-        };
-        let late = |_| Err(amqp::Error::timeout("an answer after it fell silent", DOUBTFUL));
-        timeout(DOUBTFUL, answered).await.unwrap_or_else(late)
+        let connection = endpoint.connect(&self.name).await?;
+        connection.open_channel().await?.close().await?;
+        Ok(connection)
     }
 
     /// Restores the topology. Other lines than home wait for what is exclusive, which only home can restore: nothing is

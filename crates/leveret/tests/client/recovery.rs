@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use leveret::{Client, ClientEvent, ConnectLimits, ErrorKind, Queue, Topology};
+use leveret_testkit::proxy::Direction;
 use leveret_testkit::{FaultProxy, eventually};
 use tokio::time::Instant;
 
@@ -76,7 +77,7 @@ async fn connections_that_came_to_different_brokers_find_together_again() {
         door.refuse().await;
         assert_eq!(first.faults().cut_connections_named(lost), 1);
         soon("another broker", async {
-            while !matches!(events.next().await, Some(ClientEvent::Connected { .. })) {}
+            while !matches!(events.next().await.unwrap(), ClientEvent::Connected { .. }) {}
         })
         .await;
         door.accept().await;
@@ -91,6 +92,27 @@ async fn connections_that_came_to_different_brokers_find_together_again() {
         soon("a delivery", deliveries.next()).await.unwrap().unwrap().ack().unwrap();
         client.close().await;
     }
+}
+
+/// As over a slow network, or with an encryption that takes its time.
+#[tokio::test]
+async fn connections_find_together_again_however_slow_a_handshake_is() {
+    let (first, standby) = (broker(), broker());
+    let door = FaultProxy::to(first.listen("127.0.0.1:0").await.unwrap()).await;
+    let standby_address = standby.listen("127.0.0.1:0").await.unwrap();
+    let urls = [format!("amqp://{}", door.addr()), format!("amqp://{standby_address}")];
+    let client = Client::connect(urls).await.unwrap();
+    door.refuse().await;
+    let _publisher = client.publisher("").build().await.unwrap();
+    let together = || {
+        let connections = client.health().connections;
+        connections.iter().all(|one| one.is_up && one.endpoint == connections[0].endpoint)
+    };
+    assert!(!together());
+    // Connecting and asking take five round trips.
+    door.delay(Direction::ToClient, Duration::from_millis(800));
+    door.accept().await;
+    eventually(PATIENCE, "one broker for all", async || together()).await;
 }
 
 #[tokio::test(start_paused = true)]
