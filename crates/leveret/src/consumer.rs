@@ -7,6 +7,7 @@ use tower::{Layer, Service};
 
 use crate::amqp::{ConsumeOptions, Value};
 use crate::client::Client;
+use crate::client::registry::SeatKind;
 use crate::error::{Error, ErrorKind};
 use crate::inbox::Inbox;
 use crate::inbox::once::Once;
@@ -135,6 +136,11 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
+    fn seat_kind(&self) -> SeatKind {
+        let has_priority = self.priority != 0 || self.arguments.get("x-priority").is_some();
+        if has_priority { SeatKind::WithPriority } else { SeatKind::Usual }
+    }
+
     fn options(&self) -> Result<ConsumeOptions, Error> {
         Ok(ConsumeOptions {
             tag: String::new(),

@@ -4,10 +4,11 @@
 //! of all clients, in the answer to a passive declare; and that number is not the same thing everywhere: RabbitMQ counts
 //! none on a stream, and on a quorum queue with a single active consumer none but that one. So its word is taken only
 //! against what it has said before: where it once counted a client's consumers and now counts fewer, some of them are gone,
-//! whoever else consumes. It is asked for the first time as soon as a consumer has begun.
+//! whoever else consumes. It is asked for the first time as soon as a consumer has begun, and again until it counts it.
 //!
 //! Where other programs consume the same queue, a lower number says only that a consumer has left, theirs or ours. Then a
-//! consumer is gone if the queue has messages for it, all its deliveries are settled, and it gets none of them.
+//! consumer is gone if the queue has messages for it, all its deliveries are settled, and it gets none of them. That says
+//! nothing of a consumer that may have to wait all the same: one with a priority, or a standby of a single active consumer.
 //!
 //! Each consumer is asked about on its own channel: if the broker has lost that, or the queue, the question fails, and the
 //! consumer with it, as it should.
@@ -16,14 +17,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::future::join_all;
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::Client;
 use super::core::Core;
 use super::health::Health;
 use super::registry::Seat;
-use crate::amqp::{self, Channel};
+use crate::amqp::{self, Channel, Connection, ReplyCode};
 
 /// One answer may be wrong: a quorum queue that is about to get another leader counts none. So it is asked again after
 /// this.
@@ -31,6 +34,17 @@ const AGAIN: Duration = Duration::from_secs(2);
 
 /// It is asked no more often than this.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// The pauses before each time that the broker is asked whether it counts a new consumer, until it does. It may not yet: a
+/// quorum queue that is about to get another leader counts none.
+const COUNTING: [Duration; 4] =
+    [Duration::ZERO, Duration::from_millis(200), Duration::from_secs(1), Duration::from_secs(5)];
+
+/// How long one of these answers may take.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
+/// How many queues are asked about new consumers at a time: each question takes a channel.
+const COUNTED_AT_ONCE: usize = 8;
 
 impl Client {
     /// How the client is, after asking the broker whether it agrees: a consumer that it has silently forgotten is found,
@@ -40,7 +54,8 @@ impl Client {
     /// A consumer counts as forgotten if the broker says twice, two seconds apart, that
     /// - its queue has fewer consumers than this client alone has there, after it had once counted all of them; or
     /// - its queue has fewer consumers than before, those of other programs included, and has messages, while this one has
-    ///   settled all its deliveries and gets no other.
+    ///   settled all its deliveries and gets no other. This does not hold for a consumer with a priority, for queues with a
+    ///   single active consumer, and, if the client has not declared the queue, for a consumer that has had no delivery.
     pub async fn check_health(&self) -> Health {
         check(self.core()).await;
         self.health()
@@ -56,9 +71,17 @@ pub(super) async fn keep_checking(core: Arc<Core>) {
         }
     };
     let counting = async {
+        let room = Arc::new(Semaphore::new(COUNTED_AT_ONCE));
+        let mut counting = JoinSet::new();
         loop {
-            core.health.began.notified().await;
-            count_new(&core).await;
+            tokio::select! {
+                () = core.health.began.notified() => {
+                    for (queue, seats) in core.health.seats_to_count() {
+                        counting.spawn(count(Arc::clone(&core), queue, seats, Arc::clone(&room)));
+                    }
+                }
+                Some(_) = counting.join_next() => {}
+            }
         }
     };
     let mut closing = core.closing();
@@ -70,16 +93,25 @@ pub(super) async fn keep_checking(core: Arc<Core>) {
 }
 
 async fn check(core: &Arc<Core>) {
-    for pool in core.health.pools.all() {
-        pool.refill().await;
+    let pools = core.health.pools.all();
+    let refilling = join_all(pools.iter().map(|pool| pool.refill()));
+    // Each for itself, so that a queue that does not answer delays no other.
+    let mut checking = JoinSet::new();
+    for (queue, seats) in core.health.seats() {
+        checking.spawn(check_queue(Arc::clone(core), queue, seats));
     }
-    let suspects = missing(core).await;
+    tokio::join!(refilling, checking.join_all());
+}
+
+/// Stops the consumers of a queue that the broker has forgotten.
+async fn check_queue(core: Arc<Core>, queue: String, seats: Vec<Arc<Seat>>) {
+    let suspects = missing(&core, &queue, seats).await;
     if suspects.is_empty() {
         return;
     }
     let before: Vec<_> = suspects.iter().map(|seat| seat.pulse.delivered()).collect();
     sleep(AGAIN).await;
-    let still_missing = missing(core).await;
+    let still_missing = missing(&core, &queue, core.health.seats_of(&queue)).await;
     for (seat, before) in suspects.into_iter().zip(before) {
         let is_missing = still_missing.iter().any(|other| Arc::ptr_eq(&seat, other));
         if is_missing && seat.pulse.delivered() == before {
@@ -88,42 +120,51 @@ async fn check(core: &Arc<Core>) {
     }
 }
 
-/// Asks whether the broker counts the consumers that have begun: only then it can be noticed that it no longer does. A refusal
-/// costs a channel, so it is not that of a consumer, which would begin again, and be asked about again, without end.
-async fn count_new(core: &Core) {
-    for (queue, seats) in core.health.seats() {
-        // The answer is about all of them.
-        let is_new = |seat: &&Arc<Seat>| !seat.was_asked_about.swap(true, Ordering::Relaxed);
-        let new: Vec<_> = seats.iter().filter(is_new).collect();
-        let Some(connection) = new.first().and_then(|new| new.pulse.connection()) else { continue };
-        let Ok(channel) = connection.open_channel().await else { continue };
-        if let Some(found) = ask(&channel, &core.remembered.name_of(&queue)).await {
-            note(&seats, found);
+/// Asks until the broker counts the consumers of a queue: only then it can be noticed that it no longer does.
+async fn count(core: Arc<Core>, queue: String, mut seats: Vec<Arc<Seat>>, room: Arc<Semaphore>) {
+    for pause in COUNTING {
+        if !pause.is_zero() {
+            sleep(pause).await;
+            seats = core.health.seats_of(&queue);
+        }
+        let Ok(_room) = room.acquire().await else { return };
+        let Some(connection) = seats.iter().find_map(|seat| seat.pulse.connection()) else {
+            return;
+        };
+        let name = core.remembered.name_of(&queue);
+        let answer = timeout(ANSWER_WITHIN, ask_apart(&connection, &name)).await;
+        let Ok(Some(found)) = answer else { continue };
+        note(&core, &queue, &seats, found);
+        if seats.len() <= found.consumers {
+            return;
         }
     }
 }
 
-/// The consumers that the broker may have forgotten.
-async fn missing(core: &Arc<Core>) -> Vec<Arc<Seat>> {
-    let mut asking = JoinSet::new();
-    for (queue, seats) in core.health.seats() {
-        let name = core.remembered.name_of(&queue);
-        asking.spawn(async move { missing_of(&name, seats).await });
-    }
-    asking.join_all().await.into_iter().flatten().collect()
+/// Asks on a channel of its own. A refusal costs the channel, and a consumer that loses its own begins again, and is asked
+/// about again, without end.
+async fn ask_apart(connection: &Connection, queue: &str) -> Option<Found> {
+    let channel = connection.open_channel().await.ok()?;
+    ask(&channel, queue).await
 }
 
-/// The same, of one queue.
-async fn missing_of(queue: &str, mut seats: Vec<Arc<Seat>>) -> Vec<Arc<Seat>> {
-    let mut asking = JoinSet::new();
-    for channel in seats.iter().filter_map(|seat| seat.pulse.channel()) {
-        let queue = queue.to_owned();
-        asking.spawn(async move { ask(&channel, &queue).await });
+/// Asks on the channel of a consumer, which fails with it.
+async fn ask_for(seat: &Seat, queue: &str) -> Option<Found> {
+    if seat.is_of_replies() {
+        let connection = seat.pulse.connection()?;
+        return timeout(ANSWER_WITHIN, ask_apart(&connection, queue)).await.ok()?;
     }
-    let answers = asking.join_all().await.into_iter().flatten();
+    ask(&seat.pulse.channel()?, queue).await
+}
+
+/// The consumers of a queue that the broker may have forgotten.
+async fn missing(core: &Core, queue: &str, mut seats: Vec<Arc<Seat>>) -> Vec<Arc<Seat>> {
+    let name = core.remembered.name_of(queue);
+    let answers = join_all(seats.iter().map(|seat| ask_for(seat, &name))).await;
+    let answers = answers.into_iter().flatten();
     let Some(found) = answers.max_by_key(|found| found.consumers) else { return Vec::new() };
     seats.retain(|seat| seat.pulse.is_alive());
-    note(&seats, found)
+    note(core, queue, &seats, found)
 }
 
 /// What a queue has, as the broker says.
@@ -134,12 +175,15 @@ struct Found {
 }
 
 /// Compares what the broker says of a queue with what it has said before of these consumers. Gives those that may be gone.
-fn note(seats: &[Arc<Seat>], found: Found) -> Vec<Arc<Seat>> {
+fn note(core: &Core, queue: &str, seats: &[Arc<Seat>], found: Found) -> Vec<Arc<Seat>> {
     let may_be_gone = |seat: &Arc<Seat>| seat.may_be_gone(found.consumers);
     let doubtful: Vec<_> = seats.iter().filter(|seat| may_be_gone(seat)).cloned().collect();
     if seats.len() <= found.consumers {
         seats.iter().for_each(|seat| seat.was_counted.store(true, Ordering::Relaxed));
-        let is_passed_over = |seat: &Arc<Seat>| found.messages > 0 && seat.pulse.is_idle();
+        let single_active = core.remembered.has_single_active(queue);
+        let is_passed_over = |seat: &Arc<Seat>| {
+            found.messages > 0 && seat.pulse.is_idle() && !seat.may_have_to_wait(single_active)
+        };
         return doubtful.into_iter().filter(is_passed_over).collect();
     }
     let counted = |seat: &&Arc<Seat>| seat.was_counted.load(Ordering::Relaxed);
@@ -149,6 +193,15 @@ fn note(seats: &[Arc<Seat>], found: Found) -> Vec<Arc<Seat>> {
 
 /// Asks how many consumers and messages a queue has.
 async fn ask(channel: &Channel, queue: &str) -> Option<Found> {
-    let info = channel.inspect_queue(queue).await.ok()?;
-    Some(Found { consumers: usize::try_from(info.consumers).ok()?, messages: info.messages })
+    match channel.inspect_queue(queue).await {
+        Ok(info) => {
+            let consumers = usize::try_from(info.consumers).ok()?;
+            Some(Found { consumers, messages: info.messages })
+        }
+        // A queue that is gone has none.
+        Err(error) if error.reply_code() == Some(ReplyCode::NOT_FOUND) => {
+            Some(Found { consumers: 0, messages: 0 })
+        }
+        Err(_) => None,
+    }
 }

@@ -51,6 +51,7 @@ impl<T> Members<T> {
 #[derive(Debug)]
 struct Known {
     health: ConsumerHealth,
+    kind: SeatKind,
     /// Its place on the broker, while it has one.
     seat: Option<Arc<Seat>>,
 }
@@ -62,8 +63,9 @@ pub(super) struct Seat {
     pub(super) pulse: Pulse,
     /// The broker has once counted it among the consumers of its queue.
     pub(super) was_counted: AtomicBool,
-    /// The broker was asked whether it counts it, when it had just begun.
-    pub(super) was_asked_about: AtomicBool,
+    /// The broker is being asked whether it counts it, or has been.
+    is_being_counted: AtomicBool,
+    kind: SeatKind,
     company: Mutex<Company>,
 }
 
@@ -75,10 +77,38 @@ struct Company {
     fewer_at: Option<u64>,
 }
 
+/// Whose consumer it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SeatKind {
+    /// The application's.
+    Usual,
+    /// The application's; consumers of other priorities may get all messages.
+    WithPriority,
+    /// The client's own, for the replies to its calls. Its channel must not wait for answers: they wait while the connection is
+    /// blocked.
+    Replies,
+}
+
 impl Seat {
-    fn new(pulse: Pulse) -> Arc<Seat> {
-        let (was_counted, was_asked_about) = (AtomicBool::new(false), AtomicBool::new(false));
-        Arc::new(Seat { pulse, was_counted, was_asked_about, company: Mutex::default() })
+    pub(super) fn is_of_replies(&self) -> bool {
+        self.kind == SeatKind::Replies
+    }
+
+    fn new(pulse: Pulse, kind: SeatKind) -> Arc<Seat> {
+        Arc::new(Seat {
+            pulse,
+            was_counted: AtomicBool::new(false),
+            is_being_counted: AtomicBool::new(false),
+            kind,
+            company: Mutex::default(),
+        })
+    }
+
+    /// Whether it may get no message although its queue has some. `single_active`: whether the queue gives its messages to one
+    /// consumer at a time, if that is known. If not, a consumer that has had no delivery may be a standby.
+    pub(super) fn may_have_to_wait(&self, single_active: Option<bool>) -> bool {
+        self.kind == SeatKind::WithPriority
+            || single_active.unwrap_or_else(|| self.pulse.delivered() == 0)
     }
 
     /// Notes how many consumers the queue has. Says whether this one may be among those that went: there are fewer than
@@ -119,8 +149,29 @@ impl Registry {
         seats
     }
 
+    /// The same of those queues whose consumers have begun since this was called last.
+    pub(super) fn seats_to_count(&self) -> BTreeMap<String, Vec<Arc<Seat>>> {
+        let mut seats = self.seats();
+        let is_new = |seat: &Arc<Seat>| !seat.is_being_counted.swap(true, Ordering::Relaxed);
+        seats.retain(|_, seats| seats.iter().filter(|seat| is_new(seat)).count() > 0);
+        seats
+    }
+
+    /// The same of one queue.
+    pub(super) fn seats_of(&self, queue: &str) -> Vec<Arc<Seat>> {
+        let consumers = lock(&self.consumers);
+        let of_queue = consumers.values().filter(|known| known.health.queue == queue);
+        let seats = of_queue.filter_map(|known| known.seat.as_ref());
+        seats.filter(|seat| seat.pulse.is_alive()).cloned().collect()
+    }
+
     pub(crate) fn consumers(&self) -> Vec<ConsumerHealth> {
-        lock(&self.consumers).values().map(Known::health).collect()
+        let consumers = lock(&self.consumers);
+        consumers
+            .values()
+            .filter(|known| known.kind != SeatKind::Replies)
+            .map(Known::health)
+            .collect()
     }
 }
 
@@ -133,7 +184,7 @@ pub(crate) struct Entry {
 
 impl Entry {
     /// Not live yet.
-    pub(crate) fn new(core: &Arc<Core>, queue: &str) -> Entry {
+    pub(crate) fn new(core: &Arc<Core>, queue: &str, kind: SeatKind) -> Entry {
         let id = core.health.next.fetch_add(1, Ordering::Relaxed);
         let health = ConsumerHealth {
             queue: queue.to_owned(),
@@ -141,7 +192,7 @@ impl Entry {
             since: Instant::now(),
             error: None,
         };
-        lock(&core.health.consumers).insert(id, Known { health, seat: None });
+        lock(&core.health.consumers).insert(id, Known { health, kind, seat: None });
         Entry { core: Arc::clone(core), id }
     }
 
@@ -160,7 +211,7 @@ impl Entry {
                 health.since = Instant::now();
             }
             (health.is_live, health.error) = (pulse.is_some(), error);
-            known.seat = pulse.map(Seat::new);
+            known.seat = pulse.map(|pulse| Seat::new(pulse, known.kind));
         }
         self.core.health.began.notify_one();
     }

@@ -47,7 +47,7 @@ fn is_shared(client: &Client, settings: &Settings) -> bool {
 
 /// Whether one consumer at a time gets the messages of a queue, or each consumer all of them.
 fn has_one_reader(queue: &Queue) -> bool {
-    let is_single =
-        queue.arguments.get("x-single-active-consumer").and_then(|value| value.as_bool());
-    queue.is_exclusive() || is_single == Some(true) || queue.queue_type() == Some(QueueType::Stream)
+    queue.is_exclusive()
+        || queue.has_single_active_consumer()
+        || queue.queue_type() == Some(QueueType::Stream)
 }

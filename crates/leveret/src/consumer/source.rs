@@ -38,7 +38,7 @@ impl Source {
         Ok(Arc::new(Source {
             queue: settings.queue.as_str().into(),
             place: core.subscribe(core.remembered.is_exclusive(&settings.queue)),
-            health: Entry::new(core, &settings.queue),
+            health: Entry::new(core, &settings.queue, settings.seat_kind()),
             counts: Delivered::new(&settings.queue),
             core: Arc::clone(core),
             settings,

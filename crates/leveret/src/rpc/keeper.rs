@@ -17,6 +17,7 @@ use crate::amqp::{
     lock,
 };
 use crate::client::core::Core;
+use crate::client::registry::{Entry, SeatKind};
 use crate::error::Error;
 use crate::publisher::{OnLoss, Why};
 
@@ -118,12 +119,25 @@ impl Keeper {
             self.shared.phase.send_replace(Phase::Open(Arc::clone(&open)));
             again
         };
+        let _entry = consumer.as_ref().and_then(|consumer| self.enter(&open, consumer));
         let pump = consumer.map(|consumer| Pumping::start(&self.shared, consumer));
         tokio::select! {
             error = self.receive(&open.channel, pump.as_ref()) => return error,
             () = self.send_again(&open, again) => {}
         }
         self.receive(&open.channel, pump.as_ref()).await
+    }
+
+    /// Has the client's checks notice if the broker forgets the consumer of replies. For direct replies there is no queue whose
+    /// consumers it could count: they are a state of the channel.
+    fn enter(&self, open: &Open, consumer: &Consumer) -> Option<Entry> {
+        let queue = open.reply_to.as_ref()?.to_str_lossy();
+        if queue == DIRECT_REPLIES {
+            return None;
+        }
+        let entry = Entry::new(&self.core, &queue, SeatKind::Replies);
+        entry.live(consumer.pulse());
+        Some(entry)
     }
 
     async fn receive(&self, channel: &Channel<Confirm>, pump: Option<&Pumping>) -> amqp::Error {

@@ -257,6 +257,11 @@ impl Queue {
         self.exclusive
     }
 
+    pub(crate) fn has_single_active_consumer(&self) -> bool {
+        let argument = self.arguments.get("x-single-active-consumer");
+        argument.and_then(|value| value.as_bool()) == Some(true)
+    }
+
     /// Whether it goes with its last consumer.
     pub fn is_auto_delete(&self) -> bool {
         self.auto_delete

@@ -71,6 +71,13 @@ impl Remembered {
         let mut state = lock(&self.state);
         state.topology.remove_queue(name);
         state.names.remove(name);
+    /// Whether a queue gives its messages to one consumer at a time; `None` if this client has not declared it.
+    pub(crate) fn has_single_active(&self, name: &str) -> Option<bool> {
+        let state = lock(&self.state);
+        let queue = state.topology.queues().iter().find(|queue| queue.name() == name)?;
+        Some(queue.has_single_active_consumer())
+    }
+
     }
 
     pub(crate) fn forget_exchange(&self, name: &str) {

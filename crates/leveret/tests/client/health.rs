@@ -220,6 +220,30 @@ async fn a_check_finds_a_consumer_that_was_forgotten_before_any_other_check() {
     assert!(!health.is_healthy(), "{health:?}");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_consumer_that_the_broker_does_not_count_at_first_is_asked_about_again() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    // The first answer about it comes too late.
+    broker.faults().delay_declares(1, Duration::from_secs(3600));
+    let mut deliveries = client.consumer("q").stream().await.unwrap();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    is_forgotten_and_found(&broker, &client, &mut deliveries).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_that_does_not_answer_delays_no_other() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("q")).await;
+    client.apply(&leveret::Topology::new().queue(Queue::classic("another"))).await.unwrap();
+    broker.faults().delay_declares(1, Duration::from_secs(3600));
+    let _another = client.consumer("another").stream().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let mut deliveries = client.consumer("q").stream().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    is_forgotten_and_found(&broker, &client, &mut deliveries).await;
+}
+
 /// A consumer of another program, which takes one message and keeps it.
 async fn other_consumer(broker: &Broker) -> amqp::Consumer {
     let options = amqp::Options::default();
@@ -274,6 +298,40 @@ async fn other_programs_come_and_go_without_an_alarm() {
     }
     let event = tokio::time::timeout(Duration::ZERO, events.next()).await;
     assert!(event.is_err(), "{event:?}");
+}
+
+/// The other one keeps the message that it has, and more wait. Then a third one goes.
+async fn waits_without_an_alarm(broker: &Broker, client: &Client, mut other: amqp::Consumer) {
+    let mut deliveries = client.consumer("q").stream().await.unwrap();
+    let third = other_consumer(broker).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    for body in ["1", "2", "3"] {
+        publisher.publish("q", body).await.unwrap();
+    }
+    let kept = soon("a delivery", other.next()).await.unwrap().unwrap();
+    let mut events = client.watch();
+    assert!(matches!(deliveries.next_within(Duration::from_secs(40)).await, Next::TimedOut));
+    drop(third);
+    assert!(matches!(deliveries.next_within(Duration::from_secs(120)).await, Next::TimedOut));
+    assert!(client.health().is_healthy(), "{:?}", client.health());
+    let event = tokio::time::timeout(Duration::ZERO, events.next()).await;
+    assert!(event.is_err(), "{event:?}");
+    // It takes over all the same.
+    drop(kept);
+    drop(other);
+    soon("a delivery", deliveries.next()).await.unwrap().unwrap().ack().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_standby_of_a_single_active_consumer_is_not_taken_for_forgotten() {
+    let queue = || Queue::classic("q").single_active_consumer();
+    let broker = broker();
+    let client = client_with(&broker, queue()).await;
+    waits_without_an_alarm(&broker, &client, other_consumer(&broker).await).await;
+    client.close().await;
+    // The next one knows nothing of the queue.
+    let client = crate::client_of(&broker).await;
+    waits_without_an_alarm(&broker, &client, other_consumer(&broker).await).await;
 }
 
 #[tokio::test(start_paused = true)]

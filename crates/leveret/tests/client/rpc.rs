@@ -65,6 +65,25 @@ async fn nothing_is_opened_before_the_first_call_and_nothing_stays_open() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_forgotten_consumer_of_replies_is_found_and_begins_again() {
+    let broker = broker();
+    let server = client_of(&broker).await;
+    let client = client_of(&broker).await;
+    let _service = numbers(&server).await;
+    let building = client.rpc("numbers").replies(Replies::Queue).on_loss(OnLoss::Replay);
+    let rpc = building.timeout(Duration::from_secs(300)).build().await.unwrap();
+    assert_eq!(call_double(&rpc, 1).await.unwrap(), 2);
+    assert_eq!(client.health().consumers.len(), 0, "it is none of the application's");
+    // Long enough for the broker to have been asked once.
+    sleep(Duration::from_secs(1)).await;
+    let snapshot = broker.snapshot();
+    let queues = &snapshot.virtual_host("/").unwrap().queues;
+    let of_replies = queues.iter().find(|queue| queue.name.starts_with("amq.gen")).unwrap();
+    assert_eq!(broker.faults().forget_consumers("/", &of_replies.name), 1);
+    assert_eq!(call_double(&rpc, 2).await.unwrap(), 4);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_queue_for_a_call_is_gone_with_it() {
     let broker = broker();
     let client = client_of(&broker).await;
