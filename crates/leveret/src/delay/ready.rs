@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
+use tokio::sync::MutexGuard;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
@@ -19,7 +20,7 @@ use super::steps::LEVELS;
 /// A target is bound again after this long. Somebody may have deleted it and made it anew, and that takes its binding away.
 const REBIND_AFTER: Duration = Duration::from_secs(60);
 
-/// How many targets are remembered as bound; beyond that all are bound again.
+/// How many targets are remembered as bound; beyond that the one is forgotten that was bound first.
 const MAX_TARGETS: usize = 10_000;
 
 /// What a client knows of the ladder.
@@ -72,8 +73,12 @@ impl Known {
     fn learn(&mut self, top: u8, target: Option<Target>) {
         self.levels = self.levels.max(top + 1);
         let Some(target) = target else { return };
-        if self.targets.len() >= MAX_TARGETS {
-            self.targets.clear();
+        if self.targets.len() >= MAX_TARGETS && !self.targets.contains_key(&target) {
+            // A round trip has bound the new one: to look through all for it is no matter.
+            let oldest = self.targets.iter().min_by_key(|(_, bound_at)| **bound_at);
+            if let Some(oldest) = oldest.map(|(oldest, _)| oldest.clone()) {
+                self.targets.remove(&oldest);
+            }
         }
         self.targets.insert(target, Some(Instant::now()));
     }
@@ -95,10 +100,7 @@ impl Ready {
         if lock(&self.known).has(top, target.as_ref()) {
             return Ok(());
         }
-        // Each declaring has its deadline, but many may be before this one.
-        let patience = client.core().options.timeout;
-        let late = |_| Error::timed_out("declaring the queues for delayed messages", patience);
-        let _alone = timeout(patience, self.declaring.lock()).await.map_err(late)?;
+        let _alone = self.turn(client).await?;
         let missing = {
             let known = lock(&self.known);
             if known.has(top, target.as_ref()) {
@@ -116,6 +118,13 @@ impl Ready {
         }
         known.learn(top, target);
         Ok(())
+    }
+
+    /// Each declaring has its deadline, but many may be before this one.
+    async fn turn(&self, client: &Client) -> Result<MutexGuard<'_, ()>, Error> {
+        let patience = client.core().options.timeout;
+        let late = |_| Error::timed_out("declaring the queues for delayed messages", patience);
+        timeout(patience, self.declaring.lock()).await.map_err(late)
     }
 
     /// The bindings of known targets that the topology declares: they went with the target if it was deleted before.
@@ -136,7 +145,7 @@ impl Ready {
         client: &Client,
         queue_type: QueueType,
     ) -> Result<(), Error> {
-        let _alone = self.declaring.lock().await;
+        let _alone = self.turn(client).await?;
         client.apply(&ladder::topology(0..LEVELS, queue_type)).await?;
         let mut known = lock(&self.known);
         known.queue_type = queue_type;
@@ -169,4 +178,22 @@ fn warn_of_others(failed: &[Failed]) {
          at-least-once dead-lettering, loses messages that are moving when a node is killed. Once no message waits, delete \
          these queues; the next delayed message declares them as quorum queues"
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beyond_the_limit_only_the_target_is_forgotten_that_was_bound_first() {
+        let mut known = Known::default();
+        let target = |number: usize| Target::Queue(number.to_string());
+        for number in 0..=MAX_TARGETS {
+            known.learn(0, Some(target(number)));
+        }
+        known.learn(0, Some(target(MAX_TARGETS)));
+        assert_eq!(known.targets.len(), MAX_TARGETS);
+        assert!(known.targets.contains_key(&target(MAX_TARGETS / 2)));
+        assert!(known.has(0, Some(&target(MAX_TARGETS))));
+    }
 }
