@@ -69,11 +69,15 @@ impl Source {
 
     /// Begins again after a loss, when the broker is back. What it refuses is tried again for a while.
     pub(super) async fn again(self: Arc<Self>, lost: amqp::Error) -> Result<Consumer, Error> {
+        let mut may_be_unbound = !lost.is_connection_error();
         self.lost(lost);
         let mut refused_since = None;
         for attempt in 0.. {
             let error = match self.begin().await? {
                 Ok(consumer) => {
+                    if may_be_unbound {
+                        self.bind_again().await?;
+                    }
                     let queue = self.settings.queue.clone();
                     self.core.announce(ClientEvent::ConsumerResumed { queue });
                     return Ok(self.live(consumer));
@@ -84,6 +88,7 @@ impl Source {
                 }
                 Err(error) => error,
             };
+            may_be_unbound = true;
             let since = *refused_since.get_or_insert_with(Instant::now);
             let restored = self.restore_if_missing(&error).await?;
             let error = Error::from_amqp(self.what(), error);
@@ -123,6 +128,22 @@ impl Source {
         let up = self.core.home().up().await?;
         let failed = remembered.restore_queue(&up.connection, &self.settings.queue).await;
         Ok(failed.is_empty())
+    }
+
+    /// Others may have deleted the queue and declared it again, without what this client has bound it to: where failed messages
+    /// come back from their waits, and delayed ones. No message is handled before it is bound.
+    async fn bind_again(&self) -> Result<(), Error> {
+        let (core, queue) = (&self.core, &self.settings.queue);
+        if !core.remembered.has_bound(queue) {
+            return Ok(());
+        }
+        let up = core.home().up().await?;
+        for (name, error) in core.remembered.restore_bindings(&up.connection, queue).await {
+            tracing::warn!(
+                "queue {queue:?} was deleted and is there again, but {name} is not: {error}"
+            );
+        }
+        Ok(())
     }
 
     fn live(&self, consumer: Consumer) -> Consumer {

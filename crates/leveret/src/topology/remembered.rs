@@ -56,10 +56,26 @@ impl Remembered {
         lock(&self.state).topology.queues().iter().any(|queue| queue.name() == name)
     }
 
+    /// Whether this client has bound a queue.
+    pub(crate) fn has_bound(&self, name: &str) -> bool {
+        let is_bound = |binding: &Binding| match &binding.destination {
+            Destination::Queue(queue) => queue == name,
+            Destination::Exchange(_) => false,
+        };
+        lock(&self.state).topology.bindings().iter().any(is_bound)
+    }
+
     /// Whether a queue belongs to the connection that declared it.
     pub(crate) fn is_exclusive(&self, name: &str) -> bool {
         let state = lock(&self.state);
         state.topology.queues().iter().any(|queue| queue.name() == name && queue.is_exclusive())
+    }
+
+    /// Whether a queue gives its messages to one consumer at a time; `None` if this client has not declared it.
+    pub(crate) fn has_single_active(&self, name: &str) -> Option<bool> {
+        let state = lock(&self.state);
+        let queue = state.topology.queues().iter().find(|queue| queue.name() == name)?;
+        Some(queue.has_single_active_consumer())
     }
 
     /// Whether there are queues that belong to the connection that declared them.
@@ -71,13 +87,6 @@ impl Remembered {
         let mut state = lock(&self.state);
         state.topology.remove_queue(name);
         state.names.remove(name);
-    /// Whether a queue gives its messages to one consumer at a time; `None` if this client has not declared it.
-    pub(crate) fn has_single_active(&self, name: &str) -> Option<bool> {
-        let state = lock(&self.state);
-        let queue = state.topology.queues().iter().find(|queue| queue.name() == name)?;
-        Some(queue.has_single_active_consumer())
-    }
-
     }
 
     pub(crate) fn forget_exchange(&self, name: &str) {
@@ -143,18 +152,37 @@ impl Remembered {
 
     /// Declares a queue that was deleted again, with the exchanges that its bindings need and the bindings.
     pub(crate) async fn restore_queue(&self, connection: &Connection, queue: &str) -> Vec<Failed> {
+        self.restore_around(connection, queue, Naming::Anew).await
+    }
+
+    /// Binds a queue again that is there, but may have been deleted meanwhile, and its bindings with it.
+    pub(crate) async fn restore_bindings(
+        &self,
+        connection: &Connection,
+        queue: &str,
+    ) -> Vec<Failed> {
+        self.restore_around(connection, queue, Naming::Keep).await
+    }
+
+    /// The queue itself only if it may get another name.
+    async fn restore_around(
+        &self,
+        connection: &Connection,
+        queue: &str,
+        naming: Naming,
+    ) -> Vec<Failed> {
         let topology = self.topology();
         let to_queue = Destination::Queue(queue.to_owned());
         let bindings: Vec<_> =
             topology.bindings().iter().filter(|binding| binding.destination == to_queue).collect();
         let needed = |object: Object<'_>| match object {
             Object::Exchange(exchange) => bindings.iter().any(|b| b.source == exchange.name),
-            Object::Queue(object) => object.name == queue,
+            Object::Queue(object) => naming == Naming::Anew && object.name == queue,
             Object::Binding(binding) => binding.destination == to_queue,
         };
         let _alone = self.declaring.lock().await;
         let objects = topology.objects().filter(|object| needed(*object));
-        self.declare(connection, Naming::Anew, objects).await.failed
+        self.declare(connection, naming, objects).await.failed
     }
 
     /// Declares an exchange that was deleted again, with the bindings from it and to it.

@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leveret::amqp::{Array, GetOptions, Properties, Table, Value};
+use leveret::amqp::{Array, DeleteQueue, GetOptions, Properties, Table, Value};
 use leveret::{
     Attempt, Client, ClientEvent, Delivery, ErrorKind, Exchange, Failure, Incoming, Message, Queue,
     QueueType, Retry, RetryPolicy, Summary, Topology,
@@ -570,4 +570,41 @@ async fn a_failed_message_whose_queue_is_full_comes_back_when_there_is_room() {
         tokio::time::sleep(200 * SECOND).await;
         assert_eq!(depth(&broker, "q"), Some(1), "{profile}");
     }
+}
+
+/// Others declare the queue, so that this client does not do so by itself.
+#[tokio::test(start_paused = true)]
+async fn a_queue_that_others_delete_and_declare_again_gets_failed_and_delayed_messages() {
+    let broker = broker();
+    let (theirs, client) =
+        (client_with(&broker, Queue::quorum("q")).await, client_of(&broker).await);
+    let publisher = client.publisher("").build().await.unwrap();
+    let (sender, mut seen) = mpsc::channel(10);
+    let handler = move |body: String, Attempt(attempt): Attempt| {
+        let sender = sender.clone();
+        async move {
+            sender.send((body, attempt)).await.unwrap();
+            if attempt == 1 { Err("not yet") } else { Ok(()) }
+        }
+    };
+    let stop = async {
+        let mut events = client.watch();
+        publisher.publish_in("q", "delayed", 600 * SECOND).await.unwrap();
+        for round in ["before", "after"] {
+            publisher.publish("q", round).await.unwrap();
+            for attempt in 1..=2 {
+                assert_eq!(seen.recv().await.unwrap(), (round.to_owned(), attempt));
+            }
+            theirs.delete_queue("q", DeleteQueue::default()).await.unwrap();
+            theirs.apply(&Topology::new().queue(Queue::quorum("q"))).await.unwrap();
+            while !matches!(events.next().await.unwrap(), ClientEvent::ConsumerResumed { .. }) {}
+        }
+        for attempt in 1..=2 {
+            assert_eq!(seen.recv().await.unwrap(), ("delayed".to_owned(), attempt));
+        }
+    };
+    let runner = client.consumer("q").retry(RetryPolicy::fixed(SECOND)).handle(handler);
+    let summary = tokio::time::timeout(DAY, runner.run_until(stop)).await.unwrap().unwrap();
+    assert_eq!((summary.retried, summary.parked), (3, 0));
+    assert_eq!(depth(&broker, "q.parked"), Some(0));
 }

@@ -2,10 +2,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use leveret::amqp::{Array, GetOptions, Properties, Table, Value};
+use leveret::amqp::{Array, DeleteQueue, GetOptions, Properties, Table, Value};
 use leveret::{
-    Attempt, Client, Delivery, Exchange, Failure, Incoming, Message, Orb, Queue, Retry,
-    RetryPolicy, Topology,
+    Attempt, Client, ClientEvent, Delivery, Exchange, Failure, Incoming, Message, Orb, Queue,
+    Retry, RetryPolicy, Topology,
 };
 use leveret_testkit::rabbitmq::Version;
 use leveret_testkit::{eventually, rabbitmq};
@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 
 use crate::support::client::{
     CONSUMING, PUBLISHING, SOON, client, client_with, cut, publisher, soon, until_depth,
+    until_event,
 };
 use crate::support::plan::Planned;
 
@@ -526,4 +527,42 @@ async fn in_wait_queues_a_message_of_higher_priority_holds_up_nobody() {
         first_again(low, "q.wait.5s.0", Message::new("second")),
     );
     assert_eq!((again.0.as_str(), again.1.as_str()), ("first", "first"));
+}
+
+#[tokio::test]
+async fn failed_messages_of_a_queue_that_others_delete_and_declare_again_come_back_to_it() {
+    for queue in types() {
+        let vhost = rabbitmq::vhost().await;
+        let theirs = client_with(&vhost, queue.clone()).await;
+        let client = client(&vhost).await;
+        let publisher = publisher(&client).await;
+        let (sender, mut seen) = mpsc::channel(10);
+        let handler = move |body: String, Attempt(attempt): Attempt| {
+            let sender = sender.clone();
+            async move {
+                sender.send((body, attempt)).await.unwrap();
+                if attempt == 1 { Err("not yet") } else { Ok(()) }
+            }
+        };
+        let stop = async {
+            let mut events = client.watch();
+            soon("an outcome", publisher.publish("q", "before")).await.unwrap();
+            let expect = [("before", 1), ("before", 2), ("after", 1), ("after", 2)];
+            for (body, attempt) in expect {
+                if (body, attempt) == ("after", 1) {
+                    theirs.delete_queue("q", DeleteQueue::default()).await.unwrap();
+                    theirs.apply(&Topology::new().queue(queue.clone())).await.unwrap();
+                    let resumes =
+                        |event: &ClientEvent| matches!(event, ClientEvent::ConsumerResumed { .. });
+                    until_event(&mut events, "a consumer of the new queue", resumes).await;
+                    soon("an outcome", publisher.publish("q", "after")).await.unwrap();
+                }
+                let attempted = soon("an attempt", seen.recv()).await.unwrap();
+                assert_eq!(attempted, (body.to_owned(), attempt));
+            }
+        };
+        let runner = client.consumer("q").retry(RetryPolicy::fixed(SHORT)).handle(handler);
+        let summary = soon("the end", runner.run_until(stop)).await.unwrap();
+        assert_eq!((summary.retried, summary.parked), (2, 0));
+    }
 }
