@@ -78,7 +78,8 @@ fn parked(client: &Client, count: usize) -> impl Future<Output = ()> + use<> {
     let mut events = client.watch();
     async move {
         for _ in 0..count {
-            while !matches!(events.next().await, Some(ClientEvent::Parked { .. })) {}
+            let mut event = async || events.next().await.expect("the client is there");
+            while !matches!(event().await, ClientEvent::Parked { .. }) {}
         }
     }
 }
