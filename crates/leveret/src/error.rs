@@ -271,6 +271,13 @@ impl StdError for Error {
     }
 }
 
+/// For `?` where the engine is used, on a channel of a [pool](crate::ChannelPool) for instance.
+impl From<amqp::Error> for Error {
+    fn from(error: amqp::Error) -> Self {
+        Error::from_amqp("AMQP", error)
+    }
+}
+
 impl From<amqp::UriError> for Error {
     fn from(error: amqp::UriError) -> Self {
         Error::caused(ErrorKind::Invalid, "the broker's address", error)

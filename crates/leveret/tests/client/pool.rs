@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leveret::amqp::{Options, Outcome, Publish};
-use leveret::{BorrowedChannel, Client, ClientEvent, ErrorKind, Queue, Topology};
+use leveret::{BorrowedChannel, Client, ClientEvent, Error, ErrorKind, Queue, Topology};
 use leveret_broker::Broker;
 use leveret_testkit::eventually;
 
@@ -309,4 +309,20 @@ async fn a_broken_channel_that_is_given_back_during_a_block_is_opened_after_it()
     assert_eq!(client.health().pools[0].open, 0);
     broker.faults().unblock();
     eventually(PATIENCE, "a channel", async || client.health().pools[0].open == 1).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_of_a_channel_becomes_one_of_the_client_by_question_mark() {
+    async fn publish(client: &Client) -> Result<(), Error> {
+        let pool = client.channel_pool().size(1).build().await?;
+        let channel = pool.borrow().await?;
+        let long = "k".repeat(256);
+        let publish = Publish { routing_key: &long, ..Publish::default() };
+        let _confirmation = channel.publish(&publish).await?;
+        Ok(())
+    }
+    let client = client(&broker()).await;
+    let error = publish(&client).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    assert!(error.get_ref().is_some_and(|behind| behind.is::<leveret::amqp::Error>()));
 }
