@@ -66,7 +66,8 @@ impl ParkingLot {
     /// that are none, or longer than 256 MiB, are counted and named, and the others imported all the same; empty ones are
     /// skipped.
     pub fn import<'a, R: BufRead + Send>(&self, from: &'a mut R) -> Import<'a, R> {
-        Import { lot: self.clone(), from, rate: None, is_dry: false, report: None }
+        let longest = MAX_LINE;
+        Import { lot: self.clone(), from, longest, rate: None, is_dry: false, report: None }
     }
 
     fn parcel(&self, line: &Line) -> Parcel {
@@ -158,6 +159,7 @@ type ReportImport<'a> = Box<dyn FnMut(&Imported) + Send + 'a>;
 pub struct Import<'a, R> {
     lot: ParkingLot,
     from: &'a mut R,
+    longest: u64,
     rate: Option<f64>,
     is_dry: bool,
     report: Option<ReportImport<'a>>,
@@ -189,13 +191,13 @@ impl<'a, R: BufRead + Send> Import<'a, R> {
         let mut convoy = Convoy::new(&self.lot.client, "importing a message");
         let mut line = Vec::new();
         for number in 1u64.. {
-            let read = read_line(self.from, MAX_LINE, &mut line).map_err(|error| {
+            let read = read_line(self.from, self.longest, &mut line).map_err(|error| {
                 Error::caused(ErrorKind::Io, format!("cannot read line {number}"), error)
             })?;
             match read {
                 ReadLine::End => break,
                 ReadLine::TooLong => {
-                    imported.failed(number, format!("it is longer than {MAX_LINE} bytes"));
+                    imported.failed(number, format!("it is longer than {} bytes", self.longest));
                     continue;
                 }
                 ReadLine::Line => {}
@@ -326,5 +328,33 @@ mod tests {
             (ReadLine::Line, b"abc".to_vec()),
         ];
         assert_eq!(read, expected);
+    }
+
+    #[cfg(feature = "embedded")]
+    #[tokio::test(start_paused = true)]
+    async fn an_import_counts_and_names_lines_that_are_too_long_and_goes_on() {
+        let client = crate::Client::embedded().await.unwrap();
+        let topology = crate::Topology::new().queue(crate::Queue::quorum("lot"));
+        client.apply(&topology).await.unwrap();
+        let line = |body: &str| {
+            let rest = r#""exchange":"","routing_key":"lot","properties":{}"#;
+            format!("{{{rest},\"body\":\"{body}\"}}\n")
+        };
+        let lines = [line("1"), line(&"2".repeat(1000)), line("3"), line(&"4".repeat(100))];
+        let text = lines.concat() + &"5".repeat(500);
+        let lot = client.parking_lot("lot");
+        for is_dry in [true, false] {
+            let mut from = text.as_bytes();
+            let mut import = lot.import(&mut from);
+            import.longest = 200;
+            import.is_dry = is_dry;
+            let done = import.run().await.unwrap();
+            assert_eq!((done.imported, done.failed), (3, 2), "{done:?}");
+            let why = "it is longer than 200 bytes".to_owned();
+            assert_eq!(done.bad_lines, [(2, why.clone()), (5, why)]);
+        }
+        let messages = lot.list(&Filter::new(), 10).await.unwrap();
+        let bodies: Vec<_> = messages.iter().map(|one| one.body().len()).collect();
+        assert_eq!(bodies, [1, 1, 100]);
     }
 }
