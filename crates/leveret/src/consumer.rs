@@ -41,7 +41,9 @@ use drain::Drain;
 pub(crate) use drain::Draining;
 pub(crate) use failing::OnPark;
 pub(crate) use handler::BoxFuture;
-pub(crate) use incoming::{Common, States};
+pub(crate) use incoming::Common;
+pub use incoming::Given;
+use incoming::States;
 use needs::{Needs, Temporary};
 pub(crate) use runner::{Observed, report, unless};
 use seen::Seen;
@@ -449,7 +451,7 @@ impl ConsumerBuilder {
     /// With a handler for each message: an async function whose arguments are picked by type, see [`FromIncoming`].
     pub fn handle<A: 'static>(self, handler: impl Handler<A>) -> Runner {
         let shape = handler.shape();
-        let checked = handler.check(&self.running.states);
+        let checked = handler.check(&self.given(false));
         let call = self.layered(handler);
         self.needing(checked.map(|()| Topology::new())).call(call).of_shape(shape)
     }
@@ -506,9 +508,9 @@ impl ConsumerBuilder {
         Some(Once::new(inbox, &self.client, &self.settings.queue))
     }
 
-    /// What handlers share.
-    pub(crate) fn states(&self) -> &States {
-        &self.running.states
+    /// What there is for the arguments of handlers, or of the methods of a service.
+    pub(crate) fn given(&self, is_service: bool) -> Given<'_> {
+        Given::new(&self.running.states, self.running.inbox.as_deref(), is_service)
     }
 
     pub(crate) fn has_inbox(&self) -> bool {

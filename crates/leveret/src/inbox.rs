@@ -67,6 +67,7 @@
 //! one that is older than what is remembered, is a failure of the kind `unidentified`, `forgotten`, `given-up` or `gaps`, and
 //! parked at once, unless a [rule](crate::RetryPolicy::rule) of the retry policy wants otherwise. Who called is told the same.
 
+use std::any::TypeId;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::pin::Pin;
@@ -104,6 +105,12 @@ pub trait Inbox: Send + Sync + 'static {
     fn open_batch<'a>(&'a self, batch: &'a [Incoming]) -> Doing<'a, OpenedBatch> {
         let _ = batch;
         Box::pin(std::future::ready(Err("this inbox has no batches".into())))
+    }
+
+    /// Whether handlers may take values of this type, which its [`Work`] puts into the message, as arguments.
+    #[doc(hidden)]
+    fn lends(&self, _argument: TypeId) -> bool {
+        true
     }
 }
 

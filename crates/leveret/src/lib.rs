@@ -149,6 +149,8 @@ pub use consumer::{
     FromIncoming, Handler, HandlerService, Headers, Incoming, IntoBatchOutcome, IntoOutcome, Next,
     Runner, State, Summary,
 };
+#[doc(hidden)]
+pub use consumer::Given;
 pub use delay::Delays;
 pub use delivery::Delivery;
 pub use error::{Error, ErrorKind};

@@ -1,6 +1,7 @@
 //! An inbox in the application's database: what handlers change there, and the record that a message was handled, are committed
 //! together.
 
+use std::any::TypeId;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
@@ -379,6 +380,10 @@ impl<D: Records> leveret::inbox::Inbox for Inbox<D> {
         Cleaner::start(&self.0);
         let opening = self.0.open_batch(batch);
         Box::pin(async { opening.await.map_err(|error| trouble::of_opening(error, batch.len())) })
+    }
+
+    fn lends(&self, argument: TypeId) -> bool {
+        argument == TypeId::of::<Tx<D>>()
     }
 }
 

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
-use super::incoming::{Incoming, States};
+use super::incoming::{Given, Incoming};
 use crate::amqp::Table;
 use crate::asyncapi::Shape;
 use crate::error::{Error, ErrorKind};
@@ -43,7 +43,7 @@ pub trait FromIncoming: Sized {
 
     /// Whether it can be picked at all, asked before the consumer begins.
     #[doc(hidden)]
-    fn check(_given: &States) -> Result<(), Error> {
+    fn check(_given: &Given<'_>) -> Result<(), Error> {
         Ok(())
     }
 }
@@ -136,17 +136,21 @@ pub struct State<T>(pub T);
 
 impl<T: Clone + Send + Sync + 'static> FromIncoming for State<T> {
     fn from_incoming(incoming: &Incoming) -> Result<Self, Error> {
-        incoming.state().map(State).ok_or_else(missing_state::<T>)
+        incoming.state().map(State).ok_or_else(|| missing_state::<T>("a handler or method", "it"))
     }
 
-    fn check(given: &States) -> Result<(), Error> {
-        if given.has::<T>() { Ok(()) } else { Err(missing_state::<T>()) }
+    fn check(given: &Given<'_>) -> Result<(), Error> {
+        match given.has_state::<T>() {
+            true => Ok(()),
+            false if given.is_service() => Err(missing_state::<T>("a method", "the service")),
+            false => Err(missing_state::<T>("a handler", "the consumer, before .handle(..)")),
+        }
     }
 }
 
-fn missing_state<T>() -> Error {
+fn missing_state<T>(function: &str, taker: &str) -> Error {
     let text = format!(
-        "a handler takes State<{0}>, and no such value was given: call .state(value) with a {0} before the handler is set",
+        "{function} takes State<{0}>, and no such value was given: call .state(value) with a {0} on {taker}",
         std::any::type_name::<T>()
     );
     Error::new(ErrorKind::Invalid, text)
@@ -198,7 +202,7 @@ pub trait Handler<Arguments>: Send + Sync + 'static {
 
     /// Whether the arguments can be picked at all, asked before the consumer begins.
     #[doc(hidden)]
-    fn check(&self, _given: &States) -> Result<(), Error> {
+    fn check(&self, _given: &Given<'_>) -> Result<(), Error> {
         Ok(())
     }
 }
@@ -234,7 +238,7 @@ macro_rules! handlers {
             }
 
             #[allow(unused_variables)]
-            fn check(&self, given: &States) -> Result<(), Error> {
+            fn check(&self, given: &Given<'_>) -> Result<(), Error> {
                 $($argument::check(given)?;)*
                 Ok(())
             }
@@ -259,7 +263,7 @@ macro_rules! handlers {
             }
 
             #[allow(unused_variables)]
-            fn check(&self, given: &States) -> Result<(), Error> {
+            fn check(&self, given: &Given<'_>) -> Result<(), Error> {
                 $($argument::check(given)?;)*
                 Ok(())
             }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::amqp::{Letter, Properties, RawProperties, ShortStr, Source, Value};
+use crate::inbox::Inbox;
 use crate::parking::key_without_mark;
 use crate::retry::stamp::Origin;
 use crate::retry::{Profile, Retry};
@@ -183,19 +184,49 @@ impl Common {
 
 /// What handlers share, one value of each type.
 #[derive(Clone, Default)]
-pub struct States(HashMap<TypeId, Arc<dyn Any + Send + Sync>>);
+pub(crate) struct States(HashMap<TypeId, Arc<dyn Any + Send + Sync>>);
 
 impl States {
     pub(super) fn set<T: Send + Sync + 'static>(&mut self, value: T) {
         self.0.insert(TypeId::of::<T>(), Arc::new(value));
     }
 
-    pub(super) fn has<T: 'static>(&self) -> bool {
+    fn has<T: 'static>(&self) -> bool {
         self.0.contains_key(&TypeId::of::<T>())
     }
 
     fn get<T: Clone + 'static>(&self) -> Option<T> {
         self.0.get(&TypeId::of::<T>())?.downcast_ref().cloned()
+    }
+}
+
+/// What a consumer or service has for the arguments of its handlers.
+pub struct Given<'g> {
+    states: &'g States,
+    inbox: Option<&'g dyn Inbox>,
+    is_service: bool,
+}
+
+impl<'g> Given<'g> {
+    pub(super) fn new(states: &'g States, inbox: Option<&'g dyn Inbox>, is_service: bool) -> Self {
+        Given { states, inbox, is_service }
+    }
+
+    pub(crate) fn has_state<T: 'static>(&self) -> bool {
+        self.states.has::<T>()
+    }
+
+    pub(crate) fn has_inbox(&self) -> bool {
+        self.inbox.is_some()
+    }
+
+    pub(crate) fn is_service(&self) -> bool {
+        self.is_service
+    }
+
+    /// Whether its inbox may put values of this type into messages, for their handlers to take.
+    pub fn lends<T: 'static>(&self) -> bool {
+        self.inbox.is_some_and(|inbox| inbox.lends(TypeId::of::<T>()))
     }
 }
 

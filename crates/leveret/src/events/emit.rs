@@ -1,7 +1,7 @@
 //! What handlers of events may do instead of replying.
 
 use crate::amqp::ShortStr;
-use crate::consumer::{FromIncoming, Incoming};
+use crate::consumer::{FromIncoming, Given, Incoming};
 use crate::error::{Error, ErrorKind};
 use crate::message::IntoMessage;
 
@@ -64,13 +64,19 @@ impl Emit {
 
 impl FromIncoming for Emit {
     fn from_incoming(incoming: &Incoming) -> Result<Self, Error> {
-        let events: Events = incoming.state().ok_or_else(|| {
-            let text = "the handler asks for Emit, and its consumer does not know where to: call .state(…) with the Events, \
-                        or make it by Events::subscribe";
-            Error::new(ErrorKind::Invalid, text)
-        })?;
+        let events: Events = incoming.state().ok_or_else(has_no_events)?;
         let properties = incoming.properties();
         let id = properties.correlation_id.or(properties.message_id).map(ShortStr::into_owned);
         Ok(Emit(events.in_group(id)))
     }
+
+    fn check(given: &Given<'_>) -> Result<(), Error> {
+        if given.has_state::<Events>() { Ok(()) } else { Err(has_no_events()) }
+    }
+}
+
+fn has_no_events() -> Error {
+    let text = "a handler takes Emit, and its consumer or service has no Events to publish to: call .state(events), or make the \
+                consumer by Events::subscribe";
+    Error::new(ErrorKind::Invalid, text)
 }

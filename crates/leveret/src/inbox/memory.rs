@@ -1,5 +1,6 @@
 //! An inbox in memory.
 
+use std::any::TypeId;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -200,6 +201,10 @@ enum Busy {
 }
 
 impl Inbox for MemoryInbox {
+    fn lends(&self, _argument: TypeId) -> bool {
+        false
+    }
+
     fn open<'a>(&'a self, incoming: &'a Incoming) -> Doing<'a, Opened> {
         Box::pin(async move {
             let opened = timeout(PATIENCE, self.open_within(incoming)).await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::address::ServiceAddress;
 use crate::asyncapi::Shape;
-use crate::consumer::{BoxError, BoxFuture, Handler, Incoming, States};
+use crate::consumer::{BoxError, BoxFuture, Given, Handler, Incoming};
 use crate::error::Error;
 use crate::message::{IntoMessage, Message};
 use crate::retry::{Failure, named};
@@ -38,7 +38,7 @@ pub trait Method<Arguments>: Send + Sync + 'static {
 
     /// Whether the arguments can be picked at all, asked before the service begins.
     #[doc(hidden)]
-    fn check(&self, _given: &States) -> Result<(), Error> {
+    fn check(&self, _given: &Given<'_>) -> Result<(), Error> {
         Ok(())
     }
 }
@@ -106,7 +106,7 @@ impl<T: IntoReply, E: Into<BoxError>> IntoReply for Result<T, E> {
 type BoxMethod = Arc<Calling>;
 
 /// Checks the arguments of a method against what its service was given.
-type CheckArguments = Arc<dyn Fn(&States) -> Result<(), Error> + Send + Sync>;
+type CheckArguments = Arc<dyn Fn(&Given<'_>) -> Result<(), Error> + Send + Sync>;
 
 type Calling = dyn Fn(&Incoming) -> BoxFuture<Result<Option<Message>, BoxError>> + Send + Sync;
 
@@ -177,7 +177,7 @@ impl Methods {
     }
 
     /// Whether the arguments of all methods can be picked from requests to a service that was given this.
-    pub(super) fn check(&self, given: &States) -> Result<(), Error> {
+    pub(super) fn check(&self, given: &Given<'_>) -> Result<(), Error> {
         self.checks.iter().try_for_each(|check| check(given))
     }
 

@@ -11,7 +11,7 @@ use super::reply::{END, ERROR, MORE, NUMBER, PART};
 use super::transaction::Transaction;
 use crate::amqp::{Properties, RawProperties, ShortStr, lock};
 use crate::client::Client;
-use crate::consumer::{FromIncoming, Incoming};
+use crate::consumer::{FromIncoming, Given, Incoming};
 use crate::error::{Error, ErrorKind};
 use crate::message::{IntoMessage, Message};
 use crate::publisher::{Publisher, Ticket};
@@ -387,14 +387,30 @@ impl FromIncoming for Replier {
     fn from_incoming(incoming: &Incoming) -> Result<Self, Error> {
         let way = incoming.way_back().cloned();
         if way.as_ref().is_some_and(|way| way.kind == Kind::Recorded) {
-            let text = "the method asks for a Replier, and its service handles requests exactly once: then each has one reply";
-            return Err(Error::new(ErrorKind::Invalid, text));
+            return Err(has_one_reply());
         }
-        way.map(|way| Replier { way }).ok_or_else(|| {
-            let text = "the handler asks for a Replier, which only methods of a service have";
-            Error::new(ErrorKind::Invalid, text)
-        })
+        way.map(|way| Replier { way }).ok_or_else(has_no_replier)
     }
+
+    fn check(given: &Given<'_>) -> Result<(), Error> {
+        match given.is_service() {
+            true if given.has_inbox() => Err(has_one_reply()),
+            true => Ok(()),
+            false => Err(has_no_replier()),
+        }
+    }
+}
+
+fn has_one_reply() -> Error {
+    let text = "a method takes a Replier, and its service handles requests exactly once, with one reply for each: return the \
+                reply, or leave out exactly_once";
+    Error::new(ErrorKind::Invalid, text)
+}
+
+fn has_no_replier() -> Error {
+    let text = "a handler takes a Replier, which only methods of a service have: make it a method by Client::service, or publish \
+                the reply";
+    Error::new(ErrorKind::Invalid, text)
 }
 
 impl fmt::Debug for Replier {

@@ -346,7 +346,7 @@ impl ServiceBuilder {
         if self.is_transactional {
             self.check_transactional()?;
         }
-        self.methods.check(self.consumer.states())?;
+        self.methods.check(&self.consumer.given(true))?;
         let is_pattern = |name: &String| name.contains(['#', '*']);
         if let Some(name) = self.methods.names().into_iter().find(is_pattern) {
             return invalid(format!("a method cannot be named {name:?}: that is a pattern"));

@@ -145,8 +145,12 @@ async fn a_consumer_that_knows_no_events_cannot_emit_and_one_that_was_given_them
     let handler = async |emit: Emit| emit.publish("job.done", "").await;
     publisher.publish("jobs", Message::new("1").correlation_id("one")).await.unwrap();
     let a_while = || tokio::time::sleep(Duration::from_secs(30));
-    let summary = client.consumer("jobs").handle(handler).run_until(a_while()).await.unwrap();
-    assert!(summary.handled == 0 && summary.failed > 0, "{summary:?}");
+    let error = client.consumer("jobs").handle(handler).run_until(a_while()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("call .state(events)"), "{error}");
+    let emitting = client.service("emitting").method("emit", handler);
+    assert_eq!(emitting.declare().await.unwrap_err().kind(), ErrorKind::Invalid);
+    emitting.state(events.clone()).declare().await.unwrap();
     let runner = client.consumer("jobs").state(events).handle(handler);
     assert_eq!(runner.run_until(a_while()).await.unwrap().handled, 1);
     let done = client.get("done", Default::default()).await.unwrap().expect("an event");

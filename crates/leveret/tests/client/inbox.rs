@@ -311,10 +311,8 @@ async fn a_method_that_sends_several_replies_is_refused() {
     let client = client_of(&broker).await;
     let service = client.service("s").exactly_once(by_id());
     let service = service.method("m", async |mut replier: Replier| replier.send("one").await);
-    let _service = Running::start(service).await;
-    let rpc = client.rpc("s").build().await.unwrap();
-    let error = soon("a reply", rpc.call::<()>("m", "")).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Remote);
+    let error = soon("a refusal", service.run()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains("one reply"), "{error}");
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use leveret::{FromIncoming, Incoming};
+use leveret::{FromIncoming, Given, Incoming};
 use sqlx::{Database, Transaction};
 
 /// The transaction in which a message is handled, as an argument of the handler. What is done with it is committed together with
@@ -144,20 +144,26 @@ impl<D: Database> Drop for Tx<D> {
 
 impl<D: Database> FromIncoming for Tx<D> {
     fn from_incoming(incoming: &Incoming) -> Result<Self, leveret::Error> {
-        let Some(slot) = incoming.lent::<Slot<D>>() else {
-            let text = format!(
-                "the handler asks for a Tx<{}>, which only a consumer or service has that is exactly_once with a \
-                 leveret_sql::Inbox of this database",
-                D::NAME
-            );
-            return Err(leveret::Error::invalid(text));
-        };
+        let slot = incoming.lent::<Slot<D>>().ok_or_else(has_no_inbox::<D>)?;
         slot.lend().ok_or_else(|| {
             leveret::Error::invalid(
                 "the handler asks for its Tx twice, and there is one: take one argument",
             )
         })
     }
+
+    fn check(given: &Given<'_>) -> Result<(), leveret::Error> {
+        if given.lends::<Tx<D>>() { Ok(()) } else { Err(has_no_inbox::<D>()) }
+    }
+}
+
+fn has_no_inbox<D: Database>() -> leveret::Error {
+    let text = format!(
+        "a handler takes a Tx<{}>, and its consumer or service has no inbox in such a database: call .exactly_once(inbox) with a \
+         leveret_sql::Inbox",
+        D::NAME
+    );
+    leveret::Error::invalid(text)
 }
 
 impl<D: Database> fmt::Debug for Tx<D> {
