@@ -169,6 +169,8 @@ pub use retry::{
     Acapi, Chandra, Classification, CoverArt, Death, Deaths, Decision, Facts, Failure, Orb,
     ParkReason, Redelivered, Redelivery, Retry, RetryPolicy, Verdict,
 };
+#[doc(hidden)]
+pub use retry::look_behind_errors;
 pub use rpc::{
     Call, CallFuture, End, FromReply, IntoReply, Method, RemoteError, Replier, Replies, Reply,
     ReplyStream, Rpc, RpcBuilder, ServiceBuilder, StreamCall,

@@ -36,6 +36,8 @@ pub use orb::{Orb, Redelivered, Redelivery};
 pub use policy::{Decision, Facts, ParkReason, RetryPolicy};
 
 pub(crate) use classify::Classifiers;
+#[doc(hidden)]
+pub use classify::look_behind_errors;
 pub(crate) use failure::{Diagnosis, named};
 pub(crate) use profile::Profile;
 

@@ -40,8 +40,19 @@ impl Error {
 
     /// The database has failed at this.
     pub(crate) fn database(what: impl Into<String>, source: sqlx::Error) -> Self {
-        let (kind, text, source) = (ErrorKind::Database, what.into(), Some(source.into()));
-        Error(Box::new(Inner { kind, text, source }))
+        Error::caused(ErrorKind::Database, what, source)
+    }
+
+    fn caused(
+        kind: ErrorKind,
+        text: impl Into<String>,
+        source: impl Into<Box<dyn StdError + Send + Sync>>,
+    ) -> Self {
+        // Classifiers look for causes that `source` passes over.
+        leveret::look_behind_errors(|error| {
+            error.downcast_ref::<Error>()?.0.source.as_deref().map(|cause| cause as _)
+        });
+        Error(Box::new(Inner { kind, text: text.into(), source: Some(source.into()) }))
     }
 
     /// The broker, or what was to be sent to it, has failed at this.
@@ -50,7 +61,7 @@ impl Error {
             leveret::ErrorKind::Invalid | leveret::ErrorKind::Payload => ErrorKind::Invalid,
             _ => ErrorKind::Broker,
         };
-        Error(Box::new(Inner { kind, text: what.into(), source: Some(source.into()) }))
+        Error::caused(kind, what, source)
     }
 
     /// The database did not answer.

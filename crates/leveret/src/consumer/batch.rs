@@ -34,6 +34,12 @@ pub struct BatchOptions {
 }
 
 /// What a handler of batches may return: nothing, a `Result` for the batch as a whole, or one for each message.
+#[diagnostic::on_unimplemented(
+    message = "a handler of batches cannot return `{Self}`",
+    label = "not an outcome of a batch",
+    note = "it returns nothing, a `Result<(), E>` for the whole batch, whose error is a `Failure`, a `BoxError` or any error that is `Send + Sync`, or a \
+            `BatchOutcome` with a `Result` for each message"
+)]
 pub trait IntoBatchOutcome {
     /// Whether the messages are done.
     fn into_batch_outcome(self) -> BatchOutcome;
@@ -86,11 +92,9 @@ impl BatchRunner {
         F: Fn(Vec<Incoming>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output: IntoBatchOutcome> + Send + 'static,
     {
-        let classifiers = Arc::new(builder.running.classifiers.clone());
         let call = move |batch| -> BoxFuture<BatchOutcome> {
             let handling = handler(batch);
-            let classifiers = Arc::clone(&classifiers);
-            Box::pin(async move { handling.await.into_batch_outcome().classified(&classifiers) })
+            Box::pin(async move { handling.await.into_batch_outcome() })
         };
         BatchRunner { builder, options, call: Arc::new(call) }
     }
@@ -107,7 +111,7 @@ impl BatchRunner {
             return Err(builder.cannot_tell("to handle batches"));
         }
         let once = builder.take_once();
-        let running = builder.running.clone();
+        let (classifiers, drain) = (builder.running.classifiers.clone(), builder.running.drain);
         let size = usize::from(options.size.max(1));
         builder.settings.prefetch = builder.settings.prefetch.max(Some(options.size.max(1)));
         let counts = Consumed::new(&builder.settings.queue);
@@ -121,7 +125,7 @@ impl BatchRunner {
         };
         let Some(started) = unless(&mut stop, starting).await else { return Ok(summary) };
         let (failing, mut deliveries) = started?;
-        let handling = Handling { call, counts, failing, once };
+        let handling = Handling { call, classifiers, counts, failing, once };
         loop {
             let (batch, end) = tokio::select! {
                 collected = collect(&mut deliveries, size, options.within) => collected,
@@ -185,6 +189,7 @@ type CallBatch = Arc<dyn Fn(Vec<Incoming>) -> BoxFuture<BatchOutcome> + Send + S
 
 struct Handling {
     call: CallBatch,
+    classifiers: Classifiers,
     counts: Consumed,
     failing: Arc<Failing>,
     once: Option<Once>,
@@ -319,7 +324,8 @@ impl Handling {
             context.record(&span, None);
             context.scope(call.instrument(span)).await
         };
-        outcome.unwrap_or_else(|panic| BatchOutcome::Whole(Err(panic)))
+        let outcome = outcome.unwrap_or_else(|panic| BatchOutcome::Whole(Err(panic)));
+        outcome.classified(&self.classifiers)
     }
 }
 

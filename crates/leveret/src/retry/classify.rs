@@ -3,9 +3,11 @@
 use std::borrow::Cow;
 use std::error::Error as StdError;
 use std::fmt;
-use std::sync::Arc;
+use std::io;
+use std::sync::{Arc, OnceLock};
 
-use super::failure::{Classified, Verdict};
+use super::failure::{Classified, Verdict, short_name};
+use crate::amqp;
 use crate::consumer::BoxError;
 use crate::error::Error;
 
@@ -34,7 +36,9 @@ impl From<Verdict> for Classification {
 #[derive(Clone, Default)]
 pub(crate) struct Classifiers(Vec<Arc<Classifier>>);
 
-type Classifier = dyn Fn(&(dyn StdError + 'static)) -> Option<Classification> + Send + Sync;
+/// With the name of the type of error that it is for.
+type Classifier =
+    dyn Fn(&(dyn StdError + 'static)) -> Option<(Classification, Option<String>)> + Send + Sync;
 
 impl Classifiers {
     pub(crate) fn add<E, C>(&mut self, classify: impl Fn(&E) -> C + Send + Sync + 'static)
@@ -42,8 +46,10 @@ impl Classifiers {
         E: StdError + 'static,
         C: Into<Classification>,
     {
-        self.0
-            .push(Arc::new(move |error| error.downcast_ref().map(|error| classify(error).into())));
+        self.0.push(Arc::new(move |error| {
+            let error = error.downcast_ref()?;
+            Some((classify(error).into(), short_name::<E>()))
+        }));
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -57,13 +63,15 @@ impl Classifiers {
             return error;
         }
         match self.find(&*error) {
-            Some(Classification { verdict, kind }) => Classified::by(verdict, kind, error).into(),
+            Some((Classification { verdict, kind }, type_name)) => {
+                Classified::by(verdict, kind, type_name, error).into()
+            }
             None => error,
         }
     }
 
     /// The first classification of an error of the chain, from the outermost error on.
-    fn find(&self, error: &(dyn StdError + 'static)) -> Option<Classification> {
+    fn find(&self, error: &(dyn StdError + 'static)) -> Option<(Classification, Option<String>)> {
         std::iter::successors(Some(error), |&error| cause_of(error))
             .find_map(|error| self.0.iter().find_map(|classify| classify(error)))
     }
@@ -74,10 +82,31 @@ fn cause_of<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e (dyn StdError
     if let Some(error) = error.downcast_ref::<Classified>() {
         return Some(error.cause());
     }
-    match error.downcast_ref::<Error>() {
-        Some(error) => error.get_ref().map(|cause| cause as _),
-        None => error.source(),
+    if let Some(error) = error.downcast_ref::<Error>() {
+        return error.get_ref().map(|cause| cause as _);
     }
+    if let Some(error) = error.downcast_ref::<amqp::Error>() {
+        return error.get_ref().map(|cause| cause as _);
+    }
+    if let Some(behind) = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+        return Some(behind);
+    }
+    let behind = CAUSE_ELSEWHERE.get().and_then(|cause_of| cause_of(error));
+    behind.or_else(|| error.source())
+}
+
+/// Finds the cause of an error of `leveret-sql`, of which this crate knows nothing.
+static CAUSE_ELSEWHERE: OnceLock<CauseOf> = OnceLock::new();
+
+type CauseOf = for<'e> fn(&'e (dyn StdError + 'static)) -> Option<&'e (dyn StdError + 'static)>;
+
+/// Has classifiers look behind errors of another crate: the function gives the error right behind one that is of its crate, and whose
+/// `source()` may pass it over.
+#[doc(hidden)]
+pub fn look_behind_errors(
+    cause_of: for<'e> fn(&'e (dyn StdError + 'static)) -> Option<&'e (dyn StdError + 'static)>,
+) {
+    CAUSE_ELSEWHERE.get_or_init(|| cause_of);
 }
 
 impl fmt::Debug for Classifiers {

@@ -129,10 +129,16 @@ pub(crate) struct Classified {
 }
 
 impl Classified {
-    /// By a function of the consumer. Without a word of its own the error keeps the one it has, or the name of its type.
-    pub(super) fn by(verdict: Verdict, kind: Option<Cow<'static, str>>, error: BoxError) -> Self {
-        let named = || error.downcast_ref::<Classified>().and_then(|known| known.kind.clone());
-        let kind = kind.map(Cow::into_owned).or_else(named);
+    /// By a function of the consumer. Without a word of its own the error keeps the one it has, or else the name of the type that
+    /// the function is for.
+    pub(super) fn by(
+        verdict: Verdict,
+        kind: Option<Cow<'static, str>>,
+        type_name: Option<String>,
+        error: BoxError,
+    ) -> Self {
+        let known = || Some(Diagnosis::of(&error).kind).filter(|kind| kind != UNNAMED);
+        let kind = kind.map(Cow::into_owned).or_else(known).or(type_name);
         Classified { verdict: Some(verdict), kind, error }
     }
 

@@ -1,15 +1,19 @@
 //! What errors of a program's own types mean, said once for a consumer or a service.
 
+use std::error::Error as _;
 use std::fmt;
 use std::future::pending;
+use std::io;
 use std::time::Duration;
 
+use leveret::amqp::{Connection, Options};
+use leveret::inbox::{MemoryInbox, Remember};
 use leveret::{
-    BatchOptions, BatchOutcome, Client, ClientEvent, ConsumerBuilder, ErrorKind, Failure, Filter,
-    Incoming, Json, Queue, RetryPolicy, State, Verdict,
+    BatchOptions, BatchOutcome, BoxError, Client, ClientEvent, ConnectLimits, ConsumerBuilder, End,
+    Error, ErrorKind, Failure, Filter, Incoming, Json, Queue, Replier, RetryPolicy, State, Verdict,
 };
 
-use crate::{broker, client_of, client_with};
+use crate::{broker, client_of, client_with, soon};
 
 /// As thiserror writes it: an error of std, with a cause.
 #[derive(Debug)]
@@ -142,6 +146,93 @@ async fn a_handler_may_return_the_error_itself() {
     assert_eq!(error, Some("the card was declined: invalid digit found in string"));
 }
 
+/// Causes that an error's text includes are in no `source()`, so that they are printed once. They are classified all the same.
+#[tokio::test]
+async fn an_error_is_classified_behind_texts_that_include_it() {
+    let url = "amqp://127.0.0.1:1";
+    let refused = Connection::open(&Options::from_uri(url).unwrap()).await.unwrap_err();
+    assert!(refused.source().is_none(), "{refused}");
+    let limits = ConnectLimits { max_retries: 0, within: Duration::from_secs(60) };
+    let connecting = Client::builder().endpoint(url).unwrap().connect_limits(limits).connect();
+    let unreachable = connecting.await.unwrap_err();
+    let client = with_cards(["plain", "engine", "client"]).await;
+    let handler = async |card: String, State((refused, unreachable)): State<Errors>| {
+        Err::<(), Failure>(match card.as_str() {
+            "plain" => io::Error::from(io::ErrorKind::ConnectionRefused).into(),
+            "engine" => refused.into(),
+            _ => unreachable.into(),
+        })
+    };
+    let all_parked = parked(&client, 3);
+    let consumer = client
+        .consumer("cards")
+        .classify(|_: &io::Error| Verdict::Permanent.kind("refused"))
+        .state::<Errors>((refused, unreachable));
+    soon("to be parked", consumer.handle(handler).run_until(all_parked)).await.unwrap();
+    let expected = told([
+        ("client", "refused", "permanent"),
+        ("engine", "refused", "permanent"),
+        ("plain", "refused", "permanent"),
+    ]);
+    assert_eq!(lot(&client).await, expected);
+}
+
+/// The same error, of the engine and of the client.
+type Errors = (leveret::amqp::Error, Error);
+
+#[tokio::test(start_paused = true)]
+async fn an_error_within_one_of_the_system_is_classified() {
+    let client = with_cards(["plain"]).await;
+    let all_parked = parked(&client, 1);
+    let runner = classified(&client).handle(async || Err::<(), _>(io::Error::other(declined())));
+    soon("to be parked", runner.run_until(all_parked)).await.unwrap();
+    assert_eq!(lot(&client).await, told([("plain", "declined", "permanent")]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_kind_of_its_own_a_classified_error_has_the_name_of_its_type() {
+    let client = with_cards(["plain", "wrapped", "own"]).await;
+    let consumer = client.consumer("cards").classify(|_: &BillError| Verdict::Permanent);
+    let handler = async |card: String| {
+        let error: BoxError = match card.as_str() {
+            "plain" => declined().into(),
+            "wrapped" => Wrapped(declined()).into(),
+            _ => Failure::from(Wrapped(declined())).into(),
+        };
+        Err::<(), _>(error)
+    };
+    let all_parked = parked(&client, 3);
+    consumer.handle(handler).run_until(all_parked).await.unwrap();
+    let expected = told([
+        ("own", "Wrapped", "permanent"),
+        ("plain", "BillError", "permanent"),
+        ("wrapped", "BillError", "permanent"),
+    ]);
+    assert_eq!(lot(&client).await, expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn panics_are_classified_of_a_message_and_of_a_batch() {
+    fn consumer(client: &Client) -> ConsumerBuilder {
+        client.consumer("cards").classify(|error: &Error| match error.kind() {
+            ErrorKind::Panicked => Verdict::Permanent.kind("bug"),
+            _ => Verdict::Retry.into(),
+        })
+    }
+    let expected = told([("one", "bug", "permanent")]);
+    let client = with_cards(["one"]).await;
+    let all_parked = parked(&client, 1);
+    let runner = consumer(&client).handle(async || -> () { panic!("a bug") });
+    soon("to be parked", runner.run_until(all_parked)).await.unwrap();
+    assert_eq!(lot(&client).await, expected);
+    let client = with_cards(["one"]).await;
+    let all_parked = parked(&client, 1);
+    let options = BatchOptions { size: 1, within: Duration::from_millis(10) };
+    let runner = consumer(&client).handle_batches(options, async |_| -> () { panic!("a bug") });
+    soon("to be parked", runner.run_until(all_parked)).await.unwrap();
+    assert_eq!(lot(&client).await, expected);
+}
+
 #[tokio::test(start_paused = true)]
 async fn errors_of_a_layer_are_classified() {
     let client = with_cards(["slow"]).await;
@@ -202,6 +293,23 @@ async fn a_service_whose_method_takes_a_state_that_was_not_given_does_not_begin(
     let method = async |State(factor): State<u32>, Json(number): Json<u32>| Json(number * factor);
     let service = client.service("sums").method("times", method);
     assert_eq!(service.declare().await.unwrap_err().kind(), ErrorKind::Invalid);
+    let error = service.declare().await.unwrap_err().to_string();
+    assert!(error.contains("call .state(value) with a u32 on the service"), "{error}");
     // It may be given after the method.
     service.state(2_u32).declare().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_takes_a_replier_that_there_cannot_be_does_not_begin() {
+    let client = with_cards(["plain"]).await;
+    let runner = client.consumer("cards").handle(async |_: Replier| {});
+    let error = soon("a refusal", runner.run()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("Client::service"), "{error}");
+    let service = client.service("sums").method("count", async |_: Replier| End);
+    service.declare().await.unwrap();
+    let inbox = MemoryInbox::new(Remember::ids_for(Duration::from_secs(60)));
+    let error = service.exactly_once(inbox).declare().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("leave out exactly_once"), "{error}");
 }

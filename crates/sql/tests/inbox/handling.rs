@@ -1,15 +1,16 @@
 //! What a handler does, and what stays of it.
 
+use std::error::Error as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use leveret::inbox::Remember;
+use leveret::inbox::{MemoryInbox, Remember};
 use leveret::{
-    Attempt, BatchOptions, BatchOutcome, BoxError, Client, Delivery, Failure, Incoming, Json,
-    Message, RetryPolicy, State, Topology,
+    Attempt, BatchOptions, BatchOutcome, BoxError, Client, Delivery, ErrorKind, Failure, Incoming,
+    Json, Message, RetryPolicy, State, Topology, Verdict,
 };
-use leveret_sql::{Inbox, Outbox, Outgoing, Tx};
+use leveret_sql::{Inbox, Outbox, Outgoing, Schema, Tx};
 use leveret_testkit::eventually;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
@@ -290,19 +291,15 @@ async fn copies_of_a_request_that_fails_at_the_same_time_all_get_the_same_error(
 }
 
 #[tokio::test]
-async fn a_transaction_can_be_asked_for_once_and_where_there_is_one() {
+async fn a_transaction_can_be_asked_for_once() {
     let scene = Scene::new().await;
     scene.publish("1", &effect("x")).await;
     let twice = async |_one: Tx<Db>, _two: Tx<Db>| {};
     let runner = scene.client.consumer("q").retry(RetryPolicy::never());
     let runner = runner.exactly_once(scene.by_id()).handle(twice);
     runner.run_until(scene.until_depth("q.parked", 1)).await.unwrap();
-    scene.publish("2", &effect("x")).await;
-    let runner = scene.client.consumer("q").retry(RetryPolicy::never()).handle(handle);
-    runner.run_until(scene.until_depth("q.parked", 2)).await.unwrap();
     let parked = scene.parked().await;
     assert!(parked[0].1.contains("twice"), "{parked:?}");
-    assert!(parked[1].1.contains("exactly_once"), "{parked:?}");
 }
 
 #[tokio::test]
@@ -493,4 +490,42 @@ pub async fn a_commit_that_finds_no_database_is_no_failure_of_the_message() {
     let summary = timeout(SOON, runner.run_until(scene.until_empty("q"))).await.unwrap().unwrap();
     assert_eq!((summary.handled, summary.parked), (1, 0), "{summary:?}");
     assert_eq!(scene.effects("once").await, 1);
+}
+
+#[tokio::test]
+async fn a_handler_whose_transaction_nobody_begins_is_refused_before_it_begins() {
+    let scene = Scene::new().await;
+    let needs = async |_: Tx<Db>| {};
+    let in_memory = MemoryInbox::new(Remember::ids_for(DAY));
+    let consumer = || scene.client.consumer("q");
+    for runner in [consumer().handle(needs), consumer().exactly_once(in_memory).handle(needs)] {
+        let error = timeout(SOON, runner.run()).await.expect("a refusal").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains("call .exactly_once(inbox)"), "{error}");
+    }
+    let service = scene.client.service("s").method("m", needs);
+    assert_eq!(service.declare().await.unwrap_err().kind(), ErrorKind::Invalid);
+    service.exactly_once(scene.by_id()).declare().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_error_of_the_database_is_classified_behind_one_of_this_crate() {
+    let scene = Scene::new().await;
+    // There are no tables in this schema.
+    let schema = Schema::new("missing").unwrap();
+    let inbox = Inbox::in_schema(scene.pool.clone(), Remember::ids_for(DAY), &schema);
+    let error = inbox.clean().await.unwrap_err();
+    assert!(error.sql().is_some() && error.source().is_none(), "{error}");
+    let runner = scene
+        .client
+        .consumer("q")
+        .classify(|_: &sqlx::Error| Verdict::Permanent.kind("sql"))
+        .handle(move || {
+            let inbox = inbox.clone();
+            async move { inbox.clean().await.map(|_| ()) }
+        });
+    scene.publish("1", &effect("1")).await;
+    let is_parked = scene.until_depth("q.parked", 1);
+    timeout(SOON, runner.run_until(is_parked)).await.expect("an end").unwrap();
+    assert_eq!(scene.parked().await[0].0, "sql");
 }
