@@ -214,6 +214,11 @@ impl Message {
 }
 
 /// What can be published: a [`Message`], a body, or a payload such as [`Json`](crate::Json).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be published",
+    label = "not a message",
+    note = "a message is a `Message`, a body as `&str`, `String`, `Vec<u8>` or `Bytes`, or a value of your own in `Json(..)` or `MsgPack(..)`"
+)]
 pub trait IntoMessage {
     /// The message.
     fn into_message(self) -> Result<Message, Error>;

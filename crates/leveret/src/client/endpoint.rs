@@ -117,6 +117,11 @@ impl Endpoints {
 }
 
 /// What [`Client::connect`](super::Client::connect) takes: one URL, or a list of them in the order of preference.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not the address of a broker",
+    label = "not a URL, nor a list of them",
+    note = "an address is a URL as `&str` or `String`, such as \"amqp://localhost\", an `Options`, or an array or `Vec` of them"
+)]
 pub trait IntoEndpoints {
     /// Their options.
     fn into_endpoints(self) -> Result<Vec<Options>, Error>;
