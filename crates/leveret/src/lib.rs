@@ -139,18 +139,21 @@ pub mod text;
 mod topology;
 mod trace;
 
+/// Bodies of messages: the type of the crate `bytes`.
+pub use bytes::Bytes;
+
 pub use asyncapi::{AsyncApi, Shape};
 pub use client::{
     Backoff, CallerHealth, Client, ClientBuilder, ClientEvent, ClientEvents, ConnectLimits,
     ConnectionHealth, ConsumerHealth, Health, IntoEndpoints, PoolHealth, PublisherHealth,
 };
+#[doc(hidden)]
+pub use consumer::Given;
 pub use consumer::{
     Attempt, BatchOptions, BatchOutcome, BatchRunner, BoxError, ConsumerBuilder, Deliveries,
     FromIncoming, Handler, HandlerService, Headers, Incoming, IntoBatchOutcome, IntoOutcome, Next,
     Runner, State, Summary,
 };
-#[doc(hidden)]
-pub use consumer::Given;
 pub use delay::Delays;
 pub use delivery::Delivery;
 pub use error::{Error, ErrorKind};
@@ -165,12 +168,12 @@ pub use pool::{BorrowedChannel, ChannelPool, ChannelPoolBuilder};
 pub use publisher::{
     BatchError, OnLoss, Publisher, PublisherBuilder, Ticket, UnconfirmedPublisher,
 };
+#[doc(hidden)]
+pub use retry::look_behind_errors;
 pub use retry::{
     Acapi, Chandra, Classification, CoverArt, Death, Deaths, Decision, Facts, Failure, Orb,
     ParkReason, Redelivered, Redelivery, Retry, RetryPolicy, Verdict,
 };
-#[doc(hidden)]
-pub use retry::look_behind_errors;
 pub use rpc::{
     Call, CallFuture, End, FromReply, IntoReply, Method, RemoteError, Replier, Replies, Reply,
     ReplyStream, Rpc, RpcBuilder, ServiceBuilder, StreamCall,

@@ -38,6 +38,9 @@
 #[cfg(not(any(feature = "postgres", feature = "sqlite")))]
 compile_error!("leveret-sql needs a database: switch on its feature `postgres` or `sqlite`");
 
+/// The version of sqlx whose pools and transactions this crate works with.
+pub use sqlx;
+
 mod backend;
 mod error;
 mod inbox;

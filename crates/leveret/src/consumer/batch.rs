@@ -111,7 +111,7 @@ impl BatchRunner {
             return Err(builder.cannot_tell("to handle batches"));
         }
         let once = builder.take_once();
-        let (classifiers, drain) = (builder.running.classifiers.clone(), builder.running.drain);
+        let (classifiers, drain) = (builder.running.classifiers.clone(), builder.running.drain.clone());
         let size = usize::from(options.size.max(1));
         builder.settings.prefetch = builder.settings.prefetch.max(Some(options.size.max(1)));
         let counts = Consumed::new(&builder.settings.queue);
@@ -139,7 +139,7 @@ impl BatchRunner {
                     done = &mut handling => summary.add(done),
                     _ = &mut stop => {
                         drop(deliveries);
-                        match running.drain.start().limit(handling).await {
+                        match drain.start().limit(handling).await {
                             Some(done) => summary.add(done),
                             None => summary.abandoned += count,
                         }
