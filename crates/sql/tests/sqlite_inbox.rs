@@ -4,6 +4,10 @@ mod bank;
 mod dying;
 mod inbox;
 
+mod sqlite_inbox {
+    mod lost_file;
+}
+
 /// The database that the tests are on.
 mod database {
     use leveret_testkit::ScratchFolder;
