@@ -4,6 +4,7 @@
 //! needs and nothing else; what makes two bindings the same, and which of them go when a queue does, is kept here, once
 //! for all types.
 
+mod destinations;
 mod direct;
 mod fanout;
 mod headers;
@@ -185,8 +186,29 @@ impl<D: Copy + Eq + Hash> Bindings<D> {
         }
     }
 
+    /// The same for a message with several keys, each of them given once. What is appended is bounded by the bindings, however
+    /// many keys there are.
+    pub(crate) fn route_all(
+        &self,
+        keys: &[&[u8]],
+        headers: Option<&Table<'_>>,
+        found: &mut Vec<D>,
+    ) {
+        match &self.routes {
+            Routes::Direct(direct) => keys.iter().for_each(|key| direct.route(key, found)),
+            Routes::Topic(topic) => topic.route_all(keys, found),
+            // They do not go by keys.
+            Routes::Fanout(_) | Routes::Headers(_) => self.route(b"", headers, found),
+        }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Whether any binding leads there.
+    pub(crate) fn lead_to(&self, destination: D) -> bool {
+        self.by_destination.contains_key(&destination)
     }
 
     /// Where the bindings lead, each destination once.
@@ -205,7 +227,7 @@ impl<D: Copy + Eq + Hash> Bindings<D> {
     }
 }
 
-impl<D: Copy + Eq> Routes<D> {
+impl<D: Copy + Eq + Hash> Routes<D> {
     fn add(&mut self, key: &[u8], arguments: Table<'static>, destination: D) {
         match self {
             Routes::Direct(direct) => direct.add(key, destination),
@@ -232,12 +254,5 @@ impl Label {
         fields.sort();
         // In one spelling, so that arguments which mean the same have the same bytes.
         Label { key: key.into(), arguments: fields.to_table() }
-    }
-}
-
-/// Takes one occurrence out, and keeps the others in order, so that routing does not depend on what was unbound.
-fn take_out<D: Eq>(destinations: &mut Vec<D>, destination: D) {
-    if let Some(place) = destinations.iter().position(|other| *other == destination) {
-        destinations.remove(place);
     }
 }

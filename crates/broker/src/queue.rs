@@ -10,6 +10,7 @@ pub(crate) use publishers::Publisher;
 pub(crate) use ready::{Entry, Order, Ready};
 pub(crate) use turns::{Sharing, Turn, Turns};
 
+use foldhash::HashSet;
 use leveret_wire::Table;
 
 use crate::arguments::{Overflow, QueueArguments};
@@ -59,7 +60,7 @@ pub(crate) struct Queue {
     pub(crate) had_consumer: bool,
     pub(crate) last_used: Moment,
     /// The exchanges that have bindings to it.
-    pub(crate) bound_to: Vec<ExchangeId>,
+    pub(crate) bound_to: HashSet<ExchangeId>,
     /// For when it has asked to be looked after, because a message dies then.
     pub(crate) next_look: Moment,
     next_place: u64,
@@ -115,7 +116,7 @@ impl Queue {
             exclusive_consumer: None,
             had_consumer: false,
             last_used: Moment::NEVER,
-            bound_to: Vec::new(),
+            bound_to: HashSet::default(),
             next_look: Moment::NEVER,
             next_place: 0,
             publishers: refuses_late.then(Publishers::new),

@@ -24,6 +24,7 @@ use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use foldhash::HashSet;
 use foldhash::fast::RandomState;
 use leveret_wire::method::Encode;
 use leveret_wire::{Method, ShortStr, Table};
@@ -72,7 +73,7 @@ pub(crate) struct Exchange {
     pub(crate) alternate: Option<ShortStr<'static>>,
     pub(crate) bindings: Bindings<Destination>,
     /// The exchanges that have bindings to it.
-    pub(crate) bound_to: Vec<ExchangeId>,
+    pub(crate) bound_to: HashSet<ExchangeId>,
 }
 
 /// Who connects.

@@ -1,26 +1,28 @@
 //! Direct exchanges: the key of the message is the key of the binding.
 
+use std::hash::Hash;
+
 use foldhash::{HashMap, HashMapExt};
 
-use super::take_out;
+use super::destinations::Destinations;
 
 #[derive(Debug)]
 pub(super) struct Direct<D> {
-    by_key: HashMap<Box<[u8]>, Vec<D>>,
+    by_key: HashMap<Box<[u8]>, Destinations<D>>,
 }
 
-impl<D: Copy + Eq> Direct<D> {
+impl<D: Copy + Eq + Hash> Direct<D> {
     pub(super) fn new() -> Self {
         Direct { by_key: HashMap::new() }
     }
 
     pub(super) fn add(&mut self, key: &[u8], destination: D) {
-        self.by_key.entry(key.into()).or_default().push(destination);
+        self.by_key.entry(key.into()).or_insert_with(Destinations::new).add(destination);
     }
 
     pub(super) fn remove(&mut self, key: &[u8], destination: D) {
         let Some(destinations) = self.by_key.get_mut(key) else { return };
-        take_out(destinations, destination);
+        destinations.remove(destination);
         if destinations.is_empty() {
             self.by_key.remove(key);
         }
@@ -29,7 +31,7 @@ impl<D: Copy + Eq> Direct<D> {
     #[inline]
     pub(super) fn route(&self, key: &[u8], found: &mut Vec<D>) {
         if let Some(destinations) = self.by_key.get(key) {
-            found.extend_from_slice(destinations);
+            found.extend_from_slice(destinations.as_slice());
         }
     }
 }

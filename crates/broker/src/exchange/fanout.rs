@@ -1,28 +1,29 @@
 //! Fanout exchanges: every message goes to all.
 
-use super::take_out;
+use std::hash::Hash;
+
+use super::destinations::Destinations;
 
 #[derive(Debug)]
 pub(super) struct Fanout<D> {
-    /// Once per binding: one that is bound with two keys is here twice.
-    destinations: Vec<D>,
+    destinations: Destinations<D>,
 }
 
-impl<D: Copy + Eq> Fanout<D> {
+impl<D: Copy + Eq + Hash> Fanout<D> {
     pub(super) fn new() -> Self {
-        Fanout { destinations: Vec::new() }
+        Fanout { destinations: Destinations::new() }
     }
 
     pub(super) fn add(&mut self, destination: D) {
-        self.destinations.push(destination);
+        self.destinations.add(destination);
     }
 
     pub(super) fn remove(&mut self, destination: D) {
-        take_out(&mut self.destinations, destination);
+        self.destinations.remove(destination);
     }
 
     #[inline]
     pub(super) fn route(&self, found: &mut Vec<D>) {
-        found.extend_from_slice(&self.destinations);
+        found.extend_from_slice(self.destinations.as_slice());
     }
 }

@@ -9,6 +9,10 @@
 //! | a timestamp in the message     | seconds                         | milliseconds (in the binding: seconds) |
 //! | a name twice in the message    | the nth meets the nth of the binding | the last counts            |
 
+use std::cmp::Ordering;
+use std::hash::Hash;
+
+use foldhash::{HashMap, HashMapExt};
 use leveret_wire::{ShortStr, Table, Value};
 
 use crate::Profile;
@@ -79,15 +83,16 @@ impl Mode {
 #[derive(Debug)]
 pub(super) struct Headers<D> {
     profile: Profile,
-    conditions: Vec<Condition<D>>,
+    /// By destination and arguments.
+    conditions: HashMap<(D, Table<'static>), Condition>,
 }
 
 #[derive(Debug)]
-struct Condition<D> {
+struct Condition {
     quantity: Quantity,
     wanted: Box<[Wanted]>,
-    arguments: Table<'static>,
-    destination: D,
+    /// How many bindings have it: their keys differ.
+    bindings: usize,
 }
 
 /// An argument that counts.
@@ -99,50 +104,63 @@ struct Wanted {
     value: Value<'static>,
 }
 
-impl<D: Copy + Eq> Headers<D> {
+impl<D: Copy + Eq + Hash> Headers<D> {
     pub(super) fn new(profile: Profile) -> Self {
-        Headers { profile, conditions: Vec::new() }
+        Headers { profile, conditions: HashMap::new() }
     }
 
+    /// The arguments are sorted by name.
     pub(super) fn add(&mut self, arguments: Table<'static>, destination: D) {
-        let mode = Mode::of(&arguments);
+        let key = (destination, arguments);
+        if let Some(condition) = self.conditions.get_mut(&key) {
+            condition.bindings += 1;
+            return;
+        }
+        let (_, arguments) = &key;
+        let mode = Mode::of(arguments);
         let mut wanted: Vec<Wanted> = Vec::new();
         for (name, value) in arguments.iter().filter(|(name, _)| mode.counts(name.as_bytes())) {
-            let nth = wanted.iter().filter(|earlier| earlier.name == name).count();
+            let before = wanted.last().filter(|before| before.name == name);
+            let nth = before.map_or(0, |before| before.nth + 1);
             wanted.push(Wanted { name: name.into_owned(), nth, value: value.into_owned() });
         }
-        let wanted = wanted.into();
-        self.conditions.push(Condition { quantity: mode.quantity, wanted, arguments, destination });
+        let condition = Condition { quantity: mode.quantity, wanted: wanted.into(), bindings: 1 };
+        self.conditions.insert(key, condition);
     }
 
     pub(super) fn remove(&mut self, arguments: &Table<'static>, destination: D) {
-        let mut conditions = self.conditions.iter();
-        let place = conditions.position(|condition| {
-            condition.destination == destination && condition.arguments == *arguments
-        });
-        if let Some(place) = place {
-            self.conditions.remove(place);
+        let key = (destination, arguments.clone());
+        let Some(condition) = self.conditions.get_mut(&key) else { return };
+        condition.bindings -= 1;
+        if condition.bindings == 0 {
+            self.conditions.remove(&key);
         }
     }
 
     pub(super) fn route(&self, headers: Option<&Table<'_>>, found: &mut Vec<D>) {
-        let headers: Vec<_> = headers.into_iter().flat_map(Table::iter).collect();
+        let mut headers: Vec<_> = headers.into_iter().flat_map(Table::iter).collect();
+        // Several of one name stay in their order.
+        headers.sort_by(|(one, _), (other, _)| one.cmp(other));
         let is_met = |wanted: &Wanted| wanted.is_met(&headers, self.profile);
-        let matching = self.conditions.iter().filter(|condition| match condition.quantity {
+        let matching = self.conditions.iter().filter(|(_, condition)| match condition.quantity {
             Quantity::All => condition.wanted.iter().all(is_met),
             Quantity::Any => condition.wanted.iter().any(is_met),
         });
-        found.extend(matching.map(|condition| condition.destination));
+        found.extend(matching.map(|((destination, _), _)| *destination));
     }
 }
 
 impl Wanted {
+    /// The headers are sorted by name.
     fn is_met(&self, headers: &[(ShortStr<'_>, Value<'_>)], profile: Profile) -> bool {
-        let mut of_this_name = headers.iter().filter(|(name, _)| *name == self.name);
-        let header = match profile {
-            Profile::RabbitMq3_10 => of_this_name.nth(self.nth),
-            Profile::RabbitMq4_3 => of_this_name.next_back(),
+        let up_to = |is: fn(Ordering) -> bool| {
+            headers.partition_point(|(name, _)| is(name.cmp(&self.name)))
         };
+        let header = match profile {
+            Profile::RabbitMq3_10 => headers.get(up_to(Ordering::is_lt) + self.nth),
+            Profile::RabbitMq4_3 => headers[..up_to(Ordering::is_le)].last(),
+        };
+        let header = header.filter(|(name, _)| *name == self.name);
         header.is_some_and(|(_, header)| meets(header, &self.value, profile))
     }
 }

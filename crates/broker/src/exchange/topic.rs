@@ -15,10 +15,11 @@
 //! comes of it is bounded by nodes times words. (Trying each length for each `#` in turn would be exponential.)
 
 use std::cell::RefCell;
+use std::hash::Hash;
 
-use foldhash::{HashMap, HashMapExt};
+use foldhash::{HashMap, HashMapExt, HashSet, HashSetExt};
 
-use super::take_out;
+use super::destinations::Destinations;
 use crate::Profile;
 use crate::refusal::Refusal;
 
@@ -67,7 +68,7 @@ struct Node<D> {
     hash: Option<NodeId>,
     /// How many children for words there are among the edges.
     words: u32,
-    destinations: Vec<D>,
+    destinations: Destinations<D>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -94,7 +95,7 @@ struct Walk {
 
 impl<D> Node<D> {
     fn new() -> Self {
-        Node { star: None, hash: None, words: 0, destinations: Vec::new() }
+        Node { star: None, hash: None, words: 0, destinations: Destinations::new() }
     }
 
     /// Whether a word leads on from here.
@@ -107,7 +108,7 @@ impl<D> Node<D> {
     }
 }
 
-impl<D: Copy + Eq> Topic<D> {
+impl<D: Copy + Eq + Hash> Topic<D> {
     pub(super) fn new() -> Self {
         Topic {
             nodes: vec![Node::new()],
@@ -127,7 +128,7 @@ impl<D: Copy + Eq> Topic<D> {
                 None => self.grow(node, word),
             };
         }
-        self.nodes[node as usize].destinations.push(destination);
+        self.nodes[node as usize].destinations.add(destination);
     }
 
     pub(super) fn remove(&mut self, key: &[u8], destination: D) {
@@ -138,7 +139,7 @@ impl<D: Copy + Eq> Topic<D> {
             path.push((node, word, child));
             node = child;
         }
-        take_out(&mut self.nodes[node as usize].destinations, destination);
+        self.nodes[node as usize].destinations.remove(destination);
         for (parent, word, child) in path.into_iter().rev() {
             if !self.nodes[child as usize].is_unused() {
                 break;
@@ -149,23 +150,41 @@ impl<D: Copy + Eq> Topic<D> {
     }
 
     pub(super) fn route(&self, key: &[u8], found: &mut Vec<D>) {
+        self.walk(key, &mut |_, node| found.extend_from_slice(node.destinations.as_slice()));
+    }
+
+    /// What several keys lead to is appended once.
+    pub(super) fn route_all(&self, keys: &[&[u8]], found: &mut Vec<D>) {
+        let mut seen = HashSet::new();
+        for key in keys {
+            self.walk(key, &mut |id, node| {
+                if !node.destinations.is_empty() && seen.insert(id) {
+                    found.extend_from_slice(node.destinations.as_slice());
+                }
+            });
+        }
+    }
+
+    /// Shows all nodes that a message with this key reaches.
+    #[inline]
+    fn walk(&self, key: &[u8], reach: &mut impl FnMut(NodeId, &Node<D>)) {
         let walk = &mut *self.walk.borrow_mut();
         walk.begin(self.nodes.len());
-        self.enter(ROOT, walk, found);
+        self.enter(ROOT, walk, reach);
         std::mem::swap(&mut walk.here, &mut walk.next);
         for word in words(key) {
             if walk.here.is_empty() && walk.hashes.is_empty() {
                 break;
             }
-            self.step(word, walk, found);
+            self.step(word, walk, reach);
         }
         for &node in &walk.here {
-            found.extend_from_slice(&self.nodes[node as usize].destinations);
+            reach(node, &self.nodes[node as usize]);
         }
     }
 
     /// Goes on by a word.
-    fn step(&self, word: &[u8], walk: &mut Walk, found: &mut Vec<D>) {
+    fn step(&self, word: &[u8], walk: &mut Walk, reach: &mut impl FnMut(NodeId, &Node<D>)) {
         let word = self.words.get(word).map(|word| word.id);
         walk.next.clear();
         // A `#` that is reached by this word has a say from the next one on.
@@ -177,20 +196,20 @@ impl<D: Copy + Eq> Topic<D> {
             };
             let node = &self.nodes[id as usize];
             if let Some(star) = node.star {
-                self.enter(star, walk, found);
+                self.enter(star, walk, reach);
             }
             if node.words > 0
                 && let Some(word) = word
                 && let Some(&child) = self.edges.get(&(id, word))
             {
-                self.enter(child, walk, found);
+                self.enter(child, walk, reach);
             }
         }
         std::mem::swap(&mut walk.here, &mut walk.next);
     }
 
     /// Reaches a node that is not a `#`, and the `#`s below it, which may stand for no word.
-    fn enter(&self, id: NodeId, walk: &mut Walk, found: &mut Vec<D>) {
+    fn enter(&self, id: NodeId, walk: &mut Walk, reach: &mut impl FnMut(NodeId, &Node<D>)) {
         walk.next.push(id);
         let mut below = self.nodes[id as usize].hash;
         while let Some(hash) = below {
@@ -201,7 +220,7 @@ impl<D: Copy + Eq> Topic<D> {
             *reached_by = walk.message;
             let node = &self.nodes[hash as usize];
             // It will still be reached after the last word.
-            found.extend_from_slice(&node.destinations);
+            reach(hash, node);
             if node.leads_on() {
                 walk.hashes.push(hash);
             }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use foldhash::HashSet;
 use leveret_wire::method::exchange;
 use leveret_wire::{Method, ReplyCode, ShortStr, Table};
 
@@ -33,7 +34,7 @@ impl Vhost {
                 arguments: Table::new(),
                 alternate: None,
                 bindings: Bindings::new(kind, self.profile),
-                bound_to: Vec::new(),
+                bound_to: HashSet::default(),
             });
             if name.is_empty() {
                 self.default_exchange = id;
@@ -118,7 +119,7 @@ impl Vhost {
             arguments: declare.arguments.borrowed().into_owned(),
             alternate,
             bindings: Bindings::new(kind, self.profile),
-            bound_to: Vec::new(),
+            bound_to: HashSet::default(),
         });
         Ok(())
     }
@@ -155,16 +156,8 @@ impl Vhost {
             let Some(exchange) = self.exchanges.remove(id) else { continue };
             self.exchange_names.remove(&*exchange.name);
             for destination in exchange.bindings.destinations() {
-                let bound_to = match destination {
-                    Destination::Queue(queue) => {
-                        self.queues.get_mut(queue).map(|one| &mut one.bound_to)
-                    }
-                    Destination::Exchange(to) => {
-                        self.exchanges.get_mut(to).map(|one| &mut one.bound_to)
-                    }
-                };
-                if let Some(bound_to) = bound_to {
-                    bound_to.retain(|source| *source != id);
+                if let Some(bound_to) = self.sources_of(destination) {
+                    bound_to.remove(&id);
                 }
             }
             ids.extend(self.unbind_sources(exchange.bound_to, Destination::Exchange(id)));
@@ -172,7 +165,11 @@ impl Vhost {
     }
 
     /// A destination is gone: deletes its bindings, and the auto-delete exchanges that lose their last binding with it.
-    pub(super) fn unbind_from_all(&mut self, sources: Vec<ExchangeId>, destination: Destination) {
+    pub(super) fn unbind_from_all(
+        &mut self,
+        sources: HashSet<ExchangeId>,
+        destination: Destination,
+    ) {
         let unused = self.unbind_sources(sources, destination);
         self.remove_exchanges(unused);
     }
@@ -180,16 +177,16 @@ impl Vhost {
     /// Deletes the bindings to a destination. Gives back the exchanges that are to be deleted as well.
     fn unbind_sources(
         &mut self,
-        mut sources: Vec<ExchangeId>,
+        sources: HashSet<ExchangeId>,
         destination: Destination,
     ) -> Vec<ExchangeId> {
-        sources.retain(|source| {
+        let is_left_over = |source: &ExchangeId| {
             if let Some(exchange) = self.exchanges.get_mut(*source) {
                 exchange.bindings.remove_destination(destination);
             }
             self.is_left_over(*source)
-        });
-        sources
+        };
+        sources.into_iter().filter(is_left_over).collect()
     }
 
     /// Whether this is an auto-delete exchange without bindings.
@@ -253,16 +250,18 @@ impl Vhost {
         if exchange.bindings.bind(key, arguments, destination) == Bound::Existed {
             return Ok(());
         }
-        let bound_to = match destination {
-            Destination::Queue(queue) => self.queues.get_mut(queue).map(|one| &mut one.bound_to),
-            Destination::Exchange(to) => self.exchanges.get_mut(to).map(|one| &mut one.bound_to),
-        };
-        if let Some(bound_to) = bound_to
-            && !bound_to.contains(&source)
-        {
-            bound_to.push(source);
+        if let Some(bound_to) = self.sources_of(destination) {
+            bound_to.insert(source);
         }
         Ok(())
+    }
+
+    /// The exchanges that have bindings to a destination.
+    fn sources_of(&mut self, destination: Destination) -> Option<&mut HashSet<ExchangeId>> {
+        match destination {
+            Destination::Queue(queue) => self.queues.get_mut(queue).map(|one| &mut one.bound_to),
+            Destination::Exchange(to) => self.exchanges.get_mut(to).map(|one| &mut one.bound_to),
+        }
     }
 
     pub(super) fn unbind(
@@ -272,10 +271,16 @@ impl Vhost {
         key: &[u8],
         arguments: &Table<'_>,
     ) {
-        if let Some(exchange) = self.exchanges.get_mut(source)
-            && exchange.bindings.unbind(key, arguments, destination)
-            && self.is_left_over(source)
+        let Some(exchange) = self.exchanges.get_mut(source) else { return };
+        if !exchange.bindings.unbind(key, arguments, destination) {
+            return;
+        }
+        if !exchange.bindings.lead_to(destination)
+            && let Some(bound_to) = self.sources_of(destination)
         {
+            bound_to.remove(&source);
+        }
+        if self.is_left_over(source) {
             self.remove_exchange(source);
         }
     }

@@ -8,6 +8,9 @@ use leveret_wire::{ShortStr, Table};
 use super::{Destination, ExchangeId, QueueId, Vhost};
 use crate::exchange::Kind;
 
+/// For how many destinations memory is kept from one message to the next.
+const KEPT: usize = 4096;
+
 /// Memory for routing, used again for every message.
 #[derive(Debug, Default)]
 pub(super) struct Routes {
@@ -19,6 +22,21 @@ pub(super) struct Routes {
 }
 
 impl Routes {
+    /// For how many destinations there is memory.
+    #[inline]
+    pub(super) fn capacity(&self) -> usize {
+        self.found.capacity().max(self.queues.capacity())
+    }
+
+    /// Gives back memory that one message took beyond what most need.
+    #[cold]
+    fn shrink(&mut self) {
+        self.queues.shrink_to(KEPT);
+        self.exchanges.shrink_to(KEPT);
+        self.seen.shrink_to(KEPT);
+        self.found.shrink_to(KEPT);
+    }
+
     fn begin(&mut self, exchange: ExchangeId) {
         self.queues.clear();
         self.exchanges.clear();
@@ -52,19 +70,20 @@ impl Vhost {
         headers: &dyn Fn() -> Option<&'h Table<'h>>,
     ) {
         routes.begin(exchange);
+        let several = if keys.len() > 1 { distinct(keys) } else { Vec::new() };
         let mut at = 0;
         while let Some(id) = routes.exchanges.get(at).copied() {
             at += 1;
             let Some(exchange) = self.exchanges.get(id) else { continue };
             let headers = if exchange.kind == Kind::Headers { headers() } else { None };
             let mut found = std::mem::take(&mut routes.found);
-            for key in keys {
-                if id == self.default_exchange {
-                    let queue = self.queue_names.get(key.as_bytes());
-                    found.extend(queue.map(|queue| Destination::Queue(*queue)));
-                } else {
-                    exchange.bindings.route(key.as_bytes(), headers, &mut found);
-                }
+            if id == self.default_exchange {
+                let queues = keys.iter().filter_map(|key| self.queue_names.get(key.as_bytes()));
+                found.extend(queues.map(|queue| Destination::Queue(*queue)));
+            } else if let [key] = keys {
+                exchange.bindings.route(key.as_bytes(), headers, &mut found);
+            } else {
+                exchange.bindings.route_all(&several, headers, &mut found);
             }
             if found.is_empty()
                 && let Some(alternate) = &exchange.alternate
@@ -82,5 +101,16 @@ impl Vhost {
             queues.sort_unstable();
             queues.dedup();
         }
+        if routes.capacity() > KEPT {
+            routes.shrink();
+        }
     }
+}
+
+/// Each key once.
+fn distinct<'k>(keys: &'k [ShortStr<'_>]) -> Vec<&'k [u8]> {
+    let mut keys: Vec<_> = keys.iter().map(ShortStr::as_bytes).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    keys
 }
