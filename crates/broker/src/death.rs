@@ -50,8 +50,8 @@ use crate::profile::Profile;
 const X_DEATH: &str = "x-death";
 const REJECTED: &str = "rejected";
 
-/// What is kept of a death, beside names.
-const DEATH: usize = 160;
+/// What is kept of a queue and reason, beside what is told of them.
+const ENTRY: usize = 160;
 
 /// Why a queue gives a message up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -211,9 +211,12 @@ impl Deaths {
             }
             None => History::Beside(history::History::after(None, dying, death)),
         };
-        // Name of the queue twice, that of the exchange, the keys: what one entry tells.
-        let keys = dying.routing_keys.iter().map(|key| key.len()).sum::<usize>();
-        let size = self.size() + DEATH + death.queue.len() + dying.exchange.len() + keys;
+        let (properties, entries) = match &history {
+            History::InHeader(history) => (&history.properties, history.size()),
+            History::Beside(history) => (&history.published, history.size()),
+        };
+        // All of it twice: once more when it is told.
+        let size = 2 * (properties.as_bytes().len() + entries);
         Deaths(Some(Arc::new(Story { history, told: OnceLock::new(), size })))
     }
 

@@ -48,6 +48,7 @@ mod queue;
 mod refusal;
 mod session;
 pub mod snapshot;
+mod sorted;
 mod time;
 mod users;
 mod vhost;

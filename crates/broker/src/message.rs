@@ -24,7 +24,7 @@ pub(crate) struct Message(ThinArc<Head, u8>);
 struct Head {
     exchange: Name,
     large_body: Option<Box<Bytes>>,
-    aside: Option<Box<Aside>>,
+    aside: Option<Box<Counted>>,
     properties: u32,
     /// Its own time to live in milliseconds, or [`NO_TTL`].
     ttl: u64,
@@ -33,6 +33,12 @@ struct Head {
 }
 
 const NO_TTL: u64 = u64::MAX;
+
+/// It is counted once, and not whenever a queue takes or gives the message.
+struct Counted {
+    aside: Aside,
+    size: usize,
+}
 
 /// What few messages have, and no client is told.
 #[derive(Clone, Debug, Default)]
@@ -53,6 +59,21 @@ impl Aside {
         let Aside { copies, blind, deaths, headers } = self;
         copies.is_empty() && blind.is_empty() && deaths.is_empty() && headers.is_none()
     }
+
+    fn counted(self) -> Box<Counted> {
+        let Aside { copies, blind, deaths, headers } = &self;
+        let headers = headers.as_ref().map_or(0, |headers| headers.as_bytes().len());
+        let size = size_of::<Counted>() + size_of_keys(copies) + size_of_keys(blind);
+        Box::new(Counted { size: size + deaths.size() + headers, aside: self })
+    }
+}
+
+/// What an allocation takes beside its bytes, about.
+const ALLOCATION: usize = 16;
+
+/// How much memory routing keys take, about.
+pub(crate) fn size_of_keys(keys: &[ShortStr<'_>]) -> usize {
+    keys.iter().map(|key| size_of::<ShortStr<'_>>() + ALLOCATION + key.len()).sum()
 }
 
 /// What a message is made of.
@@ -87,7 +108,7 @@ impl Message {
         let head = Head {
             exchange: Arc::clone(exchange),
             large_body,
-            aside: (!aside.is_empty()).then(|| Box::new(aside)),
+            aside: (!aside.is_empty()).then(|| aside.counted()),
             // A header is at most a frame, and a frame at most 4 GiB.
             properties: properties.as_bytes().len() as u32,
             ttl: ttl.unwrap_or(NO_TTL),
@@ -161,12 +182,12 @@ impl Message {
     /// How much memory it takes, about.
     pub(crate) fn size(&self) -> usize {
         let large = self.head().large_body.as_ref().map_or(0, |body| body.len());
-        let deaths = self.aside().map_or(0, |aside| aside.deaths.size());
-        std::mem::size_of::<Head>() + self.0.slice.len() + large + deaths
+        let aside = self.head().aside.as_ref().map_or(0, |aside| aside.size);
+        size_of::<Head>() + self.0.slice.len() + large + aside
     }
 
     pub(crate) fn aside(&self) -> Option<&Aside> {
-        self.head().aside.as_deref()
+        self.head().aside.as_ref().map(|counted| &counted.aside)
     }
 
     /// Its own time to live in milliseconds.
@@ -243,6 +264,28 @@ mod tests {
         {
             assert_eq!(message(Bytes::new(), mode).is_persistent(), persistent, "{mode:?}");
         }
+    }
+
+    #[test]
+    fn what_is_kept_aside_counts() {
+        let key = |number: u32| ShortStr::try_from(number.to_string()).unwrap();
+        let keys: Vec<_> = (0..20_000).map(key).collect();
+        let headers = Table::from_pairs([("h", "x".repeat(5000).as_str().into())]).unwrap();
+        let parts = Parts {
+            exchange: &Arc::new(ShortStr::default()),
+            routing_key: &ShortStr::default(),
+            properties: &RawProperties::from(&Properties::default()),
+            ttl: None,
+            aside: Aside {
+                copies: keys.clone(),
+                blind: keys,
+                headers: Some(headers),
+                ..Aside::default()
+            },
+            body: Bytes::new(),
+        };
+        let size = Message::new(&mut Scratch::default(), parts).size();
+        assert!((1_000_000..3_000_000).contains(&size), "{size} bytes");
     }
 
     #[test]

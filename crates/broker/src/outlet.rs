@@ -113,6 +113,11 @@ impl Outlet {
         (std::mem::take(&mut state.writer_waits), room)
     }
 
+    /// How many bytes the writer has not taken yet.
+    pub(crate) fn remaining(&self) -> usize {
+        self.lock().outbound.remaining()
+    }
+
     /// Encodes a method and wakes the writer.
     pub(crate) fn send(&self, channel: u16, method: &(impl Encode + ?Sized)) {
         if self.put(|outbound, max| outbound.method(channel, method, max)) {

@@ -16,7 +16,10 @@ mod reply_to;
 mod restarting;
 mod routing;
 mod settling;
+#[cfg(test)]
+mod tests;
 mod timeouts;
+mod unsettled;
 mod watching;
 
 use std::cmp::Reverse;
@@ -102,6 +105,8 @@ pub(crate) struct Connection {
     channels: Vec<ChannelId>,
     /// The numbers of channels that were closed from here, until its session is told.
     closed: Vec<u16>,
+    /// The size of messages that need no ack and went out when there was no room in its outlet.
+    unread: usize,
     /// Its outlet has no room: its consumers wait.
     full: bool,
 }
@@ -135,6 +140,8 @@ pub(crate) struct Vhost {
     consumers: SlotMap<ConsumerId, Consumer>,
     connections: SlotMap<ConnectionId, Connection>,
     deadlines: BinaryHeap<Reverse<(Moment, deadlines::Deadline)>>,
+    /// How many there may be before those are looked for that nothing is there for any more.
+    sweep_above: usize,
     consumer_timeout: u64,
     /// When deliveries are looked at that may have been kept for too long.
     next_timeout: Moment,
@@ -182,6 +189,7 @@ impl Vhost {
             consumers: SlotMap::with_key(),
             connections: SlotMap::with_key(),
             deadlines: BinaryHeap::new(),
+            sweep_above: 0,
             consumer_timeout,
             next_timeout: Moment::NEVER,
             dying: VecDeque::new(),
@@ -223,6 +231,7 @@ impl Vhost {
             hears_of_cancels,
             channels: Vec::new(),
             closed: Vec::new(),
+            unread: 0,
             full: false,
         })
     }
@@ -237,7 +246,9 @@ impl Vhost {
         for queue in exclusive {
             self.remove_queue(queue);
         }
-        self.connections.remove(connection);
+        if let Some(gone) = self.connections.remove(connection) {
+            self.memory -= gone.unread;
+        }
     }
 
     pub(crate) fn open_channel(&mut self, connection: ConnectionId, number: u16) -> ChannelId {
@@ -256,12 +267,28 @@ impl Vhost {
     pub(crate) fn drained(&mut self, connection: ConnectionId) {
         let Some(found) = self.connections.get_mut(connection) else { return };
         found.full = false;
+        if found.unread > 0 {
+            // Some went out since, and are still in the outlet.
+            let left = found.unread.min(found.outlet.remaining());
+            self.memory -= std::mem::replace(&mut found.unread, left) - left;
+        }
         for channel in found.channels.clone() {
             self.resume_channel(channel);
         }
     }
 
     // ---- what goes out
+
+    /// A message went out that needs no ack, and there is no room for more: it counts until its client has read it.
+    pub(super) fn count_unread(&mut self, channel: ChannelId, size: usize) {
+        let connection = self.channels.get(channel).map(|found| found.connection);
+        let connection = connection.and_then(|id| self.connections.get_mut(id));
+        if let Some(connection) = connection {
+            connection.full = true;
+            connection.unread += size;
+            self.memory += size;
+        }
+    }
 
     /// Sends a method on a channel.
     fn reply(&mut self, channel: ChannelId, method: &(impl Encode + ?Sized)) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use foldhash::{HashMap, HashMapExt};
 use leveret_wire::{Properties, RawProperties, Table, Value};
 
-use super::{Death, Dying, REJECTED, Station, X_DEATH};
+use super::{Death, Dying, ENTRY, REJECTED, Station, X_DEATH};
 use crate::fields::{Fields, array, text};
 
 /// The properties of a message that has died, and its `x-death` apart from them: that is put together when somebody is to see
@@ -96,6 +96,11 @@ impl History {
 
     pub(super) fn len(&self) -> usize {
         self.entries.len()
+    }
+
+    /// How much memory the entries take, about.
+    pub(super) fn size(&self) -> usize {
+        self.entries.iter().map(|entry| ENTRY + entry.fields.as_bytes().len()).sum()
     }
 
     /// For the cycle rule. Only what is written as text counts there, unlike where deaths are added up.

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use foldhash::{HashMap, HashMapExt};
 use leveret_wire::{RawProperties, ShortStr, Table, Value};
 
-use super::{Death, Dying, Reason, Station, X_DEATH};
+use super::{Death, Dying, ENTRY, Reason, Station, X_DEATH};
 use crate::fields::{Fields, array, text};
+use crate::message::size_of_keys;
 
 #[derive(Clone, Debug)]
 pub(super) struct History {
@@ -36,6 +38,8 @@ struct Record {
     exchange: ShortStr<'static>,
     routing_keys: Vec<ShortStr<'static>>,
     expiration: Option<String>,
+    /// How much memory it takes, about.
+    size: usize,
 }
 
 impl History {
@@ -61,6 +65,11 @@ impl History {
 
     pub(super) fn len(&self) -> usize {
         self.newest_last.len()
+    }
+
+    /// How much memory the entries take, about.
+    pub(super) fn size(&self) -> usize {
+        self.newest_last.iter().map(|record| record.size).sum()
     }
 
     /// For the cycle rule.
@@ -120,20 +129,28 @@ impl History {
 
 impl Record {
     fn new(dying: &Dying<'_>, death: &Death<'_>) -> Self {
-        let mut routing_keys: Vec<_> =
-            dying.routing_keys.iter().map(|key| key.clone().into_owned()).collect();
         // One for one, whichever way a key got there: a dead-letter routing key that was a BCC is not told.
+        let mut secrets = HashMap::new();
         for secret in dying.bcc {
-            if let Some(place) = routing_keys.iter().position(|key| key == secret) {
-                routing_keys.remove(place);
-            }
+            *secrets.entry(secret.as_bytes()).or_insert(0) += 1;
         }
+        let mut is_told = |key: &&ShortStr<'_>| match secrets.get_mut(key.as_bytes()) {
+            None | Some(0) => true,
+            Some(left) => {
+                *left -= 1;
+                false
+            }
+        };
+        let told = dying.routing_keys.iter().filter(|key| is_told(key));
+        let routing_keys: Vec<_> = told.map(|key| key.borrowed().into_owned()).collect();
         let expiration = dying.properties.get().expiration.map(|expiration| {
             // It is kept as a number: no sign, no zeros before it.
             let number = expiration.to_str().ok().and_then(|text| text.parse::<i64>().ok());
             number.map_or_else(|| expiration.to_string(), |number| number.to_string())
         });
+        let names = death.queue.len() + dying.exchange.len();
         Record {
+            size: ENTRY + names + size_of_keys(&routing_keys),
             queue: death.queue.clone().into_owned(),
             reason: death.reason,
             count: 1,

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use crate::message::Message;
 use crate::profile::Profile;
+use crate::sorted;
 use crate::time::Moment;
 
 /// A message in a queue.
@@ -131,15 +132,22 @@ impl Ready {
             return self.lanes[returned].push_back(entry);
         }
         let lane = self.order.lane_of(&entry.message);
-        let lane = &mut self.lanes[lane];
-        // Near the front, as a rule: those after it were not delivered yet.
-        let at = match lane.front() {
-            Some(front) if front.place < entry.place => {
-                lane.partition_point(|one| one.place < entry.place)
-            }
-            _ => 0,
-        };
-        lane.insert(at, entry);
+        sorted::insert(&mut self.lanes[lane], entry, |one| one.place);
+    }
+
+    /// Puts messages back that were taken out, in whatever order.
+    pub(crate) fn put_all_back(&mut self, entries: Vec<Entry>) {
+        if let Order::Quorum(_) = self.order {
+            return entries.into_iter().for_each(|entry| self.put_back(entry));
+        }
+        let mut by_lane: Vec<Vec<Entry>> = self.lanes.iter().map(|_| Vec::new()).collect();
+        for entry in entries {
+            self.count_in(&entry);
+            by_lane[self.order.lane_of(&entry.message)].push(entry);
+        }
+        for (lane, entries) in self.lanes.iter_mut().zip(by_lane) {
+            sorted::put_back(lane, entries, |one| one.place);
+        }
     }
 
     /// Takes the message whose turn it is.

@@ -1,15 +1,16 @@
 //! A channel and a consumer, as the virtual host knows them.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use leveret_wire::ShortStr;
 
 use super::publishing::Published;
+use super::unsettled::Deliveries;
+pub(super) use super::unsettled::Unsettled;
 use super::{ConnectionId, ConsumerId, ExchangeId, QueueId};
 use crate::outlet::Outlet;
-use crate::queue::Entry;
 use crate::time::Moment;
 
 /// A channel: what was delivered on it, and how it publishes.
@@ -24,8 +25,7 @@ pub(crate) struct Channel {
     pub(super) consumers: HashMap<ShortStr<'static>, ConsumerId, RandomState>,
     /// The delivery tag of the last delivery.
     pub(super) last_tag: u64,
-    /// What is not settled, in the order of the tags.
-    unsettled: VecDeque<Unsettled>,
+    unsettled: Deliveries,
     /// What was taken away from its consumers and may still be settled, in the order of the tags.
     overdue: Vec<Overdue>,
     /// The limit for the next consumer; 0 is none.
@@ -114,7 +114,7 @@ pub(super) struct Transaction {
 impl Transaction {
     /// How much memory its messages take, about.
     pub(super) fn size(&self) -> usize {
-        self.published.iter().map(|published| published.message.size()).sum()
+        self.published.iter().map(Published::size).sum()
     }
 }
 
@@ -127,18 +127,6 @@ pub(super) enum Settlement {
         requeue: bool,
         by_reject: bool,
     },
-}
-
-/// A delivery that is not settled.
-#[derive(Debug)]
-pub(super) struct Unsettled {
-    pub(super) tag: u64,
-    pub(super) queue: QueueId,
-    /// Who got it; nobody if it was by `basic.get`.
-    pub(super) consumer: Option<ConsumerId>,
-    pub(super) entry: Entry,
-    /// When it is taken away from who has it.
-    pub(super) due: Moment,
 }
 
 /// A delivery that was taken away from its consumer, which kept it for too long.
@@ -165,7 +153,7 @@ impl Channel {
             mode: Mode::Plain,
             consumers: HashMap::default(),
             last_tag: 0,
-            unsettled: VecDeque::new(),
+            unsettled: Deliveries::default(),
             overdue: Vec::new(),
             prefetch: 0,
             prefetch_for_all: PrefetchForAll::default(),
@@ -185,7 +173,7 @@ impl Channel {
     /// Keeps a delivery until it is settled.
     #[inline]
     pub(super) fn keep(&mut self, delivery: Unsettled) {
-        self.unsettled.push_back(delivery);
+        self.unsettled.push(delivery);
     }
 
     pub(super) fn unsettled_count(&self) -> usize {
@@ -201,30 +189,16 @@ impl Channel {
     /// Takes out the delivery with this tag, or with `multiple` all up to it; all there are if it is 0. `None` if the tag
     /// is unknown.
     pub(super) fn take_unsettled(&mut self, tag: u64, multiple: bool) -> Option<Vec<Unsettled>> {
-        if multiple {
-            let count = match tag {
-                0 => self.unsettled.len(),
-                tag => self.unsettled.partition_point(|one| one.tag <= tag),
-            };
-            if tag != 0 && (count == 0 || self.unsettled[count - 1].tag != tag) {
-                return None;
-            }
-            Some(self.unsettled.drain(..count).collect())
-        } else {
-            let at = match self.unsettled.front() {
-                Some(front) if front.tag == tag => 0,
-                _ => self.unsettled.binary_search_by_key(&tag, |one| one.tag).ok()?,
-            };
-            Some(self.unsettled.remove(at).into_iter().collect())
+        match (multiple, tag) {
+            (true, 0) => Some(self.unsettled.take_all()),
+            (true, tag) => self.unsettled.take_through(tag),
+            (false, tag) => self.unsettled.take(tag).map(|delivery| vec![delivery]),
         }
     }
 
     /// Takes out what is due, in the order of the tags.
     pub(super) fn take_due(&mut self, now: Moment) -> Vec<Unsettled> {
-        let all = std::mem::take(&mut self.unsettled).into_iter();
-        let (due, others): (VecDeque<_>, _) = all.partition(|one| one.due <= now);
-        self.unsettled = others;
-        due.into()
+        self.unsettled.take_if(0, |one| one.due <= now)
     }
 
     /// When the next delivery is due.
@@ -255,19 +229,17 @@ impl Channel {
         if overdue.last().is_none_or(|last| last.tag != tag) {
             return (overdue, None);
         }
-        let count = match multiple {
-            true => self.unsettled.partition_point(|one| one.tag < tag),
-            false => 0,
-        };
-        (overdue, Some(self.unsettled.drain(..count).collect()))
+        let others = if multiple { self.unsettled.take_before(tag) } else { Vec::new() };
+        (overdue, Some(others))
     }
 
-    /// Takes out all that came from such queues.
-    pub(super) fn take_unsettled_of(&mut self, is_of: impl Fn(QueueId) -> bool) -> Vec<Unsettled> {
-        let unsettled = std::mem::take(&mut self.unsettled).into_iter();
-        let (taken, kept): (Vec<_>, Vec<_>) = unsettled.partition(|one| is_of(one.queue));
-        self.unsettled = kept.into();
-        taken
+    /// Takes out all that came from such queues after the one with this tag.
+    pub(super) fn take_unsettled_of(
+        &mut self,
+        after: u64,
+        is_of: impl Fn(QueueId) -> bool,
+    ) -> Vec<Unsettled> {
+        self.unsettled.take_if(after, |one| is_of(one.queue))
     }
 
     /// What was settled in a transaction is not: it will not be committed.
@@ -280,10 +252,7 @@ impl Channel {
 
     /// Deliveries whose settling was rolled back.
     pub(super) fn take_back(&mut self, settled: Vec<(Vec<Unsettled>, Settlement)>) {
-        for delivery in settled.into_iter().flat_map(|(deliveries, _)| deliveries) {
-            let at = self.unsettled.partition_point(|one| one.tag < delivery.tag);
-            self.unsettled.insert(at, delivery);
-        }
+        self.unsettled.put_back(settled.into_iter().flat_map(|(deliveries, _)| deliveries));
     }
 }
 

@@ -1,10 +1,27 @@
 //! The end of channels: whose consumers end when, and what of theirs goes back where.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use foldhash::HashMap;
 
 use super::channel::{Mode, Unsettled};
 use super::{ChannelId, ConsumerId, QueueId, Vhost};
 use crate::profile::Profile;
+
+/// What channels have to do with a queue, or with all of them.
+#[derive(Debug, Default)]
+struct Part {
+    consumers: Vec<ConsumerId>,
+    /// What is not settled, by the place of its channel among those that end.
+    unsettled: BTreeMap<usize, Vec<Unsettled>>,
+}
+
+impl Part {
+    fn of_channel(&mut self, at: usize) -> &mut Vec<Unsettled> {
+        self.unsettled.entry(at).or_default()
+    }
+}
 
 impl Vhost {
     /// A client closes a channel: what it had goes back to the queues, and its consumers end.
@@ -16,9 +33,7 @@ impl Vhost {
     /// client gets nothing any more, even if another channel of it is next in line.
     pub(crate) fn fail_channel(&mut self, id: ChannelId) {
         self.silence(&[id]);
-        for queue in self.classic_queues_of(&[id]) {
-            self.leave(&[id], Some(queue));
-        }
+        self.leave_in_turn(&[id], self.classic_queues_of(&[id]));
         let connection = self.channels.get(id).map(|channel| channel.connection);
         let connection = connection.and_then(|id| self.connections.get(id));
         self.silence(&connection.map(|one| one.channels.clone()).unwrap_or_default());
@@ -52,11 +67,9 @@ impl Vhost {
         let queues = self.classic_queues_of(ids);
         // It takes its time, and who is told when makes no difference unless something dies.
         if queues.iter().any(|id| self.dead_letters(*id)) {
-            for queue in queues {
-                self.leave(ids, Some(queue));
-            }
+            self.leave_in_turn(ids, queues);
         }
-        self.leave(ids, None);
+        self.leave_all(ids);
         for id in ids {
             self.remove_channel(*id);
         }
@@ -79,32 +92,67 @@ impl Vhost {
         self.queues.get(id).is_some_and(|queue| queue.arguments.dead_letter_exchange.is_some())
     }
 
-    /// Ends what channels have to do with a queue, or with all of them.
-    fn leave(&mut self, ids: &[ChannelId], of: Option<QueueId>) {
-        let is_of = |queue: QueueId| of.is_none_or(|of| of == queue);
-        let mut unsettled = Vec::new();
-        for id in ids {
-            if let Some(channel) = self.channels.get_mut(*id) {
-                unsettled.push(channel.take_unsettled_of(is_of));
+    /// Ends what channels have to do with these queues, one after the other.
+    fn leave_in_turn(&mut self, ids: &[ChannelId], queues: Vec<QueueId>) {
+        // What there is, is looked through once, and for each queue only what came since: there may be many of both.
+        let mut parts: HashMap<QueueId, Part> =
+            queues.iter().map(|queue| (*queue, Part::default())).collect();
+        let mut last_tags = Vec::new();
+        for (at, id) in ids.iter().enumerate() {
+            let channel = self.channels.get_mut(*id);
+            last_tags.push(channel.as_ref().map_or(0, |channel| channel.last_tag));
+            let unsettled =
+                channel.map(|one| one.take_unsettled_of(0, |queue| parts.contains_key(&queue)));
+            for delivery in unsettled.unwrap_or_default() {
+                if let Some(part) = parts.get_mut(&delivery.queue) {
+                    part.of_channel(at).push(delivery);
+                }
             }
         }
-        for deliveries in &mut unsettled {
+        for id in self.consumers_of(ids) {
+            let queue = self.consumers.get(id).map(|consumer| consumer.queue);
+            if let Some(part) = queue.and_then(|queue| parts.get_mut(&queue)) {
+                part.consumers.push(id);
+            }
+        }
+        for queue in queues {
+            let mut part = parts.remove(&queue).unwrap_or_default();
+            for (at, (id, last)) in ids.iter().zip(&last_tags).enumerate() {
+                let channel = self.channels.get_mut(*id);
+                if let Some(channel) = channel.filter(|channel| channel.last_tag > *last) {
+                    let newer = channel.take_unsettled_of(*last, |of| of == queue);
+                    part.of_channel(at).extend(newer);
+                }
+            }
+            self.leave(part);
+        }
+    }
+
+    /// Ends what channels have to do with all queues.
+    fn leave_all(&mut self, ids: &[ChannelId]) {
+        let mut part = Part { consumers: self.consumers_of(ids).collect(), ..Part::default() };
+        for (at, id) in ids.iter().enumerate() {
+            if let Some(channel) = self.channels.get_mut(*id) {
+                part.of_channel(at).extend(channel.take_unsettled_of(0, |_| true));
+            }
+        }
+        self.leave(part);
+    }
+
+    fn leave(&mut self, part: Part) {
+        let Part { consumers, mut unsettled } = part;
+        for deliveries in unsettled.values_mut() {
             self.put_into_order(deliveries);
         }
         // First the consumers: what goes back is not for them.
-        let consumers: Vec<_> = self.consumers_of(ids).collect();
-        let mut left = Vec::new();
-        for id in consumers {
-            if self.consumers.get(id).is_some_and(|one| is_of(one.queue)) {
-                left.extend(self.leave_queue(id));
-            }
-        }
+        let mut left: Vec<_> =
+            consumers.into_iter().filter_map(|id| self.leave_queue(id)).collect();
         left.sort_unstable();
         left.dedup();
         for queue in &left {
             self.delete_if_left(*queue);
         }
-        for deliveries in unsettled {
+        for deliveries in unsettled.into_values() {
             self.put_back(deliveries);
         }
         for queue in left {

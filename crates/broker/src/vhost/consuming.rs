@@ -238,10 +238,10 @@ impl Vhost {
         let properties =
             counted.as_ref().map_or(message.encoded_properties(), |raw| raw.as_bytes());
         let properties = EncodedProperties::new(properties);
-        let put = on.outlet.put(|outbound, max| {
+        let (wake, room) = on.outlet.deliver(|outbound, max| {
             outbound.content(on.number, &got, &properties, message.body(), max)
         });
-        if put {
+        if wake {
             self.wakes.push(Arc::clone(&on.outlet));
         }
         self.tally.delivered += 1;
@@ -257,6 +257,9 @@ impl Vhost {
         if get.no_ack {
             self.tally.delivered_settled += 1;
             self.memory -= entry.message.size();
+            if room == Room::None {
+                self.count_unread(channel, entry.message.size());
+            }
         } else {
             queue.unsettled += 1;
             queue.got += 1;

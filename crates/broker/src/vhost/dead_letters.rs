@@ -14,7 +14,7 @@ use super::{QueueId, Vhost};
 use crate::death::{self, Death, Reason};
 use crate::events::What;
 use crate::message::{Aside, Message, Name, Parts};
-use crate::queue::{Entry, Publisher};
+use crate::queue::{Entry, Kept, Publisher};
 
 /// How many dead letters are sent on by one call of the virtual host. A millisecond's work or two: others wait for the
 /// lock, and a 3.10 passes some messages round for ever.
@@ -22,6 +22,9 @@ const BURIALS: usize = 512;
 
 /// How many earlier deaths of a message are looked through in the time that it takes to send one on.
 const DEATHS_AT_ONCE: usize = 128;
+
+/// How many routing keys of a message are copied in that time.
+const KEYS_AT_ONCE: usize = 16;
 
 /// When those beyond that go on, in milliseconds.
 const TICK: u64 = 1;
@@ -66,9 +69,11 @@ pub(super) struct Dying {
 }
 
 impl Dying {
-    /// How much work it is to send it on, in terms of messages that die for the first time: its deaths are looked through.
+    /// How much work it is to send it on, in terms of messages that die for the first time: its deaths are looked through, and its
+    /// keys are copied.
     fn work(&self) -> usize {
-        1 + self.message.aside().map_or(0, |aside| aside.deaths.len()) / DEATHS_AT_ONCE
+        let Some(aside) = self.message.aside() else { return 1 };
+        1 + aside.deaths.len() / DEATHS_AT_ONCE + aside.copies.len() / KEYS_AT_ONCE
     }
 }
 
@@ -113,8 +118,6 @@ impl Vhost {
         if keeps {
             found.kept.add(&entry.message, &found.ready);
             found.tell_publishers();
-        } else {
-            self.memory -= entry.message.size();
         }
         self.dying.push_back(Dying {
             message: entry.message,
@@ -168,8 +171,13 @@ impl Vhost {
                 self.tally.dead_lettered += 1;
                 self.let_go(keeper.queue, &dying.message);
             }
-            None if unfinished => self.tally.gone += 1,
-            None => self.tally.dead_lettered += 1,
+            None => {
+                self.memory -= dying.message.size();
+                match unfinished {
+                    true => self.tally.gone += 1,
+                    false => self.tally.dead_lettered += 1,
+                }
+            }
         }
     }
 
@@ -198,7 +206,10 @@ impl Vhost {
     }
 
     /// A queue is gone, and with it what it keeps.
-    pub(super) fn forget_kept(&mut self, queue: QueueId) {
+    pub(super) fn forget_kept(&mut self, queue: QueueId, kept: &Kept) {
+        if kept.count == 0 {
+            return;
+        }
         let (memory, discarded) = (&mut self.memory, &mut self.tally.discarded);
         let mut stays = |dying: &Dying| {
             let is_its = dying.keeper.as_ref().is_some_and(|keeper| keeper.queue == queue);
@@ -250,7 +261,10 @@ impl Vhost {
         let headers = LazyCell::new(|| letter.routing_headers());
         let mut routes = std::mem::take(&mut self.routes);
         self.route(&mut routes, exchange, letter.routing_keys, &|| Some(&*headers));
-        let Some((key, copies)) = letter.routing_keys.split_first() else { return reached };
+        let Some((key, copies)) = letter.routing_keys.split_first() else {
+            self.routes = routes;
+            return reached;
+        };
         let dead = Message::new(
             &mut self.scratch,
             Parts {

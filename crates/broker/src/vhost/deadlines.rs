@@ -24,6 +24,9 @@ pub(crate) enum Deadline {
     Deliveries,
 }
 
+/// From how many deadlines on those are looked for that nothing is there for any more.
+const SWEEP_FROM: usize = 1024;
+
 impl Vhost {
     /// When [`Vhost::meet_deadlines`] is to be called next.
     pub(crate) fn next_deadline(&self) -> Moment {
@@ -33,7 +36,24 @@ impl Vhost {
     pub(super) fn set_deadline(&mut self, moment: Moment, deadline: Deadline) {
         if moment < Moment::NEVER {
             self.deadlines.push(Reverse((moment, deadline)));
+            if self.deadlines.len() > self.sweep_above {
+                self.sweep_deadlines();
+            }
         }
+    }
+
+    /// Forgets the deadlines of queues that are gone, or have an earlier one: clients decide how many there are, and when they
+    /// are due.
+    #[cold]
+    fn sweep_deadlines(&mut self) {
+        let queues = &self.queues;
+        self.deadlines.retain(|Reverse((moment, deadline))| match deadline {
+            Deadline::Message(id) => queues.get(*id).is_some_and(|one| one.next_look == *moment),
+            Deadline::Unused(id) => queues.contains_key(*id),
+            _ => true,
+        });
+        self.sweep_above = SWEEP_FROM.max(2 * self.deadlines.len());
+        self.deadlines.shrink_to(self.sweep_above);
     }
 
     /// Does what is due.

@@ -9,7 +9,7 @@ use leveret_wire::{EncodedProperties, RawProperties, ReplyCode, ShortStr};
 
 use super::channel::Mode;
 use super::watching::take_one;
-use super::{ChannelId, ExchangeId, QueueId, Vhost};
+use super::{ChannelId, ConnectionId, ExchangeId, QueueId, Vhost};
 use crate::arguments::{Overflow, words};
 use crate::death::Reason;
 use crate::events::What;
@@ -34,10 +34,18 @@ pub(crate) struct Incoming<'a> {
 #[derive(Debug)]
 pub(super) struct Published {
     exchange: ExchangeId,
-    pub(super) message: Message,
+    message: Message,
     mandatory: bool,
     /// Where it was to go when it was published in a transaction, whatever has become of bindings since.
     routed: Option<Vec<(QueueId, Name)>>,
+}
+
+impl Published {
+    /// How much memory it takes, about.
+    pub(super) fn size(&self) -> usize {
+        let routed = self.routed.as_ref().map_or(0, Vec::len);
+        self.message.size() + routed * size_of::<(QueueId, Name)>()
+    }
 }
 
 /// Flags of properties that ask for a closer look.
@@ -115,7 +123,7 @@ impl Vhost {
         if let Some(Mode::Transaction(transaction)) =
             self.channels.get_mut(channel).map(|found| &mut found.mode)
         {
-            self.memory += published.message.size();
+            self.memory += published.size();
             transaction.published.push(published);
         }
     }
@@ -331,7 +339,10 @@ impl Vhost {
     /// Who is connected on a channel.
     pub(super) fn user_of(&self, channel: ChannelId) -> &str {
         let channel = self.channels.get(channel);
-        let connection = channel.and_then(|found| self.connections.get(found.connection));
-        connection.map_or("", |connection| &connection.user)
+        channel.map_or("", |found| self.user(found.connection))
+    }
+
+    pub(crate) fn user(&self, connection: ConnectionId) -> &str {
+        self.connections.get(connection).map_or("", |connection| &connection.user)
     }
 }

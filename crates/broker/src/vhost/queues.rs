@@ -314,7 +314,7 @@ impl Vhost {
     pub(super) fn remove_queue(&mut self, id: QueueId) {
         let Some(mut queue) = self.queues.remove(id) else { return };
         self.queue_names.remove(&*queue.name);
-        self.forget_kept(id);
+        self.forget_kept(id, &queue.kept);
         let messages = queue.ready.drain();
         self.tally.discarded += messages.len() as u64;
         self.note_discarded(&queue.name.to_str_lossy(), &messages, Discarded::QueueDeleted);

@@ -10,8 +10,13 @@ use super::queues::is_made;
 use super::{ChannelId, ExchangeId, Vhost};
 use crate::arguments::{declared_name, words};
 use crate::message::Message;
+use crate::outlet::Room;
 use crate::profile::Profile;
 use crate::refusal::Refusal;
+
+/// How much a client may leave unread before it gets no more direct replies: they are for those who wait for them, and nothing
+/// else holds back a service that answers. Far more than calls at the same time ask for.
+const MOST_UNREAD: usize = 64 * 1024 * 1024;
 
 /// The name to consume from, and to put into `reply_to`.
 const PSEUDO_QUEUE: &str = "amq.rabbitmq.reply-to";
@@ -129,11 +134,16 @@ impl Vhost {
         addresses
     }
 
-    /// A reply, from whoever answers, straight to those who asked and are still there.
+    /// A reply, from whoever answers, straight to those who asked, are still there, and read.
     pub(super) fn reply_directly(&mut self, addresses: &[ShortStr<'_>], message: &Message) {
         for address in addresses {
             let asker = self.askers.get(address.as_bytes()).copied();
-            let Some(channel) = asker.and_then(|id| self.channels.get_mut(id)) else { continue };
+            let Some(id) = asker else { continue };
+            let Some(channel) = self.channels.get_mut(id) else { continue };
+            let connection = self.connections.get(channel.connection);
+            if connection.is_none_or(|connection| connection.unread >= MOST_UNREAD) {
+                continue;
+            }
             let delivery_tag = channel.next_tag();
             let Some(replies) = &channel.replies else { continue };
             let deliver = basic::Deliver {
@@ -144,11 +154,14 @@ impl Vhost {
                 routing_key: message.routing_key(),
             };
             let properties = EncodedProperties::new(message.encoded_properties());
-            let put = channel.outlet.put(|outbound, max| {
+            let (wake, room) = channel.outlet.deliver(|outbound, max| {
                 outbound.content(channel.number, &deliver, &properties, message.body(), max)
             });
-            if put {
+            if wake {
                 self.wakes.push(Arc::clone(&channel.outlet));
+            }
+            if room == Room::None {
+                self.count_unread(id, message.size());
             }
         }
     }

@@ -1,5 +1,6 @@
 //! What becomes of deliveries: ack, nack, reject, recover, and transactions.
 
+use foldhash::{HashSet, HashSetExt};
 use leveret_wire::method::{basic, confirm, tx};
 
 use super::channel::{Confirms, Mode, Settlement, Transaction, Unsettled};
@@ -8,6 +9,7 @@ use crate::arguments::QueueArguments;
 use crate::death::Reason;
 use crate::events::Settled;
 use crate::profile::Profile;
+use crate::queue::Entry;
 use crate::refusal::Refusal;
 
 /// How a delivery comes back to its queue.
@@ -216,7 +218,9 @@ impl Vhost {
     pub(super) fn requeue(&mut self, deliveries: Vec<Unsettled>, how: Return) {
         let profile = self.profile;
         let mut queues: Vec<QueueId> = Vec::new();
+        let mut in_place: Vec<(QueueId, Entry)> = Vec::new();
         let consumers: Vec<_> = deliveries.iter().map(|one| one.consumer).collect();
+        let alone = deliveries.len() == 1;
         for delivery in deliveries {
             self.out_of_hands(&delivery);
             let Unsettled { queue: id, mut entry, .. } = delivery;
@@ -225,7 +229,7 @@ impl Vhost {
                 self.memory -= entry.message.size();
                 continue;
             };
-            if !queues.contains(&id) {
+            if queues.last() != Some(&id) {
                 queues.push(id);
             }
             entry.returns += 1;
@@ -237,10 +241,17 @@ impl Vhost {
             }
             if how.goes_last(profile, &queue.arguments) {
                 queue.ready.push(entry);
-            } else {
+            } else if alone || queue.arguments.is_quorum() {
                 queue.ready.put_back(entry);
+            } else {
+                in_place.push((id, entry));
             }
             self.tally.requeued += 1;
+        }
+        self.put_in_place(in_place);
+        if queues.len() > 1 {
+            let mut seen = HashSet::new();
+            queues.retain(|id| seen.insert(*id));
         }
         for consumer in consumers.into_iter().flatten() {
             self.resume(consumer);
@@ -249,6 +260,21 @@ impl Vhost {
             self.see_to_returned(queue);
         }
         self.bury();
+    }
+
+    /// Messages of classic queues go where they were, all of a queue at once.
+    fn put_in_place(&mut self, mut entries: Vec<(QueueId, Entry)>) {
+        entries.sort_by_key(|(id, _)| *id);
+        let mut entries = entries.into_iter().peekable();
+        while let Some((id, first)) = entries.next() {
+            let mut of_queue = vec![first];
+            while let Some((_, next)) = entries.next_if(|(next, _)| *next == id) {
+                of_queue.push(next);
+            }
+            if let Some(queue) = self.queues.get_mut(id) {
+                queue.ready.put_all_back(of_queue);
+            }
+        }
     }
 
     /// Messages have come back to a queue.

@@ -28,8 +28,17 @@ impl Script {
     }
 
     fn publish(&mut self, exchange: ShortStr<'static>, routing_key: ShortStr<'static>) {
-        let publish = basic::Publish { exchange, routing_key, ..Default::default() };
         let body = bytes::Bytes::from_static(b"through all of it");
+        self.publish_with(exchange, routing_key, body);
+    }
+
+    fn publish_with(
+        &mut self,
+        exchange: ShortStr<'static>,
+        routing_key: ShortStr<'static>,
+        body: bytes::Bytes,
+    ) {
+        let publish = basic::Publish { exchange, routing_key, ..Default::default() };
         self.0.content(1, &publish, &Properties::default(), &body, FrameMax::DEFAULT).unwrap();
     }
 
@@ -101,6 +110,41 @@ async fn a_message_gets_through_any_number_of_alternate_exchanges() {
     assert_eq!(broker.statistics().ready, 1);
 }
 
+/// Queues in which messages die at once, each on its way to the next one, and one in which they stay.
+fn chain_of_queues(script: &mut Script, count: usize) {
+    for number in 0..count {
+        let next = name(number + 1).to_string();
+        let arguments = [
+            ("x-message-ttl", 0.into()),
+            ("x-dead-letter-exchange", "".into()),
+            ("x-dead-letter-routing-key", next.into()),
+        ];
+        let (arguments, queue) = (Table::from_pairs(arguments).unwrap(), name(number));
+        script.ask(&queue::Declare { queue, nowait: true, arguments, ..Default::default() });
+    }
+    script.ask(&queue::Declare { queue: name(count), nowait: true, ..Default::default() });
+}
+
+/// Under paused time it goes on only when all have said what they have to say.
+#[tokio::test(start_paused = true)]
+async fn a_message_counts_while_it_dies_its_way_through_many_queues() {
+    const QUEUES: usize = 2000;
+    const SIZE: usize = 100_000;
+    for profile in [Profile::RabbitMq3_10, Profile::RabbitMq4_3] {
+        let broker = Broker::builder().profile(profile).start().unwrap();
+        let mut script = Script::default();
+        chain_of_queues(&mut script, QUEUES);
+        script.publish_with(ShortStr::default(), name(0), vec![7; SIZE].into());
+        let mut peer = script.play(&broker).await;
+        let statistics = broker.statistics();
+        assert_eq!((statistics.ready, statistics.memory > SIZE), (0, true), "{profile:?}");
+        eventually(SOON, "the message at the end", async || broker.statistics().ready == 1).await;
+        peer.send(1, &queue::Purge { queue: name(QUEUES), nowait: false }).await;
+        peer.expect::<queue::PurgeOk>(1).await;
+        assert_eq!(broker.statistics().memory, 0, "{profile:?}");
+    }
+}
+
 /// Each death adds an entry to the `x-death` of the message, which is put together once, and not at each of them.
 #[tokio::test]
 async fn a_message_dies_its_way_through_two_thousand_queues_in_no_time() {
@@ -108,19 +152,7 @@ async fn a_message_dies_its_way_through_two_thousand_queues_in_no_time() {
     for profile in [Profile::RabbitMq3_10, Profile::RabbitMq4_3] {
         let broker = Broker::builder().profile(profile).start().unwrap();
         let mut script = Script::default();
-        for number in 0..QUEUES {
-            let next = name(number + 1).to_string();
-            let arguments = [
-                ("x-message-ttl", 0.into()),
-                ("x-dead-letter-exchange", "".into()),
-                ("x-dead-letter-routing-key", next.into()),
-            ];
-            let arguments = Table::from_pairs(arguments).unwrap();
-            let queue = name(number);
-            script.ask(&queue::Declare { queue, nowait: true, arguments, ..Default::default() });
-        }
-        let queue = name(QUEUES);
-        script.ask(&queue::Declare { queue, nowait: true, ..Default::default() });
+        chain_of_queues(&mut script, QUEUES);
         script.publish(ShortStr::default(), name(0));
         let mut peer = script.play(&broker).await;
         eventually(SOON, "the message at the end", async || broker.statistics().ready == 1).await;

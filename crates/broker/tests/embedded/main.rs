@@ -8,6 +8,7 @@ mod expiring;
 mod faults;
 mod hostile;
 mod keeping;
+mod memory;
 mod permissions;
 mod protocol;
 mod recording;

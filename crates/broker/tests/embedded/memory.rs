@@ -1,0 +1,203 @@
+//! What counts as memory, and what is bounded otherwise: nothing that clients send is kept uncounted.
+
+use leveret_broker::{Broker, Profile};
+use leveret_testkit::eventually;
+use leveret_testkit::peer::{Peer, Received};
+use leveret_wire::method::{basic, channel, queue, tx};
+use leveret_wire::{Array, Method, Properties, ShortStr, Table, Value};
+use tokio::io::DuplexStream;
+
+use crate::support::{SOON, broker, peer};
+
+const Q: ShortStr<'static> = ShortStr::from_static("q");
+
+const PROFILES: [Profile; 2] = [Profile::RabbitMq3_10, Profile::RabbitMq4_3];
+
+/// With a channel.
+async fn client(broker: &Broker) -> Peer<DuplexStream> {
+    let mut peer = peer(broker).await;
+    peer.send(1, &channel::Open {}).await;
+    peer.expect::<channel::OpenOk>(1).await;
+    peer
+}
+
+async fn declare(peer: &mut Peer<DuplexStream>, arguments: Table<'static>) {
+    peer.send(1, &queue::Declare { queue: Q, arguments, ..Default::default() }).await;
+    peer.expect::<queue::DeclareOk<'_>>(1).await;
+}
+
+async fn purge(peer: &mut Peer<DuplexStream>) {
+    peer.send(1, &queue::Purge { queue: Q, nowait: false }).await;
+    peer.expect::<queue::PurgeOk>(1).await;
+}
+
+/// Returns when all was done that was said before.
+async fn fence(peer: &mut Peer<DuplexStream>) {
+    peer.send(1, &basic::Qos::default()).await;
+    peer.expect::<basic::QosOk>(1).await;
+}
+
+fn to(routing_key: impl Into<String>) -> basic::Publish<'static> {
+    let routing_key = ShortStr::try_from(routing_key.into()).unwrap();
+    basic::Publish { routing_key, ..Default::default() }
+}
+
+fn blind_copies(keys: usize) -> Properties<'static> {
+    let keys = Array::from_values((0..keys).map(|_| Value::from("k"))).unwrap();
+    let headers = Some(Table::from_pairs([("BCC", keys.into())]).unwrap());
+    Properties { headers, ..Properties::default() }
+}
+
+#[tokio::test]
+async fn a_message_that_is_rejected_again_and_again_takes_no_more_memory() {
+    for profile in PROFILES {
+        let broker = Broker::builder().profile(profile).start().unwrap();
+        let mut peer = client(&broker).await;
+        let back =
+            [("x-dead-letter-exchange", "".into()), ("x-dead-letter-routing-key", "q".into())];
+        declare(&mut peer, Table::from_pairs(back).unwrap()).await;
+        peer.send_content(1, &to("q"), &Properties::default(), "round and round").await;
+        let mut after_two = 0;
+        for delivery_tag in 1..=10_000 {
+            peer.send(1, &basic::Get { queue: Q, no_ack: false }).await;
+            peer.expect_content::<basic::GetOk<'_>>(1).await;
+            peer.send(1, &basic::Reject { delivery_tag, requeue: false }).await;
+            if delivery_tag == 2 {
+                fence(&mut peer).await;
+                after_two = broker.statistics().memory;
+            }
+        }
+        fence(&mut peer).await;
+        assert_eq!(broker.statistics().memory, after_two, "{profile:?}");
+        purge(&mut peer).await;
+        assert_eq!(broker.statistics().memory, 0, "{profile:?}");
+    }
+}
+
+#[tokio::test]
+async fn routing_keys_count() {
+    let broker = broker();
+    let mut peer = client(&broker).await;
+    declare(&mut peer, Table::new()).await;
+    peer.send_content(1, &to("q"), &blind_copies(15_000), "b").await;
+    fence(&mut peer).await;
+    let memory = broker.statistics().memory;
+    assert!(memory > 1_000_000, "{memory} bytes");
+    purge(&mut peer).await;
+    assert_eq!(broker.statistics().memory, 0);
+}
+
+#[tokio::test]
+async fn the_queues_that_a_transaction_is_for_count() {
+    const QUEUES: usize = 2000;
+    let broker = broker();
+    let mut peer = client(&broker).await;
+    for number in 0..QUEUES {
+        let queue = ShortStr::try_from(format!("q{number}")).unwrap();
+        let exchange = ShortStr::from_static("amq.fanout");
+        let declare = queue::Declare { queue: queue.clone(), nowait: true, ..Default::default() };
+        peer.send(1, &declare).await;
+        peer.send(1, &queue::Bind { queue, exchange, nowait: true, ..Default::default() }).await;
+    }
+    peer.send(1, &tx::Select {}).await;
+    peer.expect::<tx::SelectOk>(1).await;
+    let exchange = ShortStr::from_static("amq.fanout");
+    let publish = basic::Publish { exchange, ..Default::default() };
+    for _ in 0..100 {
+        peer.send_content(1, &publish, &Properties::default(), "b").await;
+    }
+    fence(&mut peer).await;
+    let memory = broker.statistics().memory;
+    assert!(memory > 100 * QUEUES * 16, "{memory} bytes");
+    peer.send(1, &tx::Rollback {}).await;
+    peer.expect::<tx::RollbackOk>(1).await;
+    assert_eq!(broker.statistics().memory, 0);
+}
+
+#[tokio::test]
+async fn what_was_got_without_ack_counts_until_it_is_read() {
+    const MESSAGES: usize = 100;
+    const SIZE: usize = 100_000;
+    let broker = broker();
+    let mut peer = client(&broker).await;
+    declare(&mut peer, Table::new()).await;
+    for _ in 0..MESSAGES {
+        peer.send_content(1, &to("q"), &Properties::default(), vec![7; SIZE]).await;
+    }
+    fence(&mut peer).await;
+    for _ in 0..MESSAGES {
+        peer.send(1, &basic::Get { queue: Q, no_ack: true }).await;
+    }
+    eventually(SOON, "all to be got", async || broker.statistics().ready == 0).await;
+    // But for those that there was room for.
+    let memory = broker.statistics().memory;
+    assert!(memory > (MESSAGES - 20) * SIZE, "{memory} bytes");
+    for _ in 0..MESSAGES {
+        peer.expect_content::<basic::GetOk<'_>>(1).await;
+    }
+    eventually(SOON, "nothing to count", async || broker.statistics().memory == 0).await;
+
+    peer.send_content(1, &to("q"), &Properties::default(), "still there").await;
+    peer.send(1, &basic::Get { queue: Q, no_ack: true }).await;
+    assert_eq!(peer.expect_content::<basic::GetOk<'_>>(1).await.body, "still there");
+}
+
+/// A client that waits for direct replies, and where they go.
+async fn asker(broker: &Broker, service: &mut Peer<DuplexStream>) -> (Peer<DuplexStream>, String) {
+    let mut asker = client(broker).await;
+    let pseudo_queue = ShortStr::from_static("amq.rabbitmq.reply-to");
+    let consume =
+        basic::Consume { queue: pseudo_queue.clone(), no_ack: true, ..Default::default() };
+    asker.send(1, &consume).await;
+    asker.expect::<basic::ConsumeOk<'_>>(1).await;
+    let properties = Properties { reply_to: Some(pseudo_queue), ..Properties::default() };
+    asker.send_content(1, &to("q"), &properties, "a question").await;
+    fence(&mut asker).await;
+    service.send(1, &basic::Get { queue: Q, no_ack: true }).await;
+    let question = service.expect_content::<basic::GetOk<'_>>(1).await;
+    let address = question.properties.get().reply_to.unwrap().to_string();
+    (asker, address)
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_gets_no_more_direct_replies() {
+    const REPLIES: usize = 48;
+    const SIZE: usize = 2 * 1024 * 1024;
+    const LIMIT: usize = 64 * 1024 * 1024;
+    for profile in PROFILES {
+        let broker = Broker::builder().profile(profile).start().unwrap();
+        let mut service = client(&broker).await;
+        declare(&mut service, Table::new()).await;
+        let (mut asker, address) = asker(&broker, &mut service).await;
+        let (gone, gones) = self::asker(&broker, &mut service).await;
+        for _ in 0..REPLIES {
+            let body = vec![7; SIZE];
+            service.send_content(1, &to(&address), &Properties::default(), body).await;
+        }
+        for _ in 0..3 {
+            service.send_content(1, &to(&gones), &Properties::default(), vec![7; SIZE]).await;
+        }
+        fence(&mut service).await;
+        let memory = broker.statistics().memory;
+        assert!((LIMIT..LIMIT + 4 * SIZE).contains(&memory), "{memory} bytes");
+        drop(gone);
+        eventually(SOON, "it to go", async || broker.statistics().connections == 2).await;
+        assert!(broker.statistics().memory < memory);
+
+        asker.send(1, &basic::Qos::default()).await;
+        let mut replies = 0;
+        while let Received::Content(..) = asker.receive().await {
+            replies += 1;
+        }
+        assert!((LIMIT / SIZE..REPLIES).contains(&replies), "{replies} replies");
+        eventually(SOON, "nothing to count", async || broker.statistics().memory == 0).await;
+        service.send_content(1, &to(&address), &Properties::default(), "again").await;
+        match asker.receive().await {
+            Received::Content(_, content) => {
+                assert!(matches!(content.method, Method::BasicDeliver(_)));
+                assert_eq!(content.body, "again");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
