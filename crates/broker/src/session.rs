@@ -194,7 +194,9 @@ async fn converse<R, W>(
     let mut line = handshake::Line { reader: &mut reader, writer, outbound: Outbound::new(), peer };
     let shaken = timeout(HANDSHAKE, handshake::shake_hands(shared, &mut line, outlet)).await;
     let Ok(Some(agreed)) = shaken else { return };
-    let enrolled = shared.enrol(agreed.name.clone());
+    let user = agreed.host.with(|vhost| vhost.user(agreed.connection).to_owned());
+    let from = (user, peer.map(|peer| peer.ip()));
+    let enrolled = shared.enrol(agreed.name.clone(), from);
     let _leave = Leave { host: &agreed.host, connection: agreed.connection, outlet };
     let mut write = pin!(write(&agreed, shared.frozen(), outlet, writer));
     let mut stop = shared.stopping();

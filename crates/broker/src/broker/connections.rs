@@ -1,6 +1,7 @@
 //! The connections of a broker, as far as others may end them.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -17,10 +18,14 @@ pub(super) struct Connections {
     all: HashMap<u64, Arc<Connected>>,
 }
 
+/// Where a connection comes from: a user at an address, unless it is in this process.
+pub(crate) type Origin = (String, Option<IpAddr>);
+
 /// A connection, as far as others may end it.
 #[derive(Debug)]
 struct Connected {
     name: Option<String>,
+    from: Origin,
     cut: Notify,
     /// It is to be closed because of what it holds.
     refuse: Notify,
@@ -30,12 +35,13 @@ struct Connected {
 
 impl Shared {
     /// A connection that may be cut by its name, for as long as what is returned is held.
-    pub(crate) fn enrol(self: &Arc<Self>, name: Option<String>) -> Enrolled {
+    pub(crate) fn enrol(self: &Arc<Self>, name: Option<String>, from: Origin) -> Enrolled {
         let mut connections = lock(&self.connections);
         connections.next += 1;
         let number = connections.next;
         let (cut, refuse) = (Notify::new(), Notify::new());
-        let connected = Arc::new(Connected { name, cut, refuse, unfinished: AtomicUsize::new(0) });
+        let connected =
+            Arc::new(Connected { name, from, cut, refuse, unfinished: AtomicUsize::new(0) });
         connections.all.insert(number, Arc::clone(&connected));
         Enrolled { shared: Arc::clone(self), number, connected }
     }
@@ -47,10 +53,16 @@ impl Shared {
         chosen.map(|found| found.cut.notify_one()).count()
     }
 
-    /// Refuses the connection that has sent the most of unfinished messages.
+    /// Refuses the connection that has sent the most of unfinished messages, of those who have sent the most in all their
+    /// connections together: otherwise many connections with a little less each would have others refused.
     fn refuse_greediest(&self) {
         let connections = lock(&self.connections);
-        let greediest = connections.all.values().max_by_key(|one| one.unfinished());
+        let mut totals: HashMap<&Origin, usize> = HashMap::new();
+        for one in connections.all.values() {
+            *totals.entry(&one.from).or_default() += one.unfinished();
+        }
+        let greed = |one: &&Arc<Connected>| (totals.get(&one.from).copied(), one.unfinished());
+        let greediest = connections.all.values().max_by_key(greed);
         if let Some(greediest) = greediest {
             greediest.refuse.notify_one();
         }

@@ -79,6 +79,37 @@ async fn of_too_many_unfinished_messages_the_connection_with_the_most_is_refused
 }
 
 #[tokio::test]
+async fn many_connections_of_one_user_count_together() {
+    let builder = Broker::builder().memory_limit(10 * PIECE * PIECES).user("one", "");
+    let builder = builder.user("many", "").max_message_size((PIECE * PIECES) as u64);
+    let broker = builder.start().unwrap();
+    let client = async |user| {
+        let mut peer = Peer::over(broker.connect());
+        peer.open_connection("/", user, "").await;
+        open(&mut peer, 1).await;
+        peer
+    };
+    let mut one = client("one").await;
+    one.send(1, &queue::Declare { queue: "q".try_into().unwrap(), ..Default::default() }).await;
+    one.expect::<queue::DeclareOk<'_>>(1).await;
+    begin(&mut one, 1, 1).await;
+    let memory = || broker.statistics().memory;
+    eventually(SOON, "a part of a message to count", async || memory() >= 9 * PIECE).await;
+    let mut many = Vec::new();
+    for _ in 0..6 {
+        let mut peer = client("many").await;
+        begin(&mut peer, 1, 2).await;
+        many.push(peer);
+    }
+    // Less than the one has sent, each of them.
+    let refused = async || broker.statistics().connections == 6;
+    eventually(SOON, "one of the many to be refused", refused).await;
+    drop(many);
+    one.send_frame(FrameKind::Body, 1, &[7; PIECE]).await;
+    eventually(SOON, "the message of the one", async || broker.statistics().ready == 1).await;
+}
+
+#[tokio::test]
 async fn an_unfinished_message_no_longer_counts_when_its_connection_is_gone() {
     let broker = Broker::builder().start().unwrap();
     let mut peer = peer(&broker).await;
