@@ -81,6 +81,10 @@ const LARGE: u64 = FrameMax::DEFAULT.payload() as u64;
 /// to is not taken from the system.
 const FIRST_ROOM: usize = 1024 * 1024;
 
+/// For how many times of what came room is made when it is copied, whatever is announced: small memory may come from what was
+/// in use before, and then all of it is taken.
+const ROOM_AHEAD: usize = 8;
+
 /// A body that is under way.
 #[derive(Debug)]
 pub struct PartialBody {
@@ -215,7 +219,8 @@ impl<M> Assembler<M> {
                 }
                 if !partial.body.first.is_empty() {
                     let missing = usize::try_from(partial.body.missing()).unwrap_or(usize::MAX);
-                    partial.body.join(missing.min(FIRST_ROOM) + FRAME_OVERHEAD);
+                    let ahead = (ROOM_AHEAD * partial.body.first.len()).min(FIRST_ROOM);
+                    partial.body.join(missing.min(ahead) + FRAME_OVERHEAD);
                 }
                 let properties = partial.properties.as_bytes().len();
                 method(&mut partial.method) + properties + partial.body.joined.len()
@@ -359,6 +364,19 @@ mod tests {
         let content = assembler.body(read.slice(..2)).unwrap().unwrap();
         assert_eq!((content.method.len(), content.body), (10, vec![7; 3].into()));
         assert_eq!(assembler.compact(method), 0);
+    }
+
+    #[test]
+    fn little_that_came_is_compacted_to_little_whatever_is_announced() {
+        for (came, most) in [(1, 100), (100, 1000), (FIRST_ROOM, 2 * FIRST_ROOM + 100)] {
+            let mut assembler = Assembler::new(u64::MAX);
+            assembler.begin("deliver").unwrap();
+            assembler.header(header(16 * FIRST_ROOM)).unwrap();
+            assembler.body(Bytes::from(vec![7; came])).unwrap();
+            assembler.compact(|_| 0);
+            let State::Body(Partial { body, .. }) = &assembler.state else { unreachable!() };
+            assert!(body.joined.capacity() <= most, "{came} take {}", body.joined.capacity());
+        }
     }
 
     #[test]
