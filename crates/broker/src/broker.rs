@@ -138,7 +138,7 @@ impl Builder {
     /// How much memory messages may take before publishers are stopped. 1 GiB by default.
     ///
     /// Messages that are still being received count as well. If these alone take more than half of it, and more than the largest
-    /// message may have, the connection that has sent the most of them is closed (506).
+    /// message may have, a connection is closed (506): the one that has sent the most, of the user and address that have.
     #[must_use]
     pub fn memory_limit(mut self, bytes: usize) -> Self {
         self.memory_limit = bytes;

@@ -33,7 +33,7 @@ use channels::Channels;
 /// How long a client may take to shake hands: what says nothing must not hold a connection.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// How long a client may leave answers unread before it is cut off.
+/// How long a client may leave answers unread, or messages that it need not ack, before it is cut off.
 const UNREAD: Duration = Duration::from_secs(60);
 
 /// How often a client that is not read from is asked whether it is still there.
@@ -365,13 +365,31 @@ async fn write(
             }
         };
         frozen.thawed().await;
-        write_all(writer, &mut buffer).await?;
+        write_while_read(agreed, writer, &mut buffer).await?;
         match taken {
             Taken::Some => {}
             Taken::Drained => agreed.host.with(|vhost| vhost.drained(agreed.connection)),
             Taken::End => return Ok(()),
         }
     }
+}
+
+/// A client that reads nothing may take its time, unless what waits for it counts as memory: nothing else would end the alarm.
+async fn write_while_read(
+    agreed: &Agreed,
+    writer: &mut (impl AsyncWrite + Unpin),
+    buffer: &mut Outbound,
+) -> io::Result<()> {
+    while buffer.has_remaining() {
+        match timeout(UNREAD, writer.write_buf(buffer)).await {
+            Ok(written) => written.map(drop)?,
+            Err(_) if agreed.host.with(|vhost| vhost.has_unread(agreed.connection)) => {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            Err(_) => {}
+        }
+    }
+    writer.flush().await
 }
 
 async fn write_all(

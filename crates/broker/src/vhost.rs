@@ -290,6 +290,11 @@ impl Vhost {
         }
     }
 
+    /// Whether messages that need no ack wait for a client to read them, beyond what an outlet has room for.
+    pub(crate) fn has_unread(&self, connection: ConnectionId) -> bool {
+        self.connections.get(connection).is_some_and(|found| found.unread > 0)
+    }
+
     /// Sends a method on a channel.
     fn reply(&mut self, channel: ChannelId, method: &(impl Encode + ?Sized)) {
         if let Some(channel) = self.channels.get(channel)

@@ -1,11 +1,14 @@
 //! What counts as memory, and what is bounded otherwise: nothing that clients send is kept uncounted.
 
+use std::time::Duration;
+
 use leveret_broker::{Broker, Profile};
 use leveret_testkit::eventually;
 use leveret_testkit::peer::{Peer, Received};
 use leveret_wire::method::{basic, channel, queue, tx};
 use leveret_wire::{Array, Method, Properties, ShortStr, Table, Value};
 use tokio::io::DuplexStream;
+use tokio::time::sleep;
 
 use crate::support::{SOON, broker, peer};
 
@@ -157,6 +160,44 @@ async fn asker(broker: &Broker, service: &mut Peer<DuplexStream>) -> (Peer<Duple
     let question = service.expect_content::<basic::GetOk<'_>>(1).await;
     let address = question.properties.get().reply_to.unwrap().to_string();
     (asker, address)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_does_not_read_its_direct_replies_is_cut_off() {
+    const REPLIES: usize = 4;
+    let broker = Broker::builder().heartbeat(Duration::ZERO).start().unwrap();
+    let mut service = client(&broker).await;
+    declare(&mut service, Table::new()).await;
+    let (_asker, address) = asker(&broker, &mut service).await;
+    for _ in 0..REPLIES {
+        let body = vec![7; 1024 * 1024];
+        service.send_content(1, &to(&address), &Properties::default(), body).await;
+    }
+    fence(&mut service).await;
+    assert!(broker.statistics().memory > 0);
+    sleep(Duration::from_secs(50)).await;
+    assert_eq!(broker.statistics().connections, 2);
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!((broker.statistics().connections, broker.statistics().memory), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_does_not_read_its_deliveries_is_not_cut_off() {
+    let broker = Broker::builder().heartbeat(Duration::ZERO).start().unwrap();
+    let mut slow = client(&broker).await;
+    declare(&mut slow, Table::new()).await;
+    slow.send(1, &basic::Consume { queue: Q, no_ack: true, ..Default::default() }).await;
+    slow.expect::<basic::ConsumeOk<'_>>(1).await;
+    let mut publisher = client(&broker).await;
+    for _ in 0..40 {
+        let body = vec![7; 100_000];
+        publisher.send_content(1, &to("q"), &Properties::default(), body).await;
+    }
+    fence(&mut publisher).await;
+    sleep(Duration::from_secs(3600)).await;
+    for _ in 0..40 {
+        assert_eq!(slow.expect_content::<basic::Deliver<'_>>(1).await.body.len(), 100_000);
+    }
 }
 
 #[tokio::test]

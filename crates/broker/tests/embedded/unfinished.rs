@@ -78,7 +78,7 @@ async fn of_too_many_unfinished_messages_the_connection_with_the_most_is_refused
     assert_eq!(memory(), 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn many_connections_of_one_user_count_together() {
     let builder = Broker::builder().memory_limit(10 * PIECE * PIECES).user("one", "");
     let builder = builder.user("many", "").max_message_size((PIECE * PIECES) as u64);
