@@ -37,6 +37,16 @@ struct State {
     closed: bool,
 }
 
+impl State {
+    /// What cannot be encoded ends the connection: a client must not wait for it, nor take what follows for it. Every method fits
+    /// the smallest frame, and a header may be of any size, so this does not happen.
+    #[inline]
+    fn encode<E>(&mut self, encode: impl FnOnce(&mut Outbound, FrameMax) -> Result<(), E>) {
+        let max = self.frame_max;
+        self.closed |= encode(&mut self.outbound, max).is_err();
+    }
+}
+
 /// Whether consumers may get more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
@@ -77,8 +87,6 @@ impl Outlet {
     }
 
     /// Encodes frames. Says whether the writer is to be woken, which is for the caller to do, once for many.
-    ///
-    /// What does not fit a frame is not sent: only a name or header that came in a larger frame of another connection.
     #[inline]
     #[must_use = "the writer may sleep"]
     pub(crate) fn put<E>(
@@ -89,8 +97,7 @@ impl Outlet {
         if state.closed {
             return false;
         }
-        let max = state.frame_max;
-        let _ = encode(&mut state.outbound, max);
+        state.encode(encode);
         std::mem::take(&mut state.writer_waits)
     }
 
@@ -105,8 +112,7 @@ impl Outlet {
         if state.closed {
             return (false, Room::None);
         }
-        let max = state.frame_max;
-        let _ = encode(&mut state.outbound, max);
+        state.encode(encode);
         let full = state.outbound.remaining() >= HIGH_WATER_MARK;
         state.was_full |= full;
         let room = if full { Room::None } else { Room::Some };

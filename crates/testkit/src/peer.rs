@@ -353,6 +353,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
         start
     }
 
+    /// Takes frames of any size from here on: RabbitMQ sends content headers that are larger than was agreed on.
+    pub fn accept_frames_of_any_size(&mut self) {
+        self.inbound.set_max(FrameMax::UNLIMITED);
+    }
+
     fn set_frame_max(&mut self, bytes: u32) {
         let max = FrameMax::new(bytes).unwrap_or_else(|| panic!("a frame_max of {bytes}"));
         self.frame_max = max;

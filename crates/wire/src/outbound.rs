@@ -90,13 +90,40 @@ impl Outbound {
         body: impl Into<Body<'b>>,
         max: FrameMax,
     ) -> Result<(), EncodeError> {
-        let body = body.into();
+        self.content_within(channel, method, properties, body.into(), max, max)
+    }
+
+    /// The same for a broker: as with RabbitMQ, a header may be larger than a frame. It came in a larger frame of another
+    /// connection, or has grown since.
+    #[inline]
+    pub fn relayed_content<'b>(
+        &mut self,
+        channel: u16,
+        method: &(impl CarriesContent + ?Sized),
+        properties: &(impl EncodeProperties + ?Sized),
+        body: impl Into<Body<'b>>,
+        max: FrameMax,
+    ) -> Result<(), EncodeError> {
+        let header_max = FrameMax::UNLIMITED;
+        self.content_within(channel, method, properties, body.into(), max, header_max)
+    }
+
+    #[inline]
+    fn content_within(
+        &mut self,
+        channel: u16,
+        method: &(impl CarriesContent + ?Sized),
+        properties: &(impl EncodeProperties + ?Sized),
+        body: Body<'_>,
+        max: FrameMax,
+        header_max: FrameMax,
+    ) -> Result<(), EncodeError> {
         let mut rest = body.bytes();
         self.encode(|bytes| {
             method_frame(bytes, channel, method, max)?;
             let frame = open_frame(bytes, FrameKind::Header, channel);
             encode_header(bytes, rest.len(), properties);
-            close_frame(bytes, frame, "content header", max)
+            close_frame(bytes, frame, "content header", header_max)
         })?;
         while !rest.is_empty() {
             let (piece, after) = rest.split_at(rest.len().min(max.payload()));
@@ -428,6 +455,24 @@ mod tests {
 
         assert_eq!(outbound.remaining(), before);
         assert_eq!(all(outbound), b"\x08\x00\x00\x00\x00\x00\x00\xce");
+    }
+
+    #[test]
+    fn a_broker_sends_a_header_of_any_size_and_bodies_that_fit_their_frames() {
+        let long = "x".repeat(5000);
+        let headers = Table::from_pairs([("long", long.as_str().into())]).unwrap();
+        let properties = Properties { headers: Some(headers), ..Default::default() };
+        let (deliver, body) = (basic::Deliver::default(), Bytes::from(vec![7; 5000]));
+        let mut outbound = Outbound::new();
+        outbound.relayed_content(1, &deliver, &properties, &body, FrameMax::MIN).unwrap();
+        let bytes = all(outbound);
+        let (mut sizes, mut rest) = (Vec::new(), &bytes[..]);
+        while let Some(frame) = crate::Frame::decode(rest, FrameMax::UNLIMITED).unwrap() {
+            sizes.push((frame.kind, frame.encoded_len() > 4096));
+            rest = &rest[frame.encoded_len()..];
+        }
+        let body = (FrameKind::Body, false);
+        assert_eq!(sizes, [(FrameKind::Method, false), (FrameKind::Header, true), body, body]);
     }
 
     #[test]

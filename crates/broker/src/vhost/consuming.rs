@@ -239,7 +239,7 @@ impl Vhost {
             counted.as_ref().map_or(message.encoded_properties(), |raw| raw.as_bytes());
         let properties = EncodedProperties::new(properties);
         let (wake, room) = on.outlet.deliver(|outbound, max| {
-            outbound.content(on.number, &got, &properties, message.body(), max)
+            outbound.relayed_content(on.number, &got, &properties, message.body(), max)
         });
         if wake {
             self.wakes.push(Arc::clone(&on.outlet));
@@ -409,7 +409,7 @@ impl Vhost {
         let properties = EncodedProperties::new(properties);
         if !channel.silent {
             let (wake, room) = channel.outlet.deliver(|outbound, max| {
-                outbound.content(channel.number, &deliver, &properties, message.body(), max)
+                outbound.relayed_content(channel.number, &deliver, &properties, message.body(), max)
             });
             if wake {
                 self.wakes.push(Arc::clone(&channel.outlet));

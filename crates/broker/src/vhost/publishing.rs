@@ -329,7 +329,7 @@ impl Vhost {
         };
         let properties = EncodedProperties::new(message.encoded_properties());
         let put = found.outlet.put(|outbound, max| {
-            outbound.content(found.number, &returned, &properties, message.body(), max)
+            outbound.relayed_content(found.number, &returned, &properties, message.body(), max)
         });
         if put {
             self.wakes.push(Arc::clone(&found.outlet));

@@ -155,7 +155,7 @@ impl Vhost {
             };
             let properties = EncodedProperties::new(message.encoded_properties());
             let (wake, room) = channel.outlet.deliver(|outbound, max| {
-                outbound.content(channel.number, &deliver, &properties, message.body(), max)
+                outbound.relayed_content(channel.number, &deliver, &properties, message.body(), max)
             });
             if wake {
                 self.wakes.push(Arc::clone(&channel.outlet));
