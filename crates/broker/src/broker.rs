@@ -50,6 +50,7 @@ pub struct Builder {
     memory_limit: usize,
     consumer_timeout: Duration,
     record: Option<usize>,
+    loopback_users: Vec<String>,
 }
 
 /// A password, which is not shown.
@@ -76,6 +77,7 @@ impl Default for Builder {
             memory_limit: 1024 * 1024 * 1024,
             consumer_timeout: Duration::from_secs(30 * 60),
             record: None,
+            loopback_users: vec!["guest".to_owned()],
         }
     }
 }
@@ -92,6 +94,14 @@ impl Builder {
     #[must_use]
     pub fn user(mut self, name: impl Into<String>, password: impl Into<String>) -> Self {
         self.users.push((name.into(), Secret(password.into())));
+        self
+    }
+
+    /// Which users may connect from this machine alone: `guest` by default. Others are refused, and so are these from
+    /// elsewhere, as with a wrong password. An empty list lets all users in from anywhere.
+    #[must_use]
+    pub fn loopback_users(mut self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.loopback_users = names.into_iter().map(Into::into).collect();
         self
     }
 
@@ -173,6 +183,7 @@ impl Builder {
         };
         let vhosts = or(self.vhosts, "/");
         let mut users = Users::default();
+        users.keep_on_loopback(self.loopback_users);
         for (name, Secret(password)) in &self.users {
             users.add(name, password);
         }
@@ -268,8 +279,8 @@ impl Shared {
         self.hosts.get(name).cloned()
     }
 
-    pub(crate) fn knows(&self, user: &str, password: &[u8]) -> bool {
-        lock(&self.users).knows(user, password)
+    pub(crate) fn lets_in(&self, user: &str, password: &[u8], peer: Option<SocketAddr>) -> bool {
+        lock(&self.users).lets_in(user, password, peer)
     }
 
     pub(crate) fn access(&self, user: &str, vhost: &str) -> Option<Arc<Access>> {

@@ -1,7 +1,8 @@
 //! Who may connect, and what they may do.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use regex::bytes::Regex;
@@ -152,34 +153,49 @@ impl fmt::Debug for User {
 
 /// All users.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Users(HashMap<String, User>);
+pub(crate) struct Users {
+    all: HashMap<String, User>,
+    /// They may connect from this machine alone.
+    loopback: HashSet<String>,
+}
 
 impl Users {
     pub(crate) fn add(&mut self, name: &str, password: &str) {
         let user = User { password: password.to_owned(), access: HashMap::new() };
-        self.0
+        self.all
             .entry(name.to_owned())
             .and_modify(|one| password.clone_into(&mut one.password))
             .or_insert(user);
     }
 
+    /// Of these users, any others may connect from elsewhere.
+    pub(crate) fn keep_on_loopback(&mut self, names: impl IntoIterator<Item = String>) {
+        self.loopback = names.into_iter().collect();
+    }
+
     pub(crate) fn permit(&mut self, name: &str, vhost: &str, access: Access) {
-        if let Some(user) = self.0.get_mut(name) {
+        if let Some(user) = self.all.get_mut(name) {
             user.access.insert(vhost.to_owned(), Arc::new(access));
         }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.all.is_empty()
     }
 
     pub(crate) fn names(&self) -> Vec<String> {
-        self.0.keys().cloned().collect()
+        self.all.keys().cloned().collect()
+    }
+
+    /// Whether a user may connect: with this password, and from this address; `None` is this process.
+    pub(crate) fn lets_in(&self, name: &str, password: &[u8], peer: Option<SocketAddr>) -> bool {
+        let is_local = peer.is_none_or(|peer| peer.ip().to_canonical().is_loopback());
+        self.knows(name, password) && (is_local || !self.loopback.contains(name))
     }
 
     /// Whether the password is right. How long this takes says nothing about how much of it was.
-    pub(crate) fn knows(&self, name: &str, password: &[u8]) -> bool {
-        let Some(user) = self.0.get(name) else { return false };
+    fn knows(&self, name: &str, password: &[u8]) -> bool {
+        let Some(user) = self.all.get(name) else { return false };
         let right = user.password.as_bytes();
         let differences = right.iter().zip(password).fold(0, |sum, (a, b)| sum | (a ^ b));
         right.len() == password.len() && differences == 0
@@ -187,7 +203,7 @@ impl Users {
 
     /// What a user may do in a virtual host, if anything.
     pub(crate) fn access(&self, name: &str, vhost: &str) -> Option<Arc<Access>> {
-        self.0.get(name)?.access.get(vhost).cloned()
+        self.all.get(name)?.access.get(vhost).cloned()
     }
 }
 
@@ -209,6 +225,27 @@ mod tests {
         assert!(!access.allows(Right::Write, b"mine-1"));
         let error = Access::new(&Permissions { write: "(".to_owned(), ..Permissions::none() });
         assert!(error.unwrap_err().to_string().contains('('));
+    }
+
+    #[test]
+    fn some_users_may_connect_from_this_machine_alone() {
+        let mut users = Users::default();
+        users.keep_on_loopback(["guest".to_owned()]);
+        users.add("guest", "guest");
+        users.add("other", "secret");
+        let from = |address: &str| Some(SocketAddr::new(address.parse().unwrap(), 1234));
+        for here in
+            [None, from("127.0.0.1"), from("127.1.2.3"), from("::1"), from("::ffff:127.0.0.1")]
+        {
+            assert!(users.lets_in("guest", b"guest", here), "{here:?}");
+            assert!(!users.lets_in("guest", b"wrong", here), "{here:?}");
+        }
+        for elsewhere in ["192.0.2.1", "10.0.0.1", "::ffff:192.0.2.1", "fd00::1"].map(from) {
+            assert!(!users.lets_in("guest", b"guest", elsewhere), "{elsewhere:?}");
+            assert!(users.lets_in("other", b"secret", elsewhere), "{elsewhere:?}");
+        }
+        users.keep_on_loopback([]);
+        assert!(users.lets_in("guest", b"guest", from("192.0.2.1")));
     }
 
     #[test]

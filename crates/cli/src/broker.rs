@@ -20,7 +20,9 @@ use rates::Rates;
 
 /// Serves AMQP 0-9-1 from memory, as RabbitMQ would, to any client.
 ///
-/// Without users it lets in `guest` with the password `guest`, from wherever it listens; nothing is written to disk.
+/// Without users it lets in `guest` with the password `guest`. As with RabbitMQ, `guest` may connect from this machine alone,
+/// wherever the broker listens: clients elsewhere need a --user, or `loopback_users = []` in the --file. Nothing is written to
+/// disk.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// Where to listen; may be given more than once. Port 0 has one chosen.
@@ -39,7 +41,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME")]
     vhost: Vec<String>,
 
-    /// A TOML or YAML file with users, virtual hosts and permissions, in addition to those given here.
+    /// A TOML or YAML file with users, virtual hosts and permissions, in addition to those given here. Its `loopback_users`
+    /// may connect from this machine alone: `["guest"]` unless it says otherwise.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
 
@@ -104,6 +107,9 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
     if let Some(address) = bound_to.first() {
         let user = definitions.example_user();
         say(&format!("connect to amqp://{user}{address}; stop with Ctrl-C"));
+    }
+    if bound_to.iter().any(|bound| !bound.ip().is_loopback()) && definitions.are_all_local() {
+        say("clients on other machines are refused: add a user for them by --user");
     }
 
     let rates = io::stderr().is_terminal().then(|| Rates::show(broker.clone()));

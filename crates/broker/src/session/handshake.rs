@@ -135,7 +135,7 @@ where
         Method::ConnectionStartOk(start_ok) => start_ok,
         other => return Err(unexpected(&other, "connection.start-ok")),
     };
-    let user = authenticate(shared, &start_ok)?;
+    let user = authenticate(shared, &start_ok, line.peer)?;
 
     let tune = connection::Tune {
         channel_max: shared.channel_max(),
@@ -196,7 +196,11 @@ where
 }
 
 /// Who connects, if the password is right.
-fn authenticate(shared: &Shared, start_ok: &connection::StartOk<'_>) -> Result<String, End> {
+fn authenticate(
+    shared: &Shared,
+    start_ok: &connection::StartOk<'_>,
+    peer: Option<SocketAddr>,
+) -> Result<String, End> {
     let response = start_ok.response.expose();
     let mechanism = &start_ok.mechanism;
     let credentials = if *mechanism == "PLAIN" {
@@ -208,7 +212,7 @@ fn authenticate(shared: &Shared, start_ok: &connection::StartOk<'_>) -> Result<S
         return Err(refused(ReplyCode::COMMAND_INVALID, text));
     };
     match credentials {
-        Some((user, password)) if shared.knows(&user, &password) => Ok(user),
+        Some((user, password)) if shared.lets_in(&user, &password, peer) => Ok(user),
         // Who cannot be told is just hung up on.
         _ if !can(&start_ok.client_properties, "authentication_failure_close") => Err(End::Gone),
         _ => {

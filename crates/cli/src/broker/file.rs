@@ -2,6 +2,7 @@
 //!
 //! ```toml
 //! virtual_hosts = ["/", "shop"]
+//! loopback_users = ["guest"]   # who may connect from this machine alone; this is the default
 //!
 //! [[users]]
 //! name = "shop"
@@ -32,6 +33,8 @@ pub(super) struct Definitions {
     virtual_hosts: Vec<String>,
     #[serde(default)]
     users: Vec<User>,
+    #[serde(default)]
+    loopback_users: Option<Vec<String>>,
 }
 
 /// A user.
@@ -88,6 +91,18 @@ impl Definitions {
         }
     }
 
+    /// Whether no user may connect from another machine.
+    pub(super) fn are_all_local(&self) -> bool {
+        let is_local = |name: &str| match &self.loopback_users {
+            Some(local) => local.iter().any(|one| one == name),
+            None => name == "guest",
+        };
+        match self.users.as_slice() {
+            [] => is_local("guest"),
+            users => users.iter().all(|user| is_local(&user.name)),
+        }
+    }
+
     /// Tells a broker of them, if they make sense.
     pub(super) fn give_to(&self, mut builder: Builder) -> Result<Builder, Failure> {
         let mut names = HashSet::new();
@@ -98,6 +113,9 @@ impl Definitions {
             true => HashSet::from(["/"]),
             false => self.virtual_hosts.iter().map(String::as_str).collect(),
         };
+        if let Some(names) = &self.loopback_users {
+            builder = builder.loopback_users(names);
+        }
         for name in &self.virtual_hosts {
             builder = builder.virtual_host(name);
         }
@@ -144,6 +162,19 @@ mod tests {
         assert_eq!(definitions.users[0].permissions[0].configure, "^shop");
         assert!(!format!("{definitions:?}").contains("secret"));
         definitions.give_to(Broker::builder()).unwrap();
+    }
+
+    #[test]
+    fn guest_is_local_unless_the_file_says_otherwise() {
+        let other = "users = [{name = 'a', password = ''}]";
+        for (text, all_local) in [
+            ("", true),
+            (other, false),
+            ("loopback_users = []", false),
+            (&format!("loopback_users = ['a']\n{other}"), true),
+        ] {
+            assert_eq!(parse(text).are_all_local(), all_local, "{text}");
+        }
     }
 
     #[test]
