@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use leveret_wire::FrameMax;
 use tokio::io::DuplexStream;
-use tokio::net::{TcpListener, ToSocketAddrs};
+use tokio::net::{TcpListener, TcpSocket, ToSocketAddrs, lookup_host};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
@@ -31,6 +31,9 @@ pub(crate) use connections::Enrolled;
 
 /// How long the clients get to agree when the broker is shut down, before they are cut off.
 const SHUTDOWN: Duration = Duration::from_secs(5);
+
+/// How many clients may connect at once before the first of them is accepted: a burst must not be dropped.
+const BACKLOG: u32 = 1024;
 
 /// What a pipe to a client in the same process holds.
 const PIPE: usize = 256 * 1024;
@@ -270,6 +273,30 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Listens on the first of these addresses that can be had.
+async fn bind(addresses: impl ToSocketAddrs) -> io::Result<TcpListener> {
+    let mut failure = io::Error::new(io::ErrorKind::InvalidInput, "no address to listen on");
+    for address in lookup_host(addresses).await? {
+        match bind_one(address) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => failure = error,
+        }
+    }
+    Err(failure)
+}
+
+fn bind_one(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    // A broker that is started again gets its port, even if connections of the former linger. Windows means something else by it.
+    #[cfg(not(windows))]
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
 impl Shared {
     pub(crate) fn profile(&self) -> Profile {
         self.profile
@@ -428,7 +455,7 @@ impl Broker {
 
     /// Listens, serves whoever connects, and says where: give port 0 to have one chosen.
     pub async fn listen(&self, address: impl ToSocketAddrs) -> io::Result<SocketAddr> {
-        let listener = TcpListener::bind(address).await?;
+        let listener = bind(address).await?;
         let address = listener.local_addr()?;
         let accepting = self.clone().run(listener);
         self.shared.keep_time();

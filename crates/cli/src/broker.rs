@@ -8,8 +8,6 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use leveret_broker::{Broker, Profile};
-use tokio::net::TcpListener;
-use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::failure::Failure;
@@ -93,15 +91,11 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
 
     signals::enforce_second()?;
     let mut signals = Signals::new()?;
-    let mut accepting = JoinSet::new();
     let mut bound_to = Vec::new();
     for address in &arguments.listen {
-        let listener = TcpListener::bind(address)
-            .await
-            .map_err(|error| Failure::listening(address, &error))?;
-        let bound = listener.local_addr().map_err(|error| Failure::listening(address, &error))?;
+        let bound = broker.listen(address).await;
+        let bound = bound.map_err(|error| Failure::listening(address, &error))?;
         say(&format!("listening on {bound}, as RabbitMQ {}", broker.profile()));
-        accepting.spawn(broker.clone().run(listener));
         bound_to.push(bound);
     }
     if let Some(address) = bound_to.first() {

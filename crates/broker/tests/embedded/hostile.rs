@@ -276,6 +276,17 @@ async fn a_client_that_does_not_read_the_answers_is_cut_off_and_takes_little_mem
     assert_serves(&broker).await;
 }
 
+/// None of them is accepted before all have connected.
+#[tokio::test]
+async fn hundreds_of_clients_may_connect_at_once() {
+    let broker = broker();
+    let address = broker.listen("127.0.0.1:0").await.unwrap();
+    let connect = |_| std::net::TcpStream::connect_timeout(&address, SOON).unwrap();
+    let clients: Vec<_> = (0..200).map(connect).collect();
+    assert_serves(&broker).await;
+    drop(clients);
+}
+
 #[tokio::test]
 async fn what_waits_for_a_commit_counts_as_memory() {
     let broker = broker();
