@@ -22,7 +22,9 @@
 //! - Direct replies, and what `basic.get` brings without acks, count as memory until the client has read them. One that reads
 //!   nothing for a minute is cut off, and gets no more direct replies once it has left 64 MiB unread. RabbitMQ keeps all of it.
 //! - A client that is blocked for want of memory gets heartbeats, whether or not it has asked for any, so that the broker notices
-//!   when it is gone. If it has deliveries, its connection is closed (506) after the consumer timeout.
+//!   when it is gone. If it has deliveries, or something in a transaction, its connection is closed (506) after the consumer timeout.
+//! - If a queue is gone at the commit that something was published to in the transaction, RabbitMQ 4.3 closes the connection
+//!   (506), and so does this; but RabbitMQ loses the message if it was a quorum queue that the same channel had a consumer of.
 //! - RabbitMQ 3.10 breaks down over a nonsensical `x-queue-master-locator` (541); here it is ignored.
 //! - RabbitMQ 3.10 loses the messages of a classic queue if its single active consumer is cancelled while others wait; here the
 //!   next one gets them.

@@ -294,8 +294,8 @@ async fn read<R: AsyncRead + Unpin>(
 /// A client that publishes is not read from while the alarm is raised, and is told.
 ///
 /// So what it says at its end is not heard. Heartbeats are sent to it, whether or not it has asked for any: to a client that is
-/// gone they cannot be written. One that is there and has deliveries, which it cannot ack, does not keep them for longer than
-/// consumers may: nothing else would end the alarm.
+/// gone they cannot be written. One that is there and has deliveries, which it cannot ack, or a transaction, which it cannot
+/// commit, does not keep them for longer than consumers may: nothing else would end the alarm.
 async fn until_unblocked(
     agreed: &Agreed,
     channels: &Channels,

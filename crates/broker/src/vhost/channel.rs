@@ -180,6 +180,17 @@ impl Channel {
         self.unsettled.len()
     }
 
+    /// Whether its client alone can free what it holds: deliveries to settle, or a transaction to commit.
+    pub(super) fn holds_messages(&self) -> bool {
+        let waits_for_commit = match &self.mode {
+            Mode::Transaction(Transaction { published, settled }) => {
+                !published.is_empty() || !settled.is_empty()
+            }
+            Mode::Plain | Mode::Confirm(_) => false,
+        };
+        waits_for_commit || !self.unsettled.is_empty()
+    }
+
     /// Sets a limit for all consumers together; 0 is none. Says whether they may have more than before.
     pub(super) fn limit_all(&mut self, limit: u16) -> bool {
         let unsettled = self.unsettled.len();

@@ -48,7 +48,7 @@ impl Vhost {
     }
 
     /// Why a connection is to end that has not been read from for so long, because memory is short: it has deliveries that it could
-    /// not ack. Only what is acked makes room.
+    /// not ack, or a transaction that it could not commit. Only that makes room.
     pub(crate) fn kept_while_blocked(
         &self,
         connection: ConnectionId,
@@ -56,16 +56,15 @@ impl Vhost {
     ) -> Option<Refusal> {
         let timeout = self.consumer_timeout;
         let channels = &self.connections.get(connection)?.channels;
-        let has_deliveries =
-            |id| self.channels.get(id).is_some_and(|one| one.unsettled_count() > 0);
+        let holds_messages = |id| self.channels.get(id).is_some_and(|one| one.holds_messages());
         if blocked.as_millis() < u128::from(timeout)
-            || !channels.iter().copied().any(has_deliveries)
+            || !channels.iter().copied().any(holds_messages)
         {
             return None;
         }
         let text = format!(
-            "low on memory: this connection is blocked and has deliveries that were not acknowledged in {timeout} ms. \
-             Publish and consume on different connections"
+            "low on memory: this connection is blocked and has deliveries or a transaction that were not settled in \
+             {timeout} ms. Publish and consume on different connections, and commit smaller transactions"
         );
         Some(Refusal::new(ReplyCode::RESOURCE_ERROR, text))
     }

@@ -6,7 +6,7 @@ use leveret::amqp::ConsumeOptions;
 use leveret_broker::Broker;
 use leveret_testkit::eventually;
 use leveret_testkit::peer::Peer;
-use leveret_wire::method::{basic, channel, connection, queue};
+use leveret_wire::method::{basic, channel, connection, queue, tx};
 use leveret_wire::{Properties, ReplyCode};
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -116,4 +116,58 @@ async fn a_blocked_client_keeps_deliveries_no_longer_than_a_consumer_may() {
     peer.send(0, &connection::CloseOk {}).await;
     peer.expect_end().await;
     assert_all_is_back(&broker).await;
+}
+
+/// What it has published waits for a commit that is not read any more.
+#[tokio::test(start_paused = true)]
+async fn a_blocked_client_keeps_a_transaction_no_longer_than_a_consumer_may_keep_a_delivery() {
+    let timeout = Duration::from_secs(3600);
+    let builder = Broker::builder().memory_limit(100_000).consumer_timeout(timeout);
+    for acks in [false, true] {
+        let broker = builder.clone().start().unwrap();
+        let mut peer = peer(&broker).await;
+        peer.send(1, &channel::Open {}).await;
+        peer.expect::<channel::OpenOk>(1).await;
+        peer.send(1, &queue::Declare { queue: "q".try_into().unwrap(), ..Default::default() })
+            .await;
+        peer.expect::<queue::DeclareOk<'_>>(1).await;
+        let publish = basic::Publish { routing_key: "q".try_into().unwrap(), ..Default::default() };
+        let body = "x".repeat(60_000);
+        if acks {
+            // Nor is the ack done that waits for the commit.
+            peer.send_content(1, &publish, &Properties::default(), body.clone()).await;
+            peer.send(1, &tx::Select {}).await;
+            peer.expect::<tx::SelectOk>(1).await;
+            peer.send(1, &basic::Get { queue: "q".try_into().unwrap(), no_ack: false }).await;
+            let got = peer.expect_content::<basic::GetOk<'_>>(1).await;
+            let delivery_tag = got.method.delivery_tag;
+            peer.send(1, &basic::Ack { delivery_tag, multiple: false }).await;
+        } else {
+            peer.send(1, &tx::Select {}).await;
+            peer.expect::<tx::SelectOk>(1).await;
+        }
+        if acks {
+            // Another one publishes too much, and this one a little more: all that it holds is settled, but not committed.
+            let other = connect(&broker).await;
+            let channel = other.open_channel().await.unwrap().into_confirm().await.unwrap();
+            assert!(put(&channel, "q", &body).await.is_acked());
+            peer.send_content(1, &publish, &Properties::default(), "x").await;
+        } else {
+            for _ in 0..2 {
+                peer.send_content(1, &publish, &Properties::default(), body.clone()).await;
+            }
+        }
+        peer.expect::<connection::Blocked<'_>>(0).await;
+        peer.send(1, &tx::Commit {}).await;
+        tokio::time::sleep(timeout - Duration::from_secs(5)).await;
+        let close = peer.expect::<connection::Close<'_>>(0).await;
+        assert_eq!(close.reply_code, ReplyCode::RESOURCE_ERROR, "{}", close.reply_text);
+        peer.send(0, &connection::CloseOk {}).await;
+        peer.expect_end().await;
+        let left = if acks { 120_000 } else { 0 };
+        eventually(SOON, "what was not committed to be gone", async || {
+            broker.statistics().memory.abs_diff(left) < 1000
+        })
+        .await;
+    }
 }
