@@ -14,8 +14,9 @@
 //! - After [`Broker::restart`] a message that was delivered before is `redelivered`, and no other, as after an orderly restart
 //!   of RabbitMQ; but in 4.3 one that was nacked back to its classic queue before is not. After a crash of RabbitMQ all
 //!   messages of classic queues are.
-//! - What a client is told of frames and methods that cannot be decoded says more than RabbitMQ does, which hangs up without
-//!   a word on methods that it does not know. A message that is too large is refused by its header, and not when all of it
+//! - What a client is told of frames, methods and properties that cannot be decoded says more than RabbitMQ does, which hangs up
+//!   without a word on methods that it does not know and on what is too large for a handshake. Tables in properties that are
+//!   nested more than 64 deep are taken and passed on as they came, without a look at what is in them. A message that is too large is refused by its header, and not when all of it
 //!   has come; and one whose body is longer than announced is refused by 3.10, too, which would wait for ever.
 //! - Messages that are still being received count as memory ([`Builder::memory_limit`]). Clients that send too much of them lose
 //!   their connection (506), where RabbitMQ takes all of it or stops reading.

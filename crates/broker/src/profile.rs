@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use leveret_wire::FrameMax;
+
 /// A version of RabbitMQ to behave like.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Profile {
@@ -26,6 +28,14 @@ impl Profile {
         match self {
             Profile::RabbitMq3_10 => 128 * 1024 * 1024,
             Profile::RabbitMq4_3 => 16 * 1024 * 1024,
+        }
+    }
+
+    /// The largest frame that it takes before a limit is agreed on.
+    pub(crate) fn handshake_frame_max(self) -> FrameMax {
+        match self {
+            Profile::RabbitMq3_10 => FrameMax::MIN,
+            Profile::RabbitMq4_3 => FrameMax::new(8192).unwrap_or(FrameMax::MIN),
         }
     }
 

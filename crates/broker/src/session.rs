@@ -176,7 +176,8 @@ pub(crate) async fn run<R, W>(
 {
     shared.until_started().await;
     let outlet = Arc::new(Outlet::new());
-    let reader = Reader { stream: reader, inbound: Inbound::new(FrameMax::MIN) };
+    let reader =
+        Reader { stream: reader, inbound: Inbound::new(shared.profile().handshake_frame_max()) };
     converse(&shared, reader, &mut writer, &outlet, peer).await;
     let _ = timeout(LAST_WORDS, writer.shutdown()).await;
 }

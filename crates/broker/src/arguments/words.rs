@@ -4,6 +4,7 @@ use std::fmt;
 
 use leveret_wire::{ReplyCode, ShortStr};
 
+use crate::erlang::Binary;
 use crate::profile::Profile;
 use crate::refusal::Refusal;
 
@@ -30,6 +31,15 @@ pub(super) fn exchange<'a>(vhost: &'a str, name: &'a ShortStr<'a>) -> Resource<'
 
 pub(crate) fn no_queue(vhost: &str, name: &ShortStr<'_>) -> Refusal {
     Refusal::not_found(format_args!("no {}", queue(vhost, name)))
+}
+
+/// A transaction published to a queue that is not there any more.
+pub(crate) fn queue_gone(profile: Profile, vhost: &str, name: &ShortStr<'_>) -> Refusal {
+    let binary = |bytes| Binary(bytes, profile);
+    let (vhost, name) = (binary(vhost.as_bytes()), binary(name.as_bytes()));
+    let text =
+        format!("failed to deliver message: {{not_found,{{resource,{vhost},queue,{name}}}}}");
+    Refusal::new(ReplyCode::RESOURCE_ERROR, text)
 }
 
 /// A queue without a name is the one that the channel declared last; it has declared none.

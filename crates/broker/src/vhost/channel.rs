@@ -49,6 +49,8 @@ pub(super) struct PrefetchForAll {
     /// 0 is none.
     limit: u16,
     counted: i64,
+    /// The queue that took the last of the room when there was some again.
+    pub(super) last_filled: QueueId,
 }
 
 impl PrefetchForAll {
@@ -188,7 +190,7 @@ impl Channel {
             }
             Mode::Plain | Mode::Confirm(_) => false,
         };
-        waits_for_commit || !self.unsettled.is_empty()
+        waits_for_commit || self.unsettled.len() > 0
     }
 
     /// Sets a limit for all consumers together; 0 is none. Says whether they may have more than before.

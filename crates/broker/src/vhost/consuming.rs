@@ -279,9 +279,20 @@ impl Vhost {
         let mut queues: Vec<_> = consumers.map(|consumer| consumer.queue).collect();
         queues.sort_unstable();
         queues.dedup();
+        // RabbitMQ begins with any of them; here the queue after the last one that had its turn does.
+        let next = queues.partition_point(|queue| *queue <= found.prefetch_for_all.last_filled);
+        let count = queues.len().max(1);
+        queues.rotate_left(next % count);
+        let mut was_full = false;
         for queue in queues {
             self.resume_in(queue, channel);
             self.deliver_ready(queue);
+            let Some(found) = self.channels.get_mut(channel) else { return };
+            let is_full = found.prefetch_for_all.is_full();
+            if is_full && !was_full {
+                found.prefetch_for_all.last_filled = queue;
+            }
+            was_full = is_full;
         }
     }
 

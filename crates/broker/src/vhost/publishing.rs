@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use leveret_wire::method::basic;
-use leveret_wire::{EncodedProperties, RawProperties, ReplyCode, ShortStr};
+use leveret_wire::{EncodedProperties, Fault, RawProperties, ReplyCode, ShortStr};
 
 use super::channel::Mode;
 use super::watching::take_one;
@@ -73,6 +73,17 @@ fn flags(properties: &[u8]) -> u16 {
     }
 }
 
+/// RabbitMQ breaks down over properties that it cannot read. It reads what is nested deeper than we look.
+#[inline]
+fn check_properties(properties: &RawProperties) -> Result<(), Refusal> {
+    match properties.fault() {
+        Some(error) if *error.fault() != Fault::TooDeep => {
+            Err(Refusal::new(ReplyCode::INTERNAL_ERROR, error))
+        }
+        _ => Ok(()),
+    }
+}
+
 impl Vhost {
     /// A client publishes.
     pub(crate) fn publish(
@@ -84,6 +95,7 @@ impl Vhost {
             return Err(words::immediate());
         }
         let exchange = self.publishable(channel, &incoming.exchange)?;
+        check_properties(&incoming.properties)?;
         self.tally.published += 1;
         let Incoming { routing_key, mandatory, mut properties, body, .. } = incoming;
         let (mut ttl, mut aside) = (None, Aside::default());
@@ -109,7 +121,7 @@ impl Vhost {
             published.routed = Some(self.routed(exchange, &published.message));
             self.put_to_transaction(channel, published);
         } else {
-            self.accept(channel, published);
+            self.accept(channel, published)?;
         }
         Ok(())
     }
@@ -138,13 +150,26 @@ impl Vhost {
         routed
     }
 
-    /// Those of the queues of before that are there. 3.10 goes by their names, 4.3 sends it to those that are gone as well.
-    fn still_there(&self, routed: &[(QueueId, Name)]) -> Vec<QueueId> {
-        let there = |(id, name): &(QueueId, Name)| match self.profile {
-            Profile::RabbitMq3_10 => self.queue_names.get(name.as_bytes()).copied(),
-            Profile::RabbitMq4_3 => Some(*id),
-        };
-        routed.iter().filter_map(there).collect()
+    /// The queues of these names now, and whether all take the message. 3.10 passes over those that are gone, 4.3 breaks off.
+    /// In 4.3 a classic queue that was deleted and declared again does not take what was meant for the former.
+    fn still_there(&self, routed: &[(QueueId, Name)]) -> Result<(Vec<QueueId>, bool), Refusal> {
+        let (mut there, mut all) = (Vec::new(), true);
+        for (before, name) in routed {
+            let now = self.queue_names.get(name.as_bytes()).copied();
+            let Some(now) = now else {
+                if self.profile.is_at_least_4() {
+                    return Err(words::queue_gone(self.profile, &self.name, name));
+                }
+                continue;
+            };
+            let is_the_same = now == *before || self.queues[now].arguments.is_quorum();
+            if is_the_same || !self.profile.is_at_least_4() {
+                there.push(now);
+            } else {
+                all = false;
+            }
+        }
+        Ok((there, all))
     }
 
     /// The exchange of this name, if the client may publish to it.
@@ -172,11 +197,17 @@ impl Vhost {
     }
 
     /// Routes a message, puts it into its queues, and answers for it. Says whether all of them took it.
-    pub(super) fn accept(&mut self, channel: ChannelId, published: Published) -> bool {
+    pub(super) fn accept(
+        &mut self,
+        channel: ChannelId,
+        published: Published,
+    ) -> Result<bool, Refusal> {
         let Published { exchange, message, mandatory, routed } = published;
+        let still_there = routed.map(|routed| self.still_there(&routed)).transpose()?;
         let mut routes = std::mem::take(&mut self.routes);
-        match routed {
-            Some(routed) => routes.queues = self.still_there(&routed),
+        let mut taken = true;
+        match still_there {
+            Some((queues, all)) => (routes.queues, taken) = (queues, all),
             None => self.route_message(&mut routes, exchange, &message),
         }
         let mut replies = self.replies_routed(exchange, &message);
@@ -184,7 +215,7 @@ impl Vhost {
             routes.queues.clear();
             replies.clear();
         }
-        let unroutable = routes.queues.is_empty() && replies.is_empty();
+        let unroutable = routes.queues.is_empty() && replies.is_empty() && taken;
         self.note(&message, |vhost| {
             let mut to = vhost.queue_names_of(&routes.queues);
             to.extend(replies.iter().map(ToString::to_string));
@@ -197,7 +228,6 @@ impl Vhost {
                 self.send_back(channel, &message);
             }
         }
-        let mut taken = true;
         if take_one(&mut self.planned.nack_publishes) {
             taken = false;
             routes.queues.clear();
@@ -217,7 +247,7 @@ impl Vhost {
         self.bury();
         self.tally.nacked += u64::from(!taken);
         self.confirm(channel, taken);
-        taken
+        Ok(taken)
     }
 
     fn route_message(

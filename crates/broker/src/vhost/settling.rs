@@ -84,8 +84,6 @@ impl Vhost {
         settlement: Settlement,
     ) {
         let consumed = deliveries.iter().filter(|one| one.consumer.is_some()).count();
-        let on = self.channels.get_mut(channel);
-        let room = on.is_some_and(|on| on.prefetch_for_all.settled(consumed));
         if of_one_consumer(&deliveries) {
             self.carry_out_for_one(deliveries, settlement);
         } else {
@@ -93,7 +91,9 @@ impl Vhost {
                 self.carry_out_for_one(deliveries, settlement);
             }
         }
-        if room {
+        // Not before: the queue that it was of would always be the first to go on.
+        let on = self.channels.get_mut(channel);
+        if on.is_some_and(|on| on.prefetch_for_all.settled(consumed)) {
             self.resume_channel(channel);
         }
     }
@@ -337,7 +337,7 @@ impl Vhost {
         let Transaction { published, settled } = self.transaction(channel)?;
         let mut all_taken = true;
         for published in published {
-            all_taken &= self.accept(channel, published);
+            all_taken &= self.accept(channel, published)?;
         }
         for (mut deliveries, settlement) in settled {
             deliveries.sort_by_key(|one| one.tag);
