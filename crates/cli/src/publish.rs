@@ -209,9 +209,8 @@ impl Report {
         match done {
             Err(failure) if self.sent > 0 => {
                 let open = self.sent - self.published - self.failed;
-                self.ended = Some(
-                    failure.and(&format!("; {} sent and not confirmed", counted(open, "message"))),
-                );
+                let unknown = format!("; {} sent and not confirmed", counted(open, "message"));
+                self.ended = Some(if open > 0 { failure.and(&unknown) } else { failure });
                 Ok(())
             }
             done => done,

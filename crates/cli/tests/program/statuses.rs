@@ -456,6 +456,20 @@ async fn a_reader_that_has_gone_does_not_hide_a_failure() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn lines_that_were_published_before_a_signal_are_counted() {
+    let (place, client) = Place::with(Topology::new().queue(Queue::classic("q"))).await;
+    let mut command = place.program(&["publish", "q", "--lines"]);
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = child.unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    std::io::Write::write_all(&mut stdin, b"a\nb\n").unwrap();
+    place.until_has(&client, "q", 2).await;
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    let said = Said::from(child.wait_with_output().unwrap());
+    assert!(said.status == 143 && said.out.ends_with(" published\n"), "{said:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_is_no_wrong_argument() {
     let (place, folder) = (Place::new().await, files());
     place.run(&["topology", "apply", folder.path().join("topology.toml").to_str().unwrap()]).ok();
@@ -506,7 +520,7 @@ async fn a_queue_whose_messages_go_to_one_consumer_alone_is_no_missing_broker() 
         place.run(&["publish", "q", body]).ok();
     }
     let held = consuming.next().await;
-    let said = place.run(&["get", "q", "--timeout", "2s"]);
+    let said = place.run(&["get", "q"]);
     assert!(said.status == 1 && said.err.contains("another consumer"), "{said:?}");
     drop(held);
 }
