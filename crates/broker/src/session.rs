@@ -20,6 +20,7 @@ use leveret_wire::{
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
+use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::alarm::Raised;
@@ -262,15 +263,21 @@ async fn read<R: AsyncRead + Unpin>(
                 Ok(batch) => batch,
                 Err(error) => return error.into(),
             };
-            if let Err(end) = agreed.host.with(|vhost| channels.frames(vhost, &batch)) {
-                return end;
+            let mut frames = batch.frames();
+            loop {
+                match agreed.host.with(|vhost| channels.frames(vhost, &batch, &mut frames)) {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(end) => return end,
+                }
+                yield_now().await;
+                if let Err(end) = heed_alarm(agreed, channels, &mut alarm).await {
+                    return end;
+                }
             }
             enrolled.set_unfinished(channels.unfinished());
         }
-        if channels.has_published()
-            && alarm.borrow().reason().is_some()
-            && let Err(end) = until_unblocked(agreed, channels, &mut alarm).await
-        {
+        if let Err(end) = heed_alarm(agreed, channels, &mut alarm).await {
             return end;
         }
         if timeout(UNREAD, channels.until_room()).await.is_err() {
@@ -290,6 +297,16 @@ async fn read<R: AsyncRead + Unpin>(
             return End::Gone;
         }
     }
+}
+
+/// Waits while the alarm is raised, if the client has published.
+async fn heed_alarm(
+    agreed: &Agreed,
+    channels: &mut Channels,
+    alarm: &mut watch::Receiver<Raised>,
+) -> Result<(), End> {
+    let is_raised = channels.has_published() && alarm.borrow().reason().is_some();
+    if is_raised { until_unblocked(agreed, channels, alarm).await } else { Ok(()) }
 }
 
 /// A client that publishes is not read from while the alarm is raised, and is told.

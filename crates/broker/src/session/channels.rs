@@ -17,6 +17,10 @@ use crate::profile::Profile;
 use crate::refusal::Refusal;
 use crate::vhost::{ChannelId, ConnectionId, Incoming, Vhost};
 
+/// After how many messages in queues the frames of a read wait until others were served, and the memory was looked at. More than
+/// a read publishes to one queue each; a message may reach thousands.
+const MOST_ENQUEUED: u64 = 10_000;
+
 /// The channels of one connection.
 #[derive(Debug)]
 pub(super) struct Channels {
@@ -179,24 +183,35 @@ impl Channels {
         self.outlet.send(0, method);
     }
 
-    /// Does what all frames of a read ask for.
-    pub(super) fn frames(&mut self, vhost: &mut Vhost, batch: &FrameBatch) -> Result<(), End> {
+    /// Does what the frames of a read ask for, until it was much work. Says whether frames may be left.
+    pub(super) fn frames<'f>(
+        &mut self,
+        vhost: &mut Vhost,
+        batch: &FrameBatch,
+        frames: &mut impl Iterator<Item = Frame<'f>>,
+    ) -> Result<bool, End> {
         for number in vhost.closed_channels(self.connection) {
             // The client was told. What it sent before it heard is passed over.
             self.replace(usize::from(number) - 1, Slot::Closing);
         }
-        for frame in batch.frames() {
+        let most = vhost.enqueued() + MOST_ENQUEUED;
+        let mut left = false;
+        for frame in frames {
             match (frame.kind, frame.channel) {
                 (FrameKind::Heartbeat, _) => {}
                 (FrameKind::Method, 0) => self.connection_method(frame.payload)?,
                 (_, 0) => return Err(content_on_channel_0(&frame, vhost.profile())),
                 _ => self.channel_frame(vhost, frame, batch)?,
             }
+            if vhost.enqueued() >= most {
+                left = true;
+                break;
+            }
         }
         if !self.continued.is_empty() {
             self.count_unfinished();
         }
-        Ok(())
+        Ok(left)
     }
 
     fn connection_method(&mut self, payload: &[u8]) -> Result<(), End> {

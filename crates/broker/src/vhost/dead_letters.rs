@@ -7,6 +7,7 @@ use std::cell::LazyCell;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use foldhash::{HashSet, HashSetExt};
 use leveret_wire::{RawProperties, ShortStr};
 
 use super::deadlines::Deadline;
@@ -25,6 +26,9 @@ const DEATHS_AT_ONCE: usize = 128;
 
 /// How many routing keys of a message are copied in that time.
 const KEYS_AT_ONCE: usize = 16;
+
+/// How many queues a message is put into in that time.
+const QUEUES_AT_ONCE: usize = 8;
 
 /// When those beyond that go on, in milliseconds.
 const TICK: u64 = 1;
@@ -81,7 +85,7 @@ impl Dying {
 #[derive(Debug)]
 struct Keeper {
     queue: QueueId,
-    reached: Vec<QueueId>,
+    reached: HashSet<QueueId>,
 }
 
 /// How many queues a dead letter was for.
@@ -127,7 +131,7 @@ impl Vhost {
             reason,
             failures: entry.failures,
             time: self.clock.unix_seconds(self.now),
-            keeper: keeps.then(|| Keeper { queue, reached: Vec::new() }),
+            keeper: keeps.then(|| Keeper { queue, reached: HashSet::new() }),
         });
     }
 
@@ -137,8 +141,8 @@ impl Vhost {
         while self.burials.left > 0
             && let Some(dying) = self.dying.pop_front()
         {
-            self.burials.left = self.burials.left.saturating_sub(dying.work());
-            self.send_on(dying);
+            let work = dying.work() + self.send_on(dying) / QUEUES_AT_ONCE;
+            self.burials.left = self.burials.left.saturating_sub(work);
         }
         if !self.dying.is_empty() && !std::mem::replace(&mut self.burials.go_on, true) {
             self.set_deadline(self.now.after_millis(TICK), Deadline::Burial);
@@ -151,7 +155,8 @@ impl Vhost {
         self.bury();
     }
 
-    fn send_on(&mut self, mut dying: Dying) {
+    /// Says how many queues it was for.
+    fn send_on(&mut self, mut dying: Dying) -> usize {
         let mut keeper = dying.keeper.take();
         let Reached { took, refused } = self.dead_letter(&dying, keeper.as_mut());
         let unfinished = took == 0 || (keeper.is_some() && refused > 0);
@@ -179,6 +184,7 @@ impl Vhost {
                 }
             }
         }
+        took + refused
     }
 
     /// Keeps a message that did not get everywhere, and tries again later.
@@ -227,7 +233,7 @@ impl Vhost {
     /// that it reaches now are added to them.
     fn dead_letter(&mut self, dying: &Dying, keeper: Option<&mut Keeper>) -> Reached {
         let from = keeper.as_ref().map(|keeper| Publisher::DeadLetters(keeper.queue));
-        let mut none = Vec::new();
+        let mut none = HashSet::new();
         let before = keeper.map_or(&mut none, |keeper| &mut keeper.reached);
         let mut reached = Reached::default();
         let Some(exchange) = self.exchange_names.get(dying.exchange.as_bytes()).copied() else {
@@ -296,7 +302,7 @@ impl Vhost {
         for queue in &routes.queues {
             if self.enqueue(*queue, &dead, letter.failures, from) {
                 reached.took += 1;
-                before.push(*queue);
+                before.insert(*queue);
             } else {
                 reached.refused += 1;
                 let full = |vhost: &Vhost| What::Refused { queue: Some(vhost.queue_name(*queue)) };

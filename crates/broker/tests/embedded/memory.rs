@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use bytes::{Buf, Bytes};
 use leveret_broker::{Broker, Profile};
 use leveret_testkit::eventually;
 use leveret_testkit::peer::{Peer, Received};
 use leveret_wire::method::{basic, channel, queue, tx};
-use leveret_wire::{Array, Method, Properties, ShortStr, Table, Value};
+use leveret_wire::{Array, FrameMax, Method, Outbound, Properties, ShortStr, Table, Value};
 use tokio::io::DuplexStream;
 use tokio::time::sleep;
 
@@ -115,6 +116,38 @@ async fn the_queues_that_a_transaction_is_for_count() {
     peer.send(1, &tx::Rollback {}).await;
     peer.expect::<tx::RollbackOk>(1).await;
     assert_eq!(broker.statistics().memory, 0);
+}
+
+/// A few bytes that reach many queues each: others are served in between, and publishers wait when memory is short.
+#[tokio::test]
+async fn messages_for_thousands_of_queues_are_not_all_taken_at_once() {
+    const QUEUES: usize = 2000;
+    const MESSAGES: u64 = 200;
+    let broker = Broker::builder().memory_limit(20 * QUEUES * 200).start().unwrap();
+    let published = || broker.statistics().tally.published;
+    let mut peer = client(&broker).await;
+    let exchange = ShortStr::from_static("amq.fanout");
+    for number in 0..QUEUES {
+        let queue = ShortStr::try_from(format!("q{number}")).unwrap();
+        let declare = queue::Declare { queue: queue.clone(), nowait: true, ..Default::default() };
+        peer.send(1, &declare).await;
+        let bind =
+            queue::Bind { queue, exchange: exchange.clone(), nowait: true, ..Default::default() };
+        peer.send(1, &bind).await;
+    }
+    fence(&mut peer).await;
+    let mut other = client(&broker).await;
+    let publish = basic::Publish { exchange, ..Default::default() };
+    let mut all = Outbound::new();
+    for _ in 0..MESSAGES {
+        let body = Bytes::from_static(b"b");
+        all.content(1, &publish, &Properties::default(), &body, FrameMax::DEFAULT).unwrap();
+    }
+    peer.send_bytes(&all.copy_to_bytes(all.remaining())).await;
+    fence(&mut other).await;
+    eventually(SOON, "the first to be taken", async || published() > 0).await;
+    fence(&mut other).await;
+    assert!(published() < MESSAGES / 2, "{} published", published());
 }
 
 #[tokio::test]
