@@ -31,7 +31,7 @@ pub(crate) mod kept {
     pub(crate) const COPIES: &str = "x-leveret-cc";
     /// The header `BCC` it had, which the broker takes away from whoever gets the message.
     pub(crate) const BLIND_COPIES: &str = "x-leveret-bcc";
-    /// Its properties as they came, if they are malformed and therefore cannot be sent.
+    /// Its properties as they came, if they cannot be read: malformed, or nested too deep.
     pub(crate) const PROPERTIES: &str = "x-leveret-properties";
 
     /// What a routing key keeps its distance from others with, and what makes text look like a list in JSON.
@@ -101,14 +101,29 @@ impl Parcel {
         let properties = raw.get().into_owned();
         let body = body.clone();
         let mut parcel = Parcel { exchange, routing_key, properties, body, reserve: 0 };
-        // The broker says it anew where it counts; to others it would be a lie.
-        for count in ["x-delivery-count", "x-acquired-count"] {
-            parcel.remove(count);
-        }
+        parcel.forget_counts();
         if raw.fault().is_some() {
             parcel.set(kept::PROPERTIES, Value::Bytes(raw.as_bytes().to_vec().into()));
         }
         parcel
+    }
+
+    /// The broker says it anew where it counts; to others it would be a lie.
+    fn forget_counts(&mut self) {
+        for count in ["x-delivery-count", "x-acquired-count"] {
+            self.remove(count);
+        }
+    }
+
+    /// Gives it the properties back that wait in a header because they could not be read, if nothing is wrong with them but how
+    /// deep their headers are nested: other clients may read those.
+    pub(crate) fn restore_deep_headers(&mut self) {
+        let Some(kept) = self.header(kept::PROPERTIES) else { return };
+        let original = kept.as_bytes().map(|bytes| RawProperties::new(bytes.to_vec().into()));
+        if let Some(properties) = original.and_then(|original| original.get_of_any_depth()) {
+            self.properties = properties;
+            self.forget_counts();
+        }
     }
 
     /// Sets a header. A value that cannot be sent is left out: it is something that was to be said about the message, and

@@ -195,6 +195,28 @@ impl RawProperties {
         }
     }
 
+    /// The properties to send on, whose headers may be nested deeper than [`MAX_DEPTH`](crate::MAX_DEPTH): RabbitMQ takes and
+    /// delivers such. `None` if anything else is wrong with them. Not to be walked through by recursion.
+    #[doc(hidden)]
+    pub fn get_of_any_depth(&self) -> Option<Properties<'static>> {
+        const HEADERS: u16 = 1 << 13;
+        let reader = &mut Reader::new(&self.bytes);
+        let flags = u16::read(reader).ok()?;
+        for _ in [15, 14].into_iter().filter(|bit| flags & 1 << bit != 0) {
+            ShortStr::read(reader).ok()?;
+        }
+        let start = reader.offset();
+        let headers = match flags & HEADERS {
+            0 => None,
+            _ => Some(Table::decode_any_depth(reader.long_slice().ok()?).ok()?.into_owned()),
+        };
+        let flags = (flags & !HEADERS).to_be_bytes();
+        let others =
+            [flags.as_slice(), self.bytes.get(2..start)?, self.bytes.get(reader.offset()..)?];
+        let others = others.concat();
+        Some(Properties { headers, ..Properties::decode(&others).ok()?.into_owned() })
+    }
+
     /// Whether there are headers at all, which is known without decoding.
     #[inline]
     pub fn has_headers(&self) -> bool {
@@ -381,6 +403,39 @@ mod tests {
     #[test]
     fn no_properties_are_two_zero_octets() {
         assert_eq!(RawProperties::from(&Properties::default()), RawProperties::default());
+    }
+
+    /// Properties with arrays nested so deep, and a content type and an id around them.
+    fn nested(levels: u32) -> RawProperties {
+        let array = |inside: u32| [b"A".as_slice(), &(inside * 5).to_be_bytes()].concat();
+        let mut fields = b"\x01bt\x01\x01n".to_vec();
+        fields.extend((0..levels - 1).rev().flat_map(array));
+        let length = (fields.len() as u32).to_be_bytes();
+        RawProperties::new([b"\xa0\x80\x01c", &length[..], &fields, b"\x02id"].concat().into())
+    }
+
+    #[test]
+    fn headers_of_any_depth_can_be_sent_on_as_they_came() {
+        for levels in [2, 64, 65, 100, 20_000] {
+            let raw = nested(levels);
+            assert_eq!(raw.fault().is_some(), levels > 64, "{levels}");
+            let mut properties = raw.get_of_any_depth().unwrap();
+            assert_eq!(RawProperties::from(&properties).as_bytes(), raw.as_bytes());
+            assert_eq!(properties.message_id.as_ref().unwrap(), "id");
+            // No walk of ours through them goes as deep as they do.
+            assert_eq!(format!("{properties:?}").contains('…'), levels > 64);
+            let headers = properties.headers.as_mut().unwrap();
+            assert_eq!(headers.remove("b"), Some(Value::Bool(true)));
+            headers.insert("c", 1).unwrap();
+            assert_eq!(headers.len(), 2);
+        }
+        let plain = RawProperties::new(Bytes::from_static(b"\x80\x00\x01c"));
+        assert_eq!(plain.get_of_any_depth(), Some(plain.get()));
+        let mut cut = nested(100).as_bytes().to_vec();
+        cut.pop();
+        assert_eq!(RawProperties::new(cut.into()).get_of_any_depth(), None);
+        let unknown = b"\x20\x00\x00\x00\x00\x03\x01n?".as_slice();
+        assert_eq!(RawProperties::new(unknown.into()).get_of_any_depth(), None);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::fmt;
 use crate::error::{DecodeError, InvalidValue};
 use crate::field::{Field, Reader, Writer};
 use crate::text::ShortStr;
-use crate::value::{Shape, Value, check};
+use crate::value::{MAX_DEPTH, Shape, Value, check, check_any_depth};
 
 /// A field table: names and values, in order.
 ///
@@ -61,6 +61,12 @@ impl<'a> Table<'a> {
         if !bytes.is_empty() {
             check(bytes, Shape::Table)?;
         }
+        Ok(Table { bytes: Cow::Borrowed(bytes) })
+    }
+
+    /// The same, however deep it is nested.
+    pub(crate) fn decode_any_depth(bytes: &'a [u8]) -> Result<Self, DecodeError> {
+        check_any_depth(bytes, Shape::Table)?;
         Ok(Table { bytes: Cow::Borrowed(bytes) })
     }
 
@@ -206,7 +212,11 @@ impl<'t> Iterator for Entries<'t> {
 
 impl fmt::Debug for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self.iter()).finish()
+        match self.depth() {
+            // By recursion, it would cost the stack.
+            depth if depth > MAX_DEPTH => f.write_str("{…}"),
+            _ => f.debug_map().entries(self.iter()).finish(),
+        }
     }
 }
 
@@ -291,7 +301,10 @@ impl<'a> Array<'a> {
 
 impl fmt::Debug for Array<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.iter()).finish()
+        match self.depth() {
+            depth if depth > MAX_DEPTH => f.write_str("[…]"),
+            _ => f.debug_list().entries(self.iter()).finish(),
+        }
     }
 }
 
@@ -327,7 +340,6 @@ mod arbitrary_impls {
 mod tests {
     use super::*;
     use crate::error::Fault;
-    use crate::value::MAX_DEPTH;
 
     fn nested(levels: usize) -> Result<Table<'static>, InvalidValue> {
         let mut table = Table::new();

@@ -235,10 +235,28 @@ pub(crate) enum Shape {
 /// Walks over the encoded fields of a table or array, refuses what is malformed, and gives back how
 /// deep they are nested (1 = no tables or arrays inside). Allocates nothing.
 pub(crate) fn check(bytes: &[u8], shape: Shape) -> Result<usize, DecodeError> {
-    check_level(bytes, shape, 1)
+    check_level(bytes, shape, 1, &mut |_, _| false)
 }
 
-fn check_level(bytes: &[u8], shape: Shape, level: usize) -> Result<usize, DecodeError> {
+/// The same for fields that may be nested without a limit; not by recursion, which a hostile frame would make too deep.
+pub(crate) fn check_any_depth(bytes: &[u8], shape: Shape) -> Result<(), DecodeError> {
+    let mut unchecked = vec![(bytes, shape)];
+    while let Some((bytes, shape)) = unchecked.pop() {
+        check_level(bytes, shape, 1, &mut |inner, shape| {
+            unchecked.push((inner, shape));
+            true
+        })?;
+    }
+    Ok(())
+}
+
+/// What is nested too deep is for `put_off`, if it says so, and else an error.
+fn check_level<'b>(
+    bytes: &'b [u8],
+    shape: Shape,
+    level: usize,
+    put_off: &mut impl FnMut(&'b [u8], Shape) -> bool,
+) -> Result<usize, DecodeError> {
     let mut reader = Reader::new(bytes);
     let mut deepest = level;
     while !reader.is_empty() {
@@ -270,12 +288,15 @@ fn check_level(bytes: &[u8], shape: Shape, level: usize) -> Result<usize, Decode
             }
             b'A' | b'F' => {
                 let inner = reader.long_slice()?;
+                let shape = if tag == b'A' { Shape::Array } else { Shape::Table };
                 if level == MAX_DEPTH {
+                    if put_off(inner, shape) {
+                        continue;
+                    }
                     return Err(DecodeError::new(Fault::TooDeep, "value", start));
                 }
-                let shape = if tag == b'A' { Shape::Array } else { Shape::Table };
                 let inner_at = reader.offset() - inner.len();
-                let depth = check_level(inner, shape, level + 1)
+                let depth = check_level(inner, shape, level + 1, put_off)
                     .map_err(|error| error.shifted(inner_at))?;
                 deepest = deepest.max(depth);
                 continue;

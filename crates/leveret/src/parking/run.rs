@@ -316,6 +316,10 @@ impl<'a> Run<'a> {
                 }
             }
             Action::Move(target) => {
+                // A message that was parked keeps them in a header: its story would be nested in what cannot be read.
+                if message.raw_properties().fault().is_some() {
+                    parcel.restore_deep_headers();
+                }
                 note_address(&mut parcel, message);
                 target.clone()
             }

@@ -219,6 +219,7 @@ pub(super) fn note_address(parcel: &mut Parcel, message: &ParkedMessage) {
 
 /// As it was before it failed: without what was counted and noted, and with the properties that it could not keep.
 pub(super) fn reset(parcel: &mut Parcel) {
+    parcel.restore_deep_headers();
     for (name, stowed) in COPIES {
         if let Some(copies) = parcel.remove(stowed) {
             parcel.set(name, kept::keys(copies));
@@ -269,7 +270,7 @@ fn is_noted(name: &[u8]) -> bool {
         "x-opt-rabbitmq-delivery-count",
     ];
     let begins = |start: &str| name.starts_with(start.as_bytes());
-    // The properties of a message that cannot be sent as they came are a part of it.
+    // Malformed properties, which cannot be sent as they came, are a part of the message.
     if name == kept::PROPERTIES.as_bytes() {
         return false;
     }

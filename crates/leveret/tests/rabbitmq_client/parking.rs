@@ -3,7 +3,7 @@
 use std::io::Cursor;
 use std::time::Duration;
 
-use leveret::amqp::{Array, Properties, Table, Value};
+use leveret::amqp::{Array, Connection, Options, Properties, Publish, RawProperties, Table, Value};
 use leveret::{
     Client, Exchange, Failure, Filter, Message, ParkingLot, Queue, QueueType, RetryPolicy, Target,
     Topology,
@@ -69,6 +69,83 @@ async fn looking_fifty_times_changes_nothing() {
         let some = lot.list(&Filter::new(), 2).await.unwrap();
         assert_eq!(some.len(), 2);
         assert_eq!(bodies(&lot).await, [0, 1, 2, 3, 4], "{queue:?}");
+    }
+}
+
+/// The header table as it is on the wire, but for what the broker counts.
+fn header_table(properties: &[u8]) -> Vec<u8> {
+    let raw = RawProperties::new(properties.to_vec().into());
+    let mut headers = raw.get_of_any_depth().unwrap().headers.unwrap();
+    headers.remove("x-delivery-count");
+    headers.as_bytes().to_vec()
+}
+
+/// Leveret does not read them; other clients may.
+#[tokio::test]
+async fn headers_that_are_nested_too_deep_to_be_read_are_replayed_as_they_came() {
+    let array = |inside: u32| [b"A".as_slice(), &(inside * 5).to_be_bytes()].concat();
+    // RabbitMQ sorts them by their names where it counts.
+    let mut headers = b"\x04deep".to_vec();
+    headers.extend((0..100).rev().flat_map(array));
+    headers.extend_from_slice(b"\x06tenantS\0\0\0\x04acme");
+    let length = u32::try_from(headers.len()).unwrap().to_be_bytes();
+    let raw = [b"\x20\x80".as_slice(), &length, &headers, b"\x0217"].concat();
+    let raw = RawProperties::new(raw.into());
+    assert!(raw.fault().is_some());
+    for queue in [QueueType::Classic, QueueType::Quorum] {
+        let vhost = rabbitmq::vhost().await;
+        let client = with_queue(&vhost, queue).await;
+        let options = Options::from_uri(&vhost.url()).unwrap();
+        let connection = soon("a connection", Connection::open(&options)).await.unwrap();
+        let channel = connection.open_channel().await.unwrap().into_confirm().await.unwrap();
+        let properties = raw.get_of_any_depth().unwrap();
+        let publish = Publish {
+            routing_key: "q",
+            mandatory: true,
+            properties,
+            body: "0".into(),
+            ..Publish::default()
+        };
+        soon("an outcome", channel.publish(&publish).await.unwrap()).await;
+        let handler = async || Err::<(), _>(Failure::permanent("never"));
+        let runner = client.consumer("q").retry(RetryPolicy::fixed(SECOND)).handle(handler);
+        let parked = until_depth(&client, "q.parked", 1);
+        soon("parking", runner.run_until(parked)).await.unwrap();
+
+        let lot = client.parking_lot("q.parked");
+        let found = soon("a list", lot.list(&Filter::new(), 10)).await.unwrap();
+        assert_eq!(found[0].story().queue.as_deref(), Some("q"));
+        assert_eq!(found[0].story().error.as_deref(), Some("never"));
+        let kept = found[0].header("x-leveret-properties").unwrap();
+        assert_eq!(header_table(kept.as_bytes().unwrap()), headers);
+        // What is moved on from the lot is a parked message still.
+        let other = Topology::new().queue(Queue::new("lot").of_type(queue));
+        soon("a lot", client.apply(&other)).await.unwrap();
+        let moved = soon("the end", lot.move_to(Target::queue("lot")).run()).await.unwrap();
+        assert_eq!((moved.done, moved.failed), (1, 0), "{:?}", moved.not_done);
+        let lot = client.parking_lot("lot");
+        let replay = lot.edit(|_, draft| {
+            assert_eq!(draft.properties.message_id.as_ref().unwrap(), "17");
+            assert!(!format!("{draft:?}").is_empty());
+        });
+        let replayed = soon("the end", replay.run()).await.unwrap();
+        assert_eq!((replayed.done, replayed.failed), (1, 0), "{:?}", replayed.not_done);
+        let back = soon("a message", client.get("q", Default::default())).await.unwrap().unwrap();
+        assert_eq!(header_table(back.raw_properties().as_bytes()), headers, "{queue:?}");
+        // A move of the message itself changes nothing either, but for its address.
+        back.ack().unwrap();
+        soon("an outcome", channel.publish(&publish).await.unwrap()).await;
+        let queue = client.parking_lot("q");
+        let moved = soon("the end", queue.move_to(Target::queue("lot")).run()).await.unwrap();
+        assert_eq!((moved.done, moved.failed), (1, 0), "{:?}", moved.not_done);
+        let there = soon("a message", client.get("lot", Default::default())).await.unwrap();
+        let mut there = there.unwrap().raw_properties().get_of_any_depth().unwrap();
+        let noted = there.headers.as_mut().unwrap();
+        for name in ["x-leveret-exchange", "x-leveret-routing-key"] {
+            assert!(noted.remove(name).is_some(), "{name}");
+        }
+        noted.remove("x-delivery-count");
+        assert_eq!(noted.as_bytes(), headers);
     }
 }
 
