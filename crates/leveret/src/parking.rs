@@ -16,7 +16,7 @@ mod groups;
 mod hand;
 mod held;
 mod json;
-mod kind;
+pub(crate) mod kind;
 mod mark;
 mod message;
 mod pace;

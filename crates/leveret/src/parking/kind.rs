@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::amqp::{Channel, ConsumeOptions, Error, QueueOptions, Table, Value, lock};
-use crate::client::Client;
+use crate::client::{Client, version};
 use crate::topology::Conflict;
 
 const OF_STREAMS: &str = "x-stream-offset";
@@ -75,6 +75,12 @@ async fn ask(client: &Client, queue: &str, version: (u32, u32)) -> Kind {
         Some(false) => Kind::Other,
         None => Kind::MayDeleteItself,
     }
+}
+
+/// The same, as it is now and not as it is remembered.
+pub(crate) async fn kind_now(client: &Client, queue: &str) -> Result<Kind, crate::Error> {
+    let version = version(client.core().home().up().await?.connection.server_properties());
+    Ok(ask(client, queue, version).await)
 }
 
 /// What the broker calls the type of a queue.

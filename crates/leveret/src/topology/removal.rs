@@ -2,9 +2,10 @@
 
 use std::fmt;
 
-use crate::amqp::{Channel, DeleteExchange, DeleteQueue, ReplyCode};
+use crate::amqp::{Channel, DeleteExchange, DeleteQueue, GetOptions, ReplyCode};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
+use crate::parking::kind::{Kind, kind_now};
 use crate::retry::profile::WorkQueue;
 use crate::retry::{Retry, RetryPolicy};
 use crate::topology::{Destination, Topology};
@@ -30,7 +31,7 @@ pub struct Belonging {
     pub name: String,
     /// Whether it is on the broker.
     pub is_there: bool,
-    /// How many messages are ready in a queue.
+    /// How many messages are ready in a queue; once it is deleted, how many went with it, because they came at the last moment.
     pub messages: u32,
     /// How many consumers a queue has.
     pub consumers: u32,
@@ -77,9 +78,15 @@ impl QueueRemoval {
     /// Deletes all of it, and says what was there.
     ///
     /// If a queue has messages or consumers, nothing is deleted. Neither is the queue itself if another queue is bound to the
-    /// exchange of its wait queues. Publishers should have ended before: what is published meanwhile may be deleted, too.
+    /// exchange of its wait queues, unless it dead-letters there: such a queue goes first, since it would lose messages without
+    /// the others. If deleting stops half-way, the error names what is gone.
+    ///
+    /// Stop publishers and consumers before, and wait until consumers have settled what they have: AMQP does not tell of messages
+    /// that are delivered and not acknowledged, and they are deleted with their queue. A classic queue is deleted by the broker only
+    /// while it is empty; quorum queues know no such condition. What is published at that moment may go with a queue of either type,
+    /// confirmed or not.
     pub async fn run(&self) -> Result<Vec<Belonging>, Error> {
-        let plan = self.plan().await?;
+        let mut plan = self.plan().await?;
         let occupied: Vec<_> = plan.iter().filter_map(occupation).collect();
         if !occupied.is_empty() {
             let text = format!(
@@ -90,25 +97,71 @@ impl QueueRemoval {
             );
             return Err(Error::new(ErrorKind::Conflict, text));
         }
-        for belonging in plan.iter().filter(|belonging| belonging.is_there) {
-            if !belonging.is_queue {
-                self.delete_exchange(&belonging.name).await?;
-                continue;
+        let mut gone = Vec::new();
+        for belonging in plan.iter_mut().filter(|belonging| belonging.is_there) {
+            let deleted = match belonging.is_queue {
+                true => {
+                    self.delete_queue(belonging).await.map(|messages| belonging.messages = messages)
+                }
+                false => self.delete_exchange(&belonging.name).await,
+            };
+            match deleted {
+                Ok(()) => gone.push(belonging.to_string()),
+                Err(error) if gone.is_empty() => return Err(error),
+                Err(error) => {
+                    let text = format!(
+                        "only a part of what belongs to queue {:?} is deleted: {}. Delete the rest later, or declare again what \
+                         is gone",
+                        self.queue,
+                        gone.join(", ")
+                    );
+                    return Err(Error::caused(error.kind(), text, error));
+                }
             }
-            // Quorum queues know no condition, so it is asked for once more.
-            let now = self.look_at(true, belonging.name.clone()).await?;
-            if let Some(occupied) = occupation(&now) {
-                let text = format!(
-                    "cannot delete {now}: {occupied}, which came meanwhile. What was deleted before was empty"
-                );
-                return Err(Error::new(ErrorKind::Conflict, text));
-            }
-            self.client.delete_queue(&belonging.name, DeleteQueue::default()).await?;
         }
         Ok(plan)
     }
 
-    /// Wait queues, the exchanges that lead to them alone, the queue, all else.
+    /// Deletes a queue that is still empty. Says how many messages went with it all the same.
+    async fn delete_queue(&self, belonging: &Belonging) -> Result<u32, Error> {
+        let occupied = |what: &str| {
+            let text = format!("cannot delete {belonging}: {what}, which came meanwhile");
+            Error::new(ErrorKind::Conflict, text)
+        };
+        let queue = belonging.name.as_str();
+        if let Some(found) = occupation(&self.look_at(true, queue.to_owned()).await?) {
+            return Err(occupied(&found));
+        }
+        let when = match kind_now(&self.client, queue).await? {
+            Kind::Stream => DeleteQueue::default(),
+            // Its counts are 0 as well while its leader does not answer, and it knows no condition: 540 costs the connection.
+            Kind::MayBeQuorum if self.has_message(queue).await? => {
+                return Err(occupied(&format!("{belonging} has a message")));
+            }
+            Kind::MayBeQuorum => DeleteQueue::default(),
+            _ => DeleteQueue { if_unused: true, if_empty: true },
+        };
+        self.client.delete_queue(queue, when).await.map_err(|error| match error.reply_code() {
+            Some(ReplyCode::PRECONDITION_FAILED) => occupied("it has messages or consumers"),
+            _ => error,
+        })
+    }
+
+    /// Whether a message can be taken out of a queue, as far as this user may read. It goes back when the channel is closed.
+    async fn has_message(&self, queue: &str) -> Result<bool, Error> {
+        let what = format!("cannot look into queue {queue:?}");
+        let get = move |channel: Channel| async move {
+            match channel.get(queue, GetOptions::default()).await {
+                Ok(got) => Ok(got.is_some()),
+                Err(error) if error.reply_code() == Some(ReplyCode::ACCESS_REFUSED) => Ok(false),
+                Err(error) => Err(error),
+            }
+        };
+        self.client.on_channel(&what, get).await
+    }
+
+    /// Wait queues, the exchanges that lead to them alone, the queue, all else. A queue that dead-letters goes first: without the
+    /// others, what it dead-letters would be lost.
     fn order(&self) -> Result<Vec<(bool, String)>, Error> {
         let work = WorkQueue::Unknown(self.queue.clone());
         let topology = self.retry.profile().belongings(&work)?;
@@ -122,12 +175,19 @@ impl QueueRemoval {
         let waits = waiting_in(&topology);
         let is_wait = |queue: &str| waits.contains(&queue);
         let is_other = |queue: &str| !is_wait(queue);
-        let mut order: Vec<_> = waits.iter().map(|name| (true, (*name).to_owned())).collect();
+        let it = (true, self.queue.clone());
+        let dead_letters = topology.queues().iter().any(|queue| {
+            queue.name() == self.queue && queue.arguments.get("x-dead-letter-exchange").is_some()
+        });
+        let mut order = if dead_letters { vec![it.clone()] } else { Vec::new() };
+        order.extend(waits.iter().map(|name| (true, (*name).to_owned())));
         order.extend(self.further.iter().filter(|name| !is_wait(name)).map(|n| (true, n.clone())));
         let exchanges = || topology.exchanges().iter().map(|exchange| exchange.name());
         let of_waits = exchanges().filter(|name| !leads_to(name, &is_other));
         order.extend(of_waits.map(|name| (false, name.to_owned())));
-        order.push((true, self.queue.clone()));
+        if !dead_letters {
+            order.push(it);
+        }
         let others = topology.queues().iter().map(|queue| queue.name());
         let others = others.filter(|name| is_other(name) && *name != self.queue);
         order.extend(others.map(|name| (true, name.to_owned())));

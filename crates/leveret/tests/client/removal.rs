@@ -14,3 +14,13 @@ async fn a_wait_queue_that_the_policy_does_not_name_keeps_its_queue() {
 async fn a_queue_with_a_consumer_is_not_deleted() {
     removal::a_consumed_queue(&client_of(&broker()).await).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_is_confirmed_while_a_classic_queue_is_deleted_is_not_lost() {
+    removal::a_message_that_comes_meanwhile(&client_of(&broker()).await).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_that_dead_letters_goes_first_and_an_error_says_what_is_gone() {
+    removal::a_removal_that_ends_half_way(&client_of(&broker()).await).await;
+}

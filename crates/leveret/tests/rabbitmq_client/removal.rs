@@ -20,3 +20,9 @@ async fn a_queue_with_a_consumer_is_not_deleted() {
     let vhost = rabbitmq::vhost().await;
     removal::a_consumed_queue(&client(&vhost).await).await;
 }
+
+#[tokio::test]
+async fn a_queue_that_dead_letters_goes_first_and_an_error_says_what_is_gone() {
+    let vhost = rabbitmq::vhost().await;
+    removal::a_removal_that_ends_half_way(&client(&vhost).await).await;
+}

@@ -132,3 +132,63 @@ pub async fn a_consumed_queue(client: &Client) {
     assert!(refused.to_string().contains("1 consumer"), "{refused}");
     drop(deliveries);
 }
+
+/// The broker deletes a classic queue only while it is empty: what is confirmed meanwhile is there. RabbitMQ may confirm a message
+/// that was routed before and comes to the queue after that, so this is for the embedded broker alone.
+pub async fn a_message_that_comes_meanwhile(client: &Client) {
+    let publisher = soon("a publisher", client.publisher("").build()).await.unwrap();
+    let mut kept = 0;
+    for round in 0..60 {
+        let jobs = Topology::new().queue(Queue::classic("jobs"));
+        soon("a queue", client.apply(&jobs)).await.unwrap();
+        let removal = client.queue_removal("jobs").retry(Retry::discard());
+        let publish = async {
+            for _ in 0..round {
+                tokio::task::yield_now().await;
+            }
+            publisher.publish("jobs", "job").await
+        };
+        let (removed, published) =
+            soon("both", async { tokio::join!(removal.run(), publish) }).await;
+        let left = soon("a count", client.inspect_queue("jobs")).await;
+        match published {
+            Ok(()) => {
+                kept += 1;
+                assert_eq!(removed.unwrap_err().kind(), ErrorKind::Conflict, "round {round}");
+                assert_eq!(left.unwrap().messages, 1, "round {round}");
+                soon("an end", client.delete_queue("jobs", Default::default())).await.unwrap();
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Unroutable, "{error}");
+                assert_eq!(removed.unwrap()[0].messages, 0, "round {round}");
+                assert!(left.is_err(), "round {round}");
+            }
+        }
+    }
+    assert!(kept > 0);
+}
+
+/// A queue that dead-letters goes before the exchange to which it does, and an error says what is gone.
+pub async fn a_removal_that_ends_half_way(client: &Client) {
+    let acapi = Acapi::new().topology(Queue::quorum("jobs")).unwrap();
+    let other = Binding::to_queue("other", "jobs-retry", "#");
+    let topology = acapi.queue(Queue::quorum("other")).binding(other);
+    soon("objects", client.apply(&topology)).await.unwrap();
+    let removal = || client.queue_removal("jobs").retry(Acapi::new());
+    let plan = soon("a plan", removal().plan()).await.unwrap();
+    assert_eq!((plan[0].is_queue, plan[0].name.as_str()), (true, "jobs"));
+    let refused = soon("a refusal", removal().run()).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Conflict, "{refused}");
+    let text = refused.to_string();
+    assert!(text.contains(r#"is deleted: queue "jobs", queue "jobs-retry". "#), "{text}");
+    assert!(text.contains(r#"exchange "jobs-retry" stays"#), "{text}");
+    let left = [
+        r#"exchange "jobs-error""#,
+        r#"exchange "jobs-retry""#,
+        r#"exchange "jobs-retry-requeue""#,
+        r#"queue "jobs-error""#,
+    ];
+    assert_eq!(there(&soon("a plan", removal().plan()).await.unwrap()), left);
+    soon("the removal", removal().also("other").run()).await.unwrap();
+    assert!(is_empty(&soon("a plan", removal().plan()).await.unwrap()));
+}
