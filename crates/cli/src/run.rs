@@ -15,13 +15,13 @@ mod running;
 mod wanted;
 mod work;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::time::Duration;
 
 use clap::Args;
 use leveret::amqp::Options;
-use leveret::{Client, ConnectLimits};
+use leveret::{Client, ConnectLimits, Retry};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::time::timeout;
 
@@ -91,6 +91,14 @@ pub(crate) struct Arguments {
 
     #[command(flatten)]
     pools: Pools,
+}
+
+/// How the consumer of a queue retries, by a file.
+pub(crate) fn retry_in(file: &Path, queue: &str) -> Result<Retry, Failure> {
+    let missing = || {
+        Failure::wrong(format_args!("{} has no [[consumer]] of queue {queue:?}", file.display()))
+    };
+    File::read(file)?.retry_of(queue).ok_or_else(missing)
 }
 
 pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {

@@ -6,6 +6,8 @@ const ON_RABBITMQ: bool = true;
 
 #[path = "program/calling.rs"]
 mod calling;
+#[path = "program/deleting.rs"]
+mod deleting;
 #[path = "program/demo.rs"]
 mod demo;
 #[path = "program/guide.rs"]

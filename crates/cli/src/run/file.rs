@@ -35,7 +35,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use leveret::{BatchOptions, IntoEndpoints, Orb, Queue, Topology};
+use leveret::{BatchOptions, IntoEndpoints, Orb, Queue, Retry, RetryPolicy, Topology};
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
 
@@ -250,6 +250,13 @@ impl File {
     /// The queue as the file declares it, if it does.
     pub(super) fn declared(&self, queue: &str) -> Option<Queue> {
         self.topology.queues().iter().find(|declared| declared.name() == queue).cloned()
+    }
+
+    /// How the consumer of a queue retries, or that there is none.
+    pub(super) fn retry_of(&self, queue: &str) -> Option<Retry> {
+        let consumer = self.consumer.iter().find(|consumer| consumer.queue == queue)?;
+        let default = || RetryPolicy::default().into();
+        Some(consumer.retry.as_ref().map_or_else(default, RetryOptions::without_pools))
     }
 
     /// The Orb designs that are in use, each of which needs somebody who sends messages back.

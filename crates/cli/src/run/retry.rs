@@ -63,6 +63,14 @@ enum FileQueueType {
 
 impl RetryOptions {
     pub(super) fn retry(&self, pools: &Pools) -> Retry {
+        match self.profile {
+            Profile::Orb => self.orb(pools).into(),
+            _ => self.without_pools(),
+        }
+    }
+
+    /// The same without what flags say of Orb's times.
+    pub(super) fn without_pools(&self) -> Retry {
         let times = self.times;
         match self.profile {
             Profile::Leveret => self.policy().into(),
@@ -78,7 +86,7 @@ impl RetryOptions {
                 let profile = with(profile, &times, CoverArt::max_retries);
                 with(profile, &self.queue_type(), CoverArt::queue_type).into()
             }
-            Profile::Orb => self.orb(pools).into(),
+            Profile::Orb => self.named_orb().unwrap_or_default().into(),
             Profile::Chandra => {
                 let profile = self.chandra().unwrap_or_else(|_| Chandra::new(self.primary()));
                 let profile = with(profile, &self.wait, |profile, wait| profile.interval(wait.0));

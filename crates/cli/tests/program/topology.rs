@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use leveret::{Queue, Topology};
+use leveret::{Chandra, Exchange, Queue, Topology};
 
 use crate::support::{Place, leveret};
 
@@ -161,5 +161,31 @@ async fn a_queue_is_deleted_with_all_that_belongs_to_it_unless_messages_are_in_i
     assert!(deleted.ends_with("15 objects deleted\n"), "{deleted}");
     assert!(client.inspect_queue("jobs").await.is_err());
     assert_eq!(delete(&[]).ok(), "nothing belongs to queue \"jobs\" on this broker\n");
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deployment_with_names_of_its_own_is_deleted_by_the_file_of_its_consumer() {
+    let retry = Chandra::new(Exchange::topic("orders"))
+        .dead_letter_exchange("dead")
+        .retry_queue("billing-wait")
+        .parking_queue("graveyard");
+    let (place, client) = Place::with(retry.topology(Queue::quorum("billing")).unwrap()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("run.toml");
+    let names = r#"{ dead-letter-exchange = "dead", retry-queue = "billing-wait", parking-queue = "graveyard" }"#;
+    let retry = format!(r#"{{ profile = "chandra", exchange = "orders", names = {names} }}"#);
+    let text =
+        format!("[[consumer]]\nqueue = \"billing\"\ncommand = [\"true\"]\nretry = {retry}\n");
+    std::fs::write(&file, text).unwrap();
+    let file = file.to_str().unwrap();
+    let deleted = place.run(&["topology", "delete", "billing", "--file", file]).ok();
+    for queue in ["billing", "billing-wait", "graveyard"] {
+        assert!(deleted.contains(&format!("deleted queue {queue:?}\n")), "{deleted}");
+        assert!(client.inspect_queue(queue).await.is_err());
+    }
+    assert!(deleted.contains("deleted exchange \"dead\"\n"), "{deleted}");
+    let missing = place.run(&["topology", "delete", "other", "--file", file]);
+    assert!(missing.status == 2 && missing.err.contains("no [[consumer]]"), "{missing:?}");
     client.close().await;
 }
