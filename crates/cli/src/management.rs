@@ -133,6 +133,12 @@ impl QueueFacts {
         self.effective_policy_definition.get(name)
     }
 
+    /// How it was declared.
+    pub(crate) fn declaration(&self) -> Value {
+        let QueueFacts { kind, durable, arguments, .. } = self;
+        json!({ "type": kind, "durable": durable, "arguments": arguments })
+    }
+
     /// What is in it and not ready, if that is known: out at consumers, on the way to where dead letters go, or put back for later.
     pub(crate) fn out(&self) -> Option<u64> {
         let beside = self.messages_dlx.unwrap_or(0) + self.messages_delayed.unwrap_or(0);
@@ -285,8 +291,13 @@ impl Management {
     }
 
     pub(crate) async fn has_exchange(&self, name: &str) -> Result<bool, Failure> {
+        Ok(self.exchange_arguments(name).await?.is_some())
+    }
+
+    /// The arguments of an exchange, if it is there. Some versions write none as an empty list.
+    pub(crate) async fn exchange_arguments(&self, name: &str) -> Result<Option<Value>, Failure> {
         let found: Option<Value> = self.get(&["exchanges", &self.vhost, name]).await?;
-        Ok(found.is_some())
+        Ok(found.map(|mut exchange| exchange["arguments"].take()))
     }
 
     /// What leads somewhere, without the binding that every queue has to the default exchange.
@@ -321,11 +332,6 @@ impl Management {
         let path =
             ["bindings", vhost, "e", &bound.source, kind, destination, &bound.properties_key];
         self.send(Method::DELETE, &path, None).await.map(drop)
-    }
-
-    pub(crate) async fn declare_queue(&self, name: &str, arguments: &Value) -> Result<(), Failure> {
-        let body = json!({ "durable": true, "auto_delete": false, "arguments": arguments });
-        self.send(Method::PUT, &["queues", &self.vhost, name], Some(body)).await.map(drop)
     }
 
     /// A durable fanout exchange.

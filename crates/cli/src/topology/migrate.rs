@@ -28,8 +28,8 @@ use step::{Declared, Names, Seen, Step};
 /// Gives a queue the type and arguments that the file has for it, without losing a message. Publishers and consumers go on.
 ///
 /// What comes by exchanges is led to another queue for the time being, what is in the queue to a third; then it is deleted,
-/// declared as the file has it, and everything comes back. It can be stopped at any time: run it again and it goes on, or with
-/// --undo it goes back. Needs RabbitMQ's management API.
+/// declared as the file has it, and everything comes back. It can be stopped at any time: run it again and it goes on. Until the
+/// queue is deleted, --undo goes back; after that, it refuses. Needs RabbitMQ's management API.
 ///
 /// Messages keep their order, routing key and properties; what was moved says in x-leveret-exchange by which exchange it had come,
 /// and its time to live begins anew. Consumers are cancelled when the queue is deleted, and have to subscribe again, which those of
@@ -48,7 +48,8 @@ pub(super) struct Arguments {
     #[arg(long)]
     dry_run: bool,
 
-    /// Go back: keep the queue as it is, and give it back what one that was stopped has led elsewhere.
+    /// Go back: keep the queue as it is, and give it back what one that was stopped has led elsewhere. Refuses if the queue is
+    /// replaced already.
     #[arg(long)]
     undo: bool,
 
@@ -74,6 +75,8 @@ const MAX_TIMES: usize = 5;
 
 /// What to do if it fails in the middle.
 const LATER: &str = ". Nothing is lost: run it again and it goes on, with --undo it goes back";
+/// The same once the queue is another.
+const AGAIN: &str = ". Nothing is lost: run it again and it goes on";
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Failure> {
     let wanted = arguments.wanted()?;
@@ -163,8 +166,8 @@ impl Arguments {
             seen = match self.take(step, &taken, &seen, place, &mut moved).await {
                 Ok(seen) => seen,
                 Err(failure) => {
-                    let is_begun = place.look().await.map_or(true, |seen| seen.is_begun());
-                    return Err(if is_begun { failure.and(LATER) } else { failure });
+                    let then = place.look().await.map_or(AGAIN, |seen| self.advice(&seen));
+                    return Err(failure.and(then));
                 }
             };
         }
@@ -192,11 +195,20 @@ impl Arguments {
         place.look().await
     }
 
+    /// What to do after a failure.
+    fn advice(&self, seen: &Seen) -> &'static str {
+        match seen.queue {
+            _ if !seen.is_begun() => "",
+            Declared::Otherwise => LATER,
+            Declared::AsWanted | Declared::Absent => AGAIN,
+        }
+    }
+
     fn absent(&self, seen: &Seen) -> Failure {
         let queue = &self.queue;
         match seen.is_begun() {
             true => Failure::new(format_args!(
-                "queue {queue:?} is deleted already, and how it was is not known: run it without --undo, and it is declared as \
+                "queue {queue:?} is deleted already, and --undo cannot bring it back: run it without --undo, and it is declared as \
                  the file has it"
             )),
             false => Failure::new(format_args!(
@@ -227,7 +239,8 @@ impl Arguments {
     }
 
     fn tell_same(&self) -> Result<(), Failure> {
-        self.tell("same", &format!("queue {:?}: there is nothing to do", self.queue))
+        let why = if self.undo { "no migration was stopped, " } else { "" };
+        self.tell("same", &format!("queue {:?}: {why}there is nothing to do", self.queue))
     }
 
     fn tell_step(&self, step: Step, place: &Place<'_>) -> Result<(), Failure> {

@@ -353,6 +353,57 @@ async fn killed_at_any_step_of_the_way_from_quorum_to_classic_it_loses_nothing()
     kill_at_any_step(QueueType::Quorum, CLASSIC, "classic").await;
 }
 
+/// Kills it at one step after the other and undoes it: either the queue is the former one, or it is said to be replaced.
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_at_any_step_it_goes_back_or_says_that_the_queue_is_replaced() {
+    let site = Site::new(QUORUM).await;
+    let client = site.place.client().await;
+    for step in ["prepare", "divert", "replace", "return-old", "reopen", "restore", "clean"] {
+        client.apply(&topology(QueueType::Classic)).await.unwrap();
+        let bindings = site.bindings().await;
+        let publisher = client.publisher("orders").build().await.unwrap();
+        for number in 0..30 {
+            publisher.publish("order.new", number.to_string()).await.unwrap();
+        }
+        let reached = killed_at(&site, step, Duration::from_millis(20));
+        let undone = site.migrate(&["--undo", "--within", "100s"]);
+        eprintln!("killed at {reached:?}: {undone:?}");
+        match undone.status {
+            // It was too late, or too early, to kill it.
+            0 if undone.out.contains("no migration was stopped") => {}
+            0 => assert_eq!(site.queue_type().await, "classic", "{step}: {undone:?}"),
+            _ => {
+                assert!(undone.err.contains("Run it without --undo"), "{step}: {undone:?}");
+                let was =
+                    r#"{"arguments":{"x-queue-type":"classic"},"durable":true,"type":"classic"}"#;
+                assert!(undone.err.contains(was), "{step}: {undone:?}");
+                assert_eq!(undone.out, "", "nothing is touched");
+                // Whatever the file says by now.
+                fs::write(site.file(), CLASSIC).unwrap();
+                let other = site.migrate(&["--undo"]);
+                assert!(other.status == 1 && other.err.contains(was), "{step}: {other:?}");
+                fs::write(site.file(), QUORUM).unwrap();
+                site.migrate(&[]).ok();
+                assert_eq!(site.queue_type().await, "quorum");
+            }
+        }
+        let is_early = ["prepare", "divert"].contains(&step);
+        let is_late = ["reopen", "restore"].contains(&step);
+        assert!(!is_early || undone.status == 0, "{step}: {undone:?}");
+        assert!(!is_late || undone.status == 1, "{step}: {undone:?}");
+        site.assert_clean().await;
+        assert_eq!(site.bindings().await, bindings);
+        let mut seen = std::collections::BTreeSet::new();
+        while let Some(delivery) = client.get("billing", Default::default()).await.unwrap() {
+            seen.insert(String::from_utf8(delivery.body().to_vec()).unwrap());
+            delivery.ack().unwrap();
+        }
+        assert_eq!(seen.len(), 30, "{step}");
+        client.delete_queue("billing", Default::default()).await.unwrap();
+    }
+    client.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_that_was_deleted_and_not_yet_declared_is_declared_and_gets_its_messages_back() {
     let site = Site::new(QUORUM).await;

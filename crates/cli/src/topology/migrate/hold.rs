@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use leveret::amqp::{
     Channel, Connection, DeleteExchange, DeleteQueue, Error, Options, QueueOptions, ReplyCode,
-    Table,
+    Table, Value,
 };
 
 use super::step::Names;
@@ -74,6 +74,25 @@ impl<'a> Hold<'a> {
             }
             Err(error) => Err(self.failed("cannot try out what the file has", error)),
         }
+    }
+
+    /// Declares a durable queue. Not by the management API: if the program is killed, that stops half-way, and leaves a quorum queue
+    /// without a process.
+    pub(super) async fn declare(
+        &self,
+        queue: &str,
+        arguments: &[(String, Value<'static>)],
+    ) -> Result<(), Failure> {
+        let pairs = arguments.iter().map(|(name, value)| (name.as_str(), value.clone()));
+        let options = QueueOptions {
+            durable: true,
+            exclusive: false,
+            auto_delete: false,
+            arguments: Table::from_pairs(pairs).map_err(Failure::new)?,
+        };
+        let declared = self.channel().await?.declare_queue(queue, options).await;
+        let what = format!("cannot declare queue {queue:?}");
+        declared.map(drop).map_err(|error| self.failed(&what, error))
     }
 
     /// A channel, if it still holds what it held.

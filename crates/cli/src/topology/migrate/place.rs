@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leveret::amqp::{DeleteQueue, QueueOptions, ReplyCode, Table};
+use leveret::amqp::{DeleteQueue, GetOptions, QueueOptions, ReplyCode, Table, Value as AmqpValue};
 use leveret::{Change, Client, Queue, QueueType, Target, Topology};
 use serde_json::{Map, Value, json};
 
@@ -28,6 +28,9 @@ const TOLD: Duration = Duration::from_secs(60);
 
 /// Beyond the reach of any message, as for parking lots.
 const DELIVERY_LIMIT: i64 = 1_000_000_000;
+
+/// In which argument of the exchange `old` the declaration of the queue is kept.
+const FORMER: &str = "x-leveret-former";
 
 /// What ends messages by itself.
 const ENDINGS: [&str; 5] =
@@ -76,8 +79,8 @@ impl Place<'_> {
                 exchanges.push(name.clone());
             }
         }
-        Ok(Seen {
-            queue: self.declared().await?,
+        let mut seen = Seen {
+            queue: Declared::Absent,
             bindings,
             has_gate: api.has_exchange(gate).await?,
             is_open,
@@ -85,17 +88,48 @@ impl Place<'_> {
             has_old: api.queue(old).await?.is_some(),
             has_new: api.queue(new).await?.is_some(),
             exchanges,
-        })
+        };
+        if let Some(facts) = api.queue(queue).await? {
+            seen.queue = match self.arguments.undo {
+                true => self.kept(&facts, &seen).await?,
+                false => self.declared(&facts).await?,
+            };
+        }
+        Ok(seen)
+    }
+
+    /// With `--undo` the queue stays as it is, which is wanted only while it is the one that was there at first.
+    async fn kept(&self, facts: &QueueFacts, seen: &Seen) -> Result<Declared, Failure> {
+        let (former, now) = (self.former().await?, facts.declaration().to_string());
+        let is_replaced = match &former {
+            Some(former) => *former != now,
+            // The declaration was not kept yet, or by an earlier version never.
+            None => seen.is_begun() && self.declared(facts).await? == Declared::AsWanted,
+        };
+        match is_replaced {
+            false => Ok(Declared::AsWanted),
+            true => Err(self.replaced(former.as_deref())),
+        }
+    }
+
+    /// The declaration that the queue had before it was replaced, as JSON. The exchange that is deleted last keeps it.
+    async fn former(&self) -> Result<Option<String>, Failure> {
+        let arguments = self.management.exchange_arguments(&self.names.old).await?;
+        let former = arguments.as_ref().and_then(|arguments| arguments.get(FORMER)?.as_str());
+        Ok(former.map(str::to_owned))
+    }
+
+    fn replaced(&self, former: Option<&str>) -> Failure {
+        let queue = &self.names.queue;
+        let was = former.map(|former| format!(", which was {former},")).unwrap_or_default();
+        Failure::new(format_args!(
+            "queue {queue:?} is replaced already, and --undo cannot bring its former declaration back. Run it without --undo, and \
+             it finishes: all messages come back. For the former declaration{was} write that into the file then, and migrate again"
+        ))
     }
 
     /// How the queue is. The broker alone can tell whether two declarations are the same.
-    async fn declared(&self) -> Result<Declared, Failure> {
-        let Some(facts) = self.management.queue(&self.names.queue).await? else {
-            return Ok(Declared::Absent);
-        };
-        if self.arguments.undo {
-            return Ok(Declared::AsWanted);
-        }
+    async fn declared(&self, facts: &QueueFacts) -> Result<Declared, Failure> {
         // No other connection can ask for it.
         if facts.exclusive {
             return Ok(Declared::Otherwise);
@@ -204,7 +238,8 @@ impl Place<'_> {
             Step::RemoveGate => api.delete_exchange(gate).await,
             Step::ReturnNew => self.give_back(new, moved).await,
             Step::Clean => {
-                for exchange in &seen.exchanges {
+                // `old` last: it tells how the queue was.
+                for exchange in seen.exchanges.iter().rev() {
                     api.delete_exchange(exchange).await?;
                 }
                 Ok(())
@@ -219,7 +254,7 @@ impl Place<'_> {
         let facts = self.full_facts(queue).await?;
         let arguments = self.beside(&facts);
         for name in [old, new] {
-            api.declare_queue(name, &arguments).await?;
+            self.hold.declare(name, &arguments).await?;
         }
         if let Err(failure) = self.check_policies(&facts).await {
             // What was there before may hold messages.
@@ -229,8 +264,12 @@ impl Place<'_> {
             }
             return Err(failure);
         }
+        if !seen.exchanges.contains(old) {
+            let former = facts.declaration().to_string();
+            api.declare_fanout(old, json!({ FORMER: former })).await?;
+        }
+        api.declare_fanout(new, json!({})).await?;
         for name in [old, new] {
-            api.declare_fanout(name, json!({})).await?;
             api.lead(name, To::Queue(name)).await?;
         }
         api.declare_fanout(gate, json!({ "alternate-exchange": new })).await
@@ -238,16 +277,19 @@ impl Place<'_> {
 
     /// The arguments of a queue that keeps what the queue would keep: it is no less safe than before or after, and what expires goes
     /// where it would have gone.
-    fn beside(&self, facts: &QueueFacts) -> Value {
+    fn beside(&self, facts: &QueueFacts) -> Vec<(String, AmqpValue<'static>)> {
         let is_quorum = facts.kind.as_deref() == Some("quorum")
             || self.wanted.queue_type() == Some(QueueType::Quorum);
         let mut arguments = match is_quorum {
-            true => json!({ "x-queue-type": "quorum", "x-delivery-limit": DELIVERY_LIMIT }),
-            false => json!({ "x-queue-type": "classic" }),
+            true => vec![
+                ("x-queue-type".to_owned(), "quorum".into()),
+                ("x-delivery-limit".to_owned(), DELIVERY_LIMIT.into()),
+            ],
+            false => vec![("x-queue-type".to_owned(), "classic".into())],
         };
         for name in ["dead-letter-exchange", "dead-letter-routing-key"] {
-            if let Some(value) = facts.setting(name) {
-                arguments[format!("x-{name}")] = value.clone();
+            if let Some(value) = facts.setting(name).and_then(Value::as_str) {
+                arguments.push((format!("x-{name}"), value.to_owned().into()));
             }
         }
         arguments
@@ -369,12 +411,15 @@ impl Place<'_> {
             self.hold.check()?;
             self.keep_diverted().await?;
             let facts = self.facts(from).await?;
-            let ready = self.client.inspect_queue(from).await?.messages;
-            watch.note(&facts, ready);
+            let info = self.client.inspect_queue(from).await?;
+            let ready = info.messages;
+            watch.note(&facts, ready, info.consumers);
             if watch.has_seen_others(&facts) {
                 return Err(self.direct("gets messages"));
             }
-            if ready == 0 && watch.is_over() {
+            if ready == 0
+                && (watch.is_over() || watch.is_silent() && self.gives_nothing(from).await?)
+            {
                 return Ok(());
             }
             let waited = began.elapsed();
@@ -394,6 +439,23 @@ impl Place<'_> {
                 false => tokio::time::sleep(LOOK_EVERY).await,
             }
         }
+    }
+
+    /// Whether nothing can be taken out of a queue, which its leader alone knows.
+    async fn gives_nothing(&self, queue: &str) -> Result<bool, Failure> {
+        match self.client.get(queue, GetOptions::default()).await {
+            Ok(None) => Ok(true),
+            Ok(Some(delivery)) => delivery.requeue().map(|()| false).map_err(Failure::from),
+            Err(error) => Err(self.dead(queue).and(&format!(": {error}"))),
+        }
+    }
+
+    /// A quorum queue that was declared only by half is there, and has no process.
+    fn dead(&self, queue: &str) -> Failure {
+        Failure::new(format_args!(
+            "the management API tells nothing of queue {queue:?}: its node is down, statistics are turned off, or a run that was \
+             killed has declared it only by half. If no message was moved yet, delete that queue, and run it again"
+        ))
     }
 
     /// Moves what is ready in a queue. How many that were.
@@ -533,9 +595,7 @@ impl Place<'_> {
                 return Ok(facts);
             }
             if began.elapsed() >= TOLD {
-                return Err(Failure::new(format_args!(
-                    "the management API does not tell the policies of queue {queue:?} after {TOLD:?}: statistics may be turned off"
-                )));
+                return Err(self.dead(queue));
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }

@@ -26,6 +26,8 @@ pub(super) struct Watch {
     clear: u32,
     /// How many messages had been published into it.
     published: Option<u64>,
+    /// How often in a row no new count came, and nothing was known to be in it.
+    silent: u32,
 }
 
 /// New counts in which nothing is out. The first may be of the time before.
@@ -33,21 +35,27 @@ const CLEAR: u32 = 2;
 /// New counts after which it is known how many messages were published before the queue was cut off. Publishers' channels report
 /// on their own, as often.
 const SETTLED: u32 = 4;
+/// So often without a new count, a queue that only the migration fills is taken for idle: by then, after a minute, counts of what
+/// was in it would have come.
+const SILENT: u32 = 200;
 /// New counts after which somebody who sends all the time would have been noticed.
 const NOTICED: u32 = 6;
 
 impl Watch {
     pub(super) fn new(others: Others) -> Self {
-        Watch { others, last: None, counts: 0, clear: 0, published: None }
+        Watch { others, last: None, counts: 0, clear: 0, published: None, silent: 0 }
     }
 
-    pub(super) fn note(&mut self, facts: &QueueFacts, ready: u32) {
+    pub(super) fn note(&mut self, facts: &QueueFacts, ready: u32, consumers: u32) {
         let is_new = self.last.is_some() && facts.reductions != self.last;
         self.last = facts.reductions;
         if is_new {
             self.counts += 1;
             self.clear += 1;
         }
+        let is_zero = |count: Option<u64>| count.unwrap_or(0) == 0;
+        let may_be_idle = is_zero(facts.messages) && is_zero(facts.out()) && ready + consumers == 0;
+        self.silent = if is_new || !may_be_idle { 0 } else { self.silent + 1 };
         // What is ready now, or was when it was counted, may be at a consumer by then.
         let has_some = ready > 0 || facts.messages.is_some_and(|messages| messages > 0);
         if facts.out() != Some(0) || (has_some && self.others != Others::Allowed) {
@@ -66,7 +74,14 @@ impl Watch {
 
     /// Whether nothing is out, and nobody was noticed.
     pub(super) fn is_over(&self) -> bool {
-        self.clear >= CLEAR && (self.others != Others::LookedFor || self.counts >= NOTICED)
+        let is_idle = self.others == Others::None && self.silent >= SILENT;
+        is_idle
+            || self.clear >= CLEAR && (self.others != Others::LookedFor || self.counts >= NOTICED)
+    }
+
+    /// Whether the broker does not count it, and nothing is known to be in it. It is 0 for a queue whose leader is away, too.
+    pub(super) fn is_silent(&self) -> bool {
+        self.others == Others::None && self.silent >= SILENT
     }
 }
 
@@ -87,7 +102,7 @@ mod tests {
     fn a_queue_is_empty_when_it_was_counted_since_and_nothing_was_out() {
         let mut watch = Watch::new(Others::None);
         let mut after = |unacked, reductions, ready| {
-            watch.note(&facts(unacked, reductions, 0), ready);
+            watch.note(&facts(unacked, reductions, 0), ready, 0);
             watch.is_over()
         };
         // What is known at first, and the count after it, may be old.
@@ -102,8 +117,29 @@ mod tests {
         }
         // It was ready when it was counted, and is not now.
         let counted = json!({ "messages": 1, "messages_unacknowledged": 0, "reductions": 70 });
-        watch.note(&serde_json::from_value(counted).unwrap(), 0);
+        watch.note(&serde_json::from_value(counted).unwrap(), 0, 0);
         assert!(!watch.is_over());
+    }
+
+    #[test]
+    fn a_queue_of_ours_that_the_broker_never_counts_is_silent_after_a_while() {
+        let uncounted = QueueFacts::default();
+        let silent = |others| {
+            let mut watch = Watch::new(others);
+            (0..SILENT).for_each(|_| watch.note(&uncounted, 0, 0));
+            watch
+        };
+        let mut watch = silent(Others::None);
+        assert!(watch.is_silent());
+        // A consumer may have a message.
+        watch.note(&uncounted, 0, 1);
+        assert!(!watch.is_silent());
+        // The last count was of a message that is out.
+        (0..=SILENT).for_each(|_| watch.note(&facts(Some(1), 5, 0), 0, 0));
+        assert!(!watch.is_silent());
+        for others in [Others::LookedFor, Others::Allowed] {
+            assert!(!silent(others).is_silent());
+        }
     }
 
     #[test]
@@ -111,15 +147,15 @@ mod tests {
         let mut watch = Watch::new(Others::LookedFor);
         // What came before is counted late.
         for (count, published) in [(0, 5), (1, 7), (2, 9), (3, 9), (4, 9), (5, 9)] {
-            watch.note(&facts(Some(0), count, published), 0);
+            watch.note(&facts(Some(0), count, published), 0, 0);
             assert!(!watch.is_over() && !watch.has_seen_others(&facts(Some(0), count, published)));
         }
         let one_more = facts(Some(0), 6, 10);
-        watch.note(&one_more, 0);
+        watch.note(&one_more, 0, 0);
         assert!(watch.has_seen_others(&one_more));
         let mut allowed = Watch::new(Others::Allowed);
         for count in 0..3 {
-            allowed.note(&facts(Some(0), count, count), 1);
+            allowed.note(&facts(Some(0), count, count), 1, 0);
         }
         assert!(allowed.is_over() && !allowed.has_seen_others(&one_more));
     }
