@@ -13,7 +13,7 @@ use leveret_wire::{
 };
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 
-use crate::program::{Chain, Links, Method, Publish, QueueArguments};
+use crate::program::{BindingArguments, Chain, Links, Method, Publish, QueueArguments};
 
 /// Small, so that contents have many frames.
 const FRAME_MAX: u32 = 4096;
@@ -28,6 +28,8 @@ const QUEUES: [&str; 6] = ["q0", "q1", "q2", "q3", "amq.rabbitmq.reply-to", ""];
 const KEYS: [&str; 10] = ["q0", "q1", "q2", "q3", "a", "a.b", "#", "*", "a.#", "#.b"];
 const KINDS: [&str; 4] = ["direct", "fanout", "topic", "headers"];
 const OVERFLOWS: [&str; 3] = ["drop-head", "reject-publish", "reject-publish-dlx"];
+const MATCHES: [&str; 5] = ["all", "any", "all-with-x", "any-with-x", "some"];
+const HEADERS: [&str; 4] = ["h0", "h1", "x-h2", "h3"];
 const TAGS: [&str; 4] = ["t0", "t1", "t2", ""];
 
 fn pick(names: &[&'static str], number: u8) -> ShortStr<'static> {
@@ -44,7 +46,7 @@ pub struct Client {
 
 impl Client {
     /// Connects, and shakes hands without waiting for the other side.
-    pub fn connect(broker: &Broker) -> Client {
+    pub fn connect(broker: &Broker, heartbeat: u16) -> Client {
         let mut client =
             Client { stream: broker.connect(), unsent: BytesMut::new(), missing: Default::default() };
         client.bytes(&PROTOCOL_HEADER);
@@ -63,7 +65,7 @@ impl Client {
         client.method(0, &connection::TuneOk {
             channel_max: CHANNEL_MAX,
             frame_max: FRAME_MAX,
-            heartbeat: 0,
+            heartbeat,
         });
         client.method(0, &connection::Open { virtual_host: ShortStr::from_static("/") });
         client
@@ -199,30 +201,32 @@ impl Client {
                 };
                 self.method(on, &declare);
             }
-            Method::BindQueue { queue, exchange, key } => {
+            Method::BindQueue { queue, exchange, key, arguments } => {
                 let (queue, exchange) = (pick(&QUEUES, queue), pick(&EXCHANGES, exchange));
-                let (routing_key, arguments) = (pick(&KEYS, key), Table::new());
+                let (routing_key, arguments) = (pick(&KEYS, key), binding_arguments(arguments));
                 self.method(on, &queue::Bind { queue, exchange, routing_key, nowait, arguments });
             }
-            Method::UnbindQueue { queue, exchange, key } => {
+            Method::UnbindQueue { queue, exchange, key, arguments } => {
                 let (queue, exchange) = (pick(&QUEUES, queue), pick(&EXCHANGES, exchange));
-                let (routing_key, arguments) = (pick(&KEYS, key), Table::new());
+                let (routing_key, arguments) = (pick(&KEYS, key), binding_arguments(arguments));
                 self.method(on, &queue::Unbind { queue, exchange, routing_key, arguments });
             }
-            Method::BindExchange { destination, source, key } => {
+            Method::BindExchange { destination, source, key, arguments } => {
                 let bind = exchange::Bind {
                     destination: pick(&EXCHANGES, destination),
                     source: pick(&EXCHANGES, source),
                     routing_key: pick(&KEYS, key),
+                    arguments: binding_arguments(arguments),
                     ..Default::default()
                 };
                 self.method(on, &bind);
             }
-            Method::UnbindExchange { destination, source, key } => {
+            Method::UnbindExchange { destination, source, key, arguments } => {
                 let unbind = exchange::Unbind {
                     destination: pick(&EXCHANGES, destination),
                     source: pick(&EXCHANGES, source),
                     routing_key: pick(&KEYS, key),
+                    arguments: binding_arguments(arguments),
                     ..Default::default()
                 };
                 self.method(on, &unbind);
@@ -360,6 +364,25 @@ impl Client {
     }
 }
 
+fn binding_arguments(wanted: BindingArguments) -> Table<'static> {
+    let mut table = headers(wanted.headers);
+    if let Some(how) = wanted.how {
+        let _ = table.insert("x-match", MATCHES[usize::from(how) % MATCHES.len()]);
+    }
+    table
+}
+
+/// A few headers, each with one of two values.
+fn headers(wanted: u8) -> Table<'static> {
+    let mut table = Table::new();
+    for bit in 0..4 {
+        if wanted & (1 << bit) != 0 {
+            let _ = table.insert(HEADERS[bit], i32::from(wanted >> (bit + 4) & 1));
+        }
+    }
+    table
+}
+
 /// Few, and 0 for all.
 fn delivery_tag(tag: u8) -> u64 {
     u64::from(tag % 8)
@@ -406,9 +429,15 @@ fn queue_arguments(wanted: &QueueArguments) -> Table<'static> {
 }
 
 fn properties(publish: &Publish) -> Properties<'static> {
-    let mut headers = Table::new();
+    let mut headers = headers(publish.headers);
     if let Some(copies) = publish.copies {
-        let keys = (0..copies % 4).map(|more| Value::from(pick(&KEYS, copies / 4 + more).to_string()));
+        let count = if publish.many_copies { 300 } else { usize::from(copies % 4) };
+        let key = |more: usize| match more {
+            0..4 => pick(&KEYS, copies / 4 + more as u8).to_string(),
+            // Beyond those that meet bindings, what differs: none is passed over as one that was there before.
+            _ => format!("a.{more}"),
+        };
+        let keys = (0..count).map(|more| Value::from(key(more)));
         if let Ok(keys) = Array::from_values(keys) {
             let _ = headers.insert(if copies >= 128 { "BCC" } else { "CC" }, keys);
         }

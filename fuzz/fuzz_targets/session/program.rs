@@ -29,6 +29,8 @@ pub struct Settings {
     /// RabbitMQ 3.10 instead of 4.3.
     pub old: bool,
     pub small_memory: bool,
+    /// Clients have to send heartbeats, which they do not.
+    pub heartbeats: bool,
     pub record: bool,
 }
 
@@ -90,10 +92,10 @@ pub enum Method {
     ConnectionClose,
     DeclareQueue { queue: u8, arguments: QueueArguments, durable: bool, exclusive: bool, auto_delete: bool },
     DeclareExchange { exchange: u8, kind: u8, alternate: Option<u8>, auto_delete: bool },
-    BindQueue { queue: u8, exchange: u8, key: u8 },
-    UnbindQueue { queue: u8, exchange: u8, key: u8 },
-    BindExchange { destination: u8, source: u8, key: u8 },
-    UnbindExchange { destination: u8, source: u8, key: u8 },
+    BindQueue { queue: u8, exchange: u8, key: u8, arguments: BindingArguments },
+    UnbindQueue { queue: u8, exchange: u8, key: u8, arguments: BindingArguments },
+    BindExchange { destination: u8, source: u8, key: u8, arguments: BindingArguments },
+    UnbindExchange { destination: u8, source: u8, key: u8, arguments: BindingArguments },
     DeleteQueue { queue: u8, if_unused: bool, if_empty: bool },
     DeleteExchange { exchange: u8, if_unused: bool },
     Purge { queue: u8 },
@@ -110,6 +112,15 @@ pub enum Method {
     TxSelect,
     TxCommit,
     TxRollback,
+}
+
+/// What a headers exchange compares.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+pub struct BindingArguments {
+    /// `x-match`, sometimes one that does not exist.
+    pub how: Option<u8>,
+    /// So many headers, which messages may have.
+    pub headers: u8,
 }
 
 #[derive(Arbitrary, Debug)]
@@ -134,8 +145,11 @@ pub struct Publish {
     pub size: Size,
     pub persistent: bool,
     pub expiration: Option<Time>,
-    /// Further routing keys.
+    /// Further routing keys: a few, or with `many_copies` hundreds.
     pub copies: Option<u8>,
+    pub many_copies: bool,
+    /// So many headers, which bindings may ask for.
+    pub headers: u8,
     /// An `x-death` that the client has made up.
     pub death: Option<u8>,
     pub reply_to: bool,

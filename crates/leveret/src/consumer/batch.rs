@@ -111,7 +111,8 @@ impl BatchRunner {
             return Err(builder.cannot_tell("to handle batches"));
         }
         let once = builder.take_once();
-        let (classifiers, drain) = (builder.running.classifiers.clone(), builder.running.drain.clone());
+        let (classifiers, drain) =
+            (builder.running.classifiers.clone(), builder.running.drain.clone());
         let size = usize::from(options.size.max(1));
         builder.settings.prefetch = builder.settings.prefetch.max(Some(options.size.max(1)));
         let counts = Consumed::new(&builder.settings.queue);

@@ -290,7 +290,9 @@ impl Chandra {
         }
         let (primary, key) = (self.exchange.name(), self.return_key.as_ref().unwrap_or(&key));
         let queues = topology.queues_for(primary, key);
-        if let Some(queue) = [retry, parking].into_iter().find(|queue| queues.contains(queue.as_str())) {
+        if let Some(queue) =
+            [retry, parking].into_iter().find(|queue| queues.contains(queue.as_str()))
+        {
             let why = format!(
                 "a message that has waited would go back to exchange {primary:?} with the key {key:?}, and from there to \
                  {queue:?} as well. Use another `return_key`, another dead-letter exchange, or `only_to_queue`"
