@@ -303,6 +303,7 @@ impl Loop {
                         tokio::select! {
                             biased;
                             () = &mut stopped => break Ok(()),
+                            () = done.settled() => {}
                             renewed = deliveries.renew() => done.leave_held(renewed),
                         }
                         continue;
@@ -369,6 +370,7 @@ impl Loop {
                     tokio::select! {
                         biased;
                         () = &mut stopped => break Ok(()),
+                        () = done.settled() => {}
                         renewed = deliveries.renew() => done.leave_held(renewed),
                     }
                     continue;

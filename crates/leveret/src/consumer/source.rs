@@ -54,7 +54,10 @@ impl Source {
         let late = |_| Error::timed_out(self.what(), patience);
         loop {
             match timeout_at(deadline, self.begin()).await.map_err(late)?? {
-                Ok(consumer) => return Ok(self.live(consumer)),
+                Ok(consumer) => {
+                    self.began(&consumer);
+                    return Ok(consumer);
+                }
                 Err(error) if error.is_connection_error() => {}
                 Err(error) => return Err(Error::from_amqp(self.what(), error)),
             }
@@ -64,7 +67,7 @@ impl Source {
     /// Begins once more, beside the consumer that there is. `None` if that cannot be now.
     pub(super) async fn beside(&self) -> Option<Consumer> {
         let begun = timeout(self.core.options.timeout, self.begin()).await;
-        Some(self.live(begun.ok()?.ok()?.ok()?))
+        begun.ok()?.ok()?.ok()
     }
 
     /// Begins again after a loss, when the broker is back. What it refuses is tried again for a while.
@@ -80,7 +83,8 @@ impl Source {
                     }
                     let queue = self.settings.queue.clone();
                     self.core.announce(ClientEvent::ConsumerResumed { queue });
-                    return Ok(self.live(consumer));
+                    self.began(&consumer);
+                    return Ok(consumer);
                 }
                 Err(error) if error.is_connection_error() => {
                     refused_since = None;
@@ -146,9 +150,9 @@ impl Source {
         Ok(())
     }
 
-    fn live(&self, consumer: Consumer) -> Consumer {
+    /// Health looks at this consumer from now on.
+    pub(super) fn began(&self, consumer: &Consumer) {
         self.health.live(consumer.pulse());
-        consumer
     }
 
     fn lost(&self, error: amqp::Error) {

@@ -78,10 +78,20 @@ impl Deliveries {
         Some(Delivery::new(parts, &self.common))
     }
 
-    /// Goes on with a new consumer, whose prefetch is free. What is unsettled stays with the channel of the old one. Says whether
-    /// that was possible.
+    /// Replaces the consumer by a new one, whose prefetch is free. What is unsettled stays with the channel of the old one.
+    /// False if the old one stays: there is none that is live, it has a delivery, or the broker does not begin another.
     pub(super) async fn renew(&mut self) -> bool {
-        let Some(consumer) = self.source.beside().await else { return false };
+        let source = Arc::clone(&self.source);
+        let mut beside = std::pin::pin!(source.beside());
+        let begun = std::future::poll_fn(|context| {
+            // The loss of the old one is not passed over: the stream resumes then, as after every loss.
+            if !matches!(self.state, State::Live(_)) || self.poll_live(context).is_ready() {
+                return Poll::Ready(None);
+            }
+            beside.as_mut().poll(context)
+        });
+        let Some(consumer) = begun.await else { return false };
+        self.source.began(&consumer);
         self.state = State::Live(consumer);
         true
     }
@@ -154,11 +164,11 @@ impl Deliveries {
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<bool, Error>> {
         loop {
             match &mut self.state {
-                State::Live(consumer) => match ready!(consumer.poll_ready(context)) {
-                    Ok(true) => return Poll::Ready(Ok(true)),
-                    Ok(false) => self.state = State::Ended,
-                    Err(lost) => self.resume(lost),
-                },
+                State::Live(_) => {
+                    if ready!(self.poll_live(context)) {
+                        return Poll::Ready(Ok(true));
+                    }
+                }
                 State::Resuming(resuming) => match ready!(resuming.as_mut().poll(context)) {
                     Ok(consumer) => self.state = State::Live(consumer),
                     Err(error) => {
@@ -170,6 +180,17 @@ impl Deliveries {
                 State::Ended => return Poll::Ready(Ok(false)),
             }
         }
+    }
+
+    /// Whether the live consumer has a delivery. If not, its end has changed the state.
+    fn poll_live(&mut self, context: &mut Context<'_>) -> Poll<bool> {
+        let State::Live(consumer) = &mut self.state else { return Poll::Ready(false) };
+        match ready!(consumer.poll_ready(context)) {
+            Ok(true) => return Poll::Ready(true),
+            Ok(false) => self.state = State::Ended,
+            Err(lost) => self.resume(lost),
+        }
+        Poll::Ready(false)
     }
 
     fn resume(&mut self, lost: amqp::Error) {

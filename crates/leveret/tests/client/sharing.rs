@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use leveret::{Client, ConsumerBuilder, Queue, Retry};
+use leveret::{Client, ClientEvent, ConsumerBuilder, Queue, Retry};
 use leveret_broker::{Broker, Profile};
 use leveret_testkit::eventually;
 use tokio::sync::mpsc;
@@ -148,4 +148,37 @@ async fn a_stream_takes_a_hundred_messages_at_a_time_by_default() {
     eventually(PATIENCE, "a hundred deliveries", async || unsettled(&broker, "q") == Some(100))
         .await;
     drop(deliveries);
+}
+
+/// The consumer is lost while a failed message uses up the default prefetch and is being moved.
+#[tokio::test(start_paused = true)]
+async fn a_consumer_that_is_lost_beside_a_failed_message_resumes() {
+    for workers in [1, 2] {
+        let broker = broker();
+        let client = client_with(&broker, Queue::quorum("q").bind("amq.direct", "q")).await;
+        let publisher = client.publisher("").build().await.unwrap();
+        publisher.publish_batch(vec![("q", "bad"); workers]).await.unwrap();
+        let mut events = client.watch();
+        let (failed, mut has_failed) = mpsc::channel(workers);
+        let handler = move || {
+            failed.try_send(()).unwrap();
+            async { Err::<(), _>("not now") }
+        };
+        let running = tokio::spawn(client.consumer("q").workers(workers).handle(handler).run());
+        for _ in 0..workers {
+            has_failed.recv().await.unwrap();
+        }
+        broker.faults().freeze();
+        soon("the loss", async {
+            while !matches!(events.next().await.unwrap(), ClientEvent::ConsumerLost { .. }) {}
+        })
+        .await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        broker.faults().thaw();
+        soon("the consumer", async {
+            while !matches!(events.next().await.unwrap(), ClientEvent::ConsumerResumed { .. }) {}
+        })
+        .await;
+        running.abort();
+    }
 }
