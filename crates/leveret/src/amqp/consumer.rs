@@ -332,6 +332,18 @@ impl Consumer {
         Some(Parts { settles: Settles::new(link, letter.method.tag), letter })
     }
 
+    /// The delivery tag of the next one, if it is here already.
+    pub(crate) fn first_tag(&mut self) -> Option<u64> {
+        if !self.is_ready() {
+            let mut state = lock(&self.queue.state);
+            std::mem::swap(&mut state.waiting, &mut self.taken);
+            state.bytes = 0;
+            drop(state);
+            self.queue.taken.notify_waiters();
+        }
+        self.is_ready().then(|| self.taken.front().map(|letter| letter.method.tag))?
+    }
+
     /// What came for it has woken so many, and they may publish something over its connection: see
     /// [`Sender::expect`](super::outbound::Sender::expect).
     pub(crate) fn expect(&self, publishes: usize) {

@@ -6,7 +6,6 @@
 
 use super::{Running, Settings};
 use crate::client::Client;
-use crate::retry::Profile;
 use crate::topology::{Queue, QueueType};
 
 /// Deliveries that nobody else could take: one round trip brings many.
@@ -14,16 +13,11 @@ const UNSHARED: u16 = 100;
 
 /// The prefetch of a consumer with handlers, and whether that is for its workers alone: then failed messages that cannot be moved
 /// must not use it up.
-pub(super) fn for_handlers(
-    client: &Client,
-    settings: &Settings,
-    running: &Running,
-    retry: &dyn Profile,
-) -> (u16, bool) {
+pub(super) fn for_handlers(client: &Client, settings: &Settings, running: &Running) -> (u16, bool) {
     let workers = u16::try_from(running.workers).unwrap_or(u16::MAX);
     match settings.prefetch {
         Some(prefetch) => (prefetch, false),
-        None if retry.holds_failed() || !is_shared(client, settings) => {
+        None if !is_shared(client, settings, running) => {
             (workers.saturating_mul(2).max(UNSHARED), false)
         }
         None => (workers, true),
@@ -36,18 +30,19 @@ pub(super) fn for_stream() -> u16 {
 }
 
 /// Whether other consumers may take what this one leaves in the queue.
-fn is_shared(client: &Client, settings: &Settings) -> bool {
+fn is_shared(client: &Client, settings: &Settings, running: &Running) -> bool {
     let is_stream = settings.arguments.get("x-stream-offset").is_some();
-    let is_own = |topology: &crate::Topology| {
+    let has_one_reader = |topology: &crate::Topology| {
         let queue = topology.queues().iter().find(|queue| queue.name() == settings.queue);
-        queue.is_some_and(has_one_reader)
+        queue.is_some_and(|queue| has_one_reader(queue, running.subscribers))
     };
-    !settings.exclusive && !is_stream && !client.core().remembered.look(is_own)
+    !settings.exclusive && !is_stream && !client.core().remembered.look(has_one_reader)
 }
 
-/// Whether one consumer at a time gets the messages of a queue, or each consumer all of them.
-fn has_one_reader(queue: &Queue) -> bool {
-    queue.is_exclusive()
+/// Whether one consumer at a time gets the messages of a queue, or each consumer all of them. The subscribers of a pool
+/// share an exclusive queue.
+fn has_one_reader(queue: &Queue, subscribers: usize) -> bool {
+    (queue.is_exclusive() && subscribers == 1)
         || queue.has_single_active_consumer()
         || queue.queue_type() == Some(QueueType::Stream)
 }

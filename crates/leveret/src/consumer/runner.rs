@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep_until};
 use tracing::{Instrument as _, Span};
 
 use super::beside::Beside;
 use super::drain::{Drain, Draining};
-use super::failing::Failing;
+use super::failing::{Failing, identity};
 use super::handler::BoxError;
 use super::incoming::Incoming;
 use super::seen::Seen;
@@ -26,6 +26,7 @@ use crate::inbox::once::Passed;
 use crate::retry::Diagnosis;
 use crate::rpc::Receipts;
 use crate::telemetry::Consumed;
+use crate::text::escape;
 use crate::topology::Topology;
 use crate::trace::{self, TraceContext};
 
@@ -162,8 +163,7 @@ impl Runner {
         let starting = async {
             builder.declare().await?;
             let failing = Failing::start(&builder, counts.clone()).await?;
-            let (subscriber, is_for_workers) =
-                builder.clone().with_prefetch_for_handlers(failing.profile());
+            let (subscriber, is_for_workers) = builder.clone().with_prefetch_for_handlers();
             let mut pool = Vec::new();
             for _ in 0..running.subscribers {
                 pool.push(subscriber.clone().begin(failing.profile()).await?);
@@ -253,17 +253,17 @@ pub(crate) struct Observed {
 struct Loop {
     shared: Arc<Shared>,
     workers: usize,
-    /// The prefetch is for the workers alone: if messages that cannot be moved use it up, they are left on their channel.
+    /// The prefetch is for the workers alone: messages that cannot be moved must not use it up.
     leaves_held: bool,
     have_tasks: bool,
     drain: Drain,
     stopped: tokio::sync::watch::Receiver<bool>,
 }
 
-/// How long failed messages may use up the prefetch: less than what cannot be moved is held for before it goes back.
+/// How long failed messages may use up half of the prefetch: less than what cannot be moved is held for before it goes back.
 const HELD: Duration = Duration::from_millis(250);
 
-/// So many failed messages are held beside the prefetch at most. Each may keep a channel open.
+/// So many failed messages are held beside the prefetch at most.
 const MAX_HELD: usize = 32;
 
 impl Loop {
@@ -277,7 +277,7 @@ impl Loop {
 
     /// One after the other, in order. What failed is settled meanwhile.
     async fn serially(mut self, mut deliveries: Deliveries) -> (Summary, Result<(), Error>) {
-        let mut done = Done::default();
+        let mut done = Done::new(self.leaves_held.then_some(self.workers));
         let is_stopped = self.stopped.clone();
         let mut stopped = std::pin::pin!(async move {
             let _ = self.stopped.wait_for(|stopped| *stopped).await;
@@ -294,16 +294,16 @@ impl Loop {
                 at_hand = deliveries.take_ready();
             }
             if at_hand.is_none() {
+                let used_up = done.used_up;
                 let next = tokio::select! {
                     biased;
                     () = done.settled(), if done.is_settling() => continue,
                     next = deliveries.ready() => next,
                     () = &mut stopped => break Ok(()),
-                    () = sleep(HELD), if self.leaves_held && done.uses_up(self.workers) => {
+                    () = until(used_up) => {
                         tokio::select! {
                             biased;
                             () = &mut stopped => break Ok(()),
-                            () = done.settled() => {}
                             renewed = deliveries.renew() => done.leave_held(renewed),
                         }
                         continue;
@@ -352,12 +352,13 @@ impl Loop {
 
     /// Up to so many at a time. All is done in this task but what handlers do, unless they are to do it here, too.
     async fn at_once(mut self, mut deliveries: Deliveries) -> (Summary, Result<(), Error>) {
-        let mut done = Done::default();
+        let mut done = Done::new(self.leaves_held.then_some(self.workers));
         let mut at_work = AtWork { beside: Beside::new(), have_tasks: self.have_tasks };
         let mut stopped = std::pin::pin!(async move {
             let _ = self.stopped.wait_for(|stopped| *stopped).await;
         });
         let end = loop {
+            let used_up = done.used_up;
             let next = tokio::select! {
                 Some(handled) = at_work.next() => {
                     done.join(handled, &self.shared);
@@ -366,13 +367,17 @@ impl Loop {
                 () = done.settled() => continue,
                 next = deliveries.next(), if at_work.beside.len() < self.workers => next,
                 () = &mut stopped => break Ok(()),
-                () = sleep(HELD), if self.leaves_held && done.uses_up(self.workers) => {
-                    tokio::select! {
-                        biased;
-                        () = &mut stopped => break Ok(()),
-                        () = done.settled() => {}
-                        renewed = deliveries.renew() => done.leave_held(renewed),
-                    }
+                () = until(used_up) => {
+                    let mut renewing = std::pin::pin!(deliveries.renew());
+                    let renewed = loop {
+                        tokio::select! {
+                            () = &mut stopped => break None,
+                            Some(handled) = at_work.next() => done.join(handled, &self.shared),
+                            renewed = &mut renewing => break Some(renewed),
+                        }
+                    };
+                    let Some(renewed) = renewed else { break Ok(()) };
+                    done.leave_held(renewed);
                     continue;
                 }
             };
@@ -430,8 +435,15 @@ impl<F: Future + Send + 'static> Drop for AtWork<F> {
     }
 }
 
+/// Waits until a time that may never come.
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}
+
 /// What was done so far, with what is still being settled. The prefetch bounds it, and [`MAX_HELD`].
-#[derive(Default)]
 struct Done {
     summary: Summary,
     /// With the consumer that each has come from.
@@ -439,9 +451,24 @@ struct Done {
     /// How many consumers there were before the present one, and how many of its messages are being settled.
     consumer: u64,
     held: usize,
+    /// The prefetch, if failed messages must not use it up.
+    prefetch: Option<usize>,
+    /// When failed messages will have used up half of the prefetch for [`HELD`]: then they are left behind.
+    used_up: Option<Instant>,
 }
 
 impl Done {
+    fn new(prefetch: Option<usize>) -> Self {
+        Done {
+            summary: Summary::default(),
+            settling: JoinSet::new(),
+            consumer: 0,
+            held: 0,
+            prefetch,
+            used_up: None,
+        }
+    }
+
     /// The message at hand is finished, and leaves its place.
     #[inline]
     fn take(
@@ -473,20 +500,31 @@ impl Done {
 
     fn settle(&mut self, delivery: Delivery, diagnosis: Diagnosis, shared: &Shared) {
         let (failing, consumer) = (Arc::clone(&shared.failing), self.consumer);
-        self.held += 1;
         self.settling.spawn(async move { (consumer, failing.settle(delivery, diagnosis).await) });
+        self.hold(self.held + 1);
     }
 
-    /// Whether failed messages use up a prefetch, and may be left behind.
-    fn uses_up(&self, prefetch: usize) -> bool {
-        self.held >= prefetch && self.settling.len() < prefetch + MAX_HELD
+    /// So many failed messages of the present consumer are being settled. With fewer than half of the prefetch, most workers
+    /// have messages, and another consumer would take more than there are free workers for.
+    fn hold(&mut self, held: usize) {
+        self.held = held;
+        let may_leave = self.prefetch.is_some_and(|prefetch| {
+            held * 2 >= prefetch && held > 0 && self.settling.len() < prefetch + MAX_HELD
+        });
+        match self.used_up {
+            Some(_) if may_leave => {}
+            _ => self.used_up = may_leave.then(|| Instant::now() + HELD),
+        }
     }
 
     /// What is being settled stays with a consumer that is no more, if there is a new one.
     fn leave_held(&mut self, is_new: bool) {
+        self.used_up = None;
         if is_new {
             self.consumer += 1;
             self.held = 0;
+        } else {
+            self.hold(self.held);
         }
     }
 
@@ -498,7 +536,7 @@ impl Done {
     async fn settled(&mut self) {
         match self.settling.join_next().await {
             Some(Ok((consumer, summary))) => {
-                self.held -= usize::from(consumer == self.consumer);
+                self.hold(self.held - usize::from(consumer == self.consumer));
                 self.summary.add(summary);
             }
             Some(Err(_)) => self.summary.failed += 1,
@@ -616,7 +654,14 @@ impl Shared {
                 Ok(Fate::Handled)
             }
             Err(error) if self.mode == Mode::AtMostOnce => {
-                tracing::error!("a message that is not tried again failed: {error}");
+                let (routing_key, message_id) = identity(delivery);
+                tracing::error!(
+                    queue = delivery.queue(),
+                    routing_key,
+                    message_id,
+                    "a message that is not tried again failed: {}",
+                    escape(&error.to_string())
+                );
                 Ok(Fate::Failed)
             }
             Err(error) => match Passed::of(&error) {

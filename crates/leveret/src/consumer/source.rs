@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::Settings;
 use super::needs::Temporary;
-use crate::amqp::{self, ConsumeOptions, Consumer, ReplyCode, deadline_in};
+use crate::amqp::{self, Channel, ConsumeOptions, Consumer, ReplyCode, deadline_in};
 use crate::client::Client;
 use crate::client::core::{Core, Subscription};
 use crate::client::event::ClientEvent;
@@ -64,10 +64,12 @@ impl Source {
         }
     }
 
-    /// Begins once more, beside the consumer that there is. `None` if that cannot be now.
-    pub(super) async fn beside(&self) -> Option<Consumer> {
-        let begun = timeout(self.core.options.timeout, self.begin()).await;
-        begun.ok()?.ok()?.ok()
+    /// Begins once more, on the channel of the consumer that there is. `None` if that cannot be now.
+    pub(super) async fn beside(&self, consumer: &Consumer) -> Option<Consumer> {
+        let channel: Channel = consumer.channel();
+        let name = self.core.remembered.name_of(&self.settings.queue);
+        let begun = channel.consume(&name, self.options.clone());
+        timeout(self.core.options.timeout, begun).await.ok()?.ok()
     }
 
     /// Begins again after a loss, when the broker is back. What it refuses is tried again for a while.

@@ -25,6 +25,9 @@ use crate::error::Error;
 pub struct Deliveries {
     source: Arc<Source>,
     state: State,
+    /// A cancelled consumer on the channel of the live one. Deliveries of one channel come in the order of the queue, so those
+    /// of both are handed out in the order of their tags.
+    replaced: Option<Consumer>,
     client: Client,
     common: Arc<Common>,
 }
@@ -54,7 +57,7 @@ impl Deliveries {
         client: Client,
         common: Arc<Common>,
     ) -> Self {
-        Deliveries { source, state: State::Live(consumer), client, common }
+        Deliveries { source, state: State::Live(consumer), replaced: None, client, common }
     }
 
     /// The next delivery, or the reason why there is none any more, or `None` once it ended.
@@ -72,27 +75,29 @@ impl Deliveries {
     /// The next delivery, if it is here already.
     #[inline]
     pub(super) fn take_ready(&mut self) -> Option<Delivery> {
-        let State::Live(consumer) = &mut self.state else { return None };
-        let parts = consumer.take()?;
+        let State::Live(live) = &mut self.state else { return None };
+        let parts = match &mut self.replaced {
+            None => live.take()?,
+            Some(replaced) => next_of(replaced, live)?,
+        };
         self.source.counts.delivered();
         Some(Delivery::new(parts, &self.common))
     }
 
-    /// Replaces the consumer by a new one, whose prefetch is free. What is unsettled stays with the channel of the old one.
-    /// False if the old one stays: there is none that is live, it has a delivery, or the broker does not begin another.
+    /// Replaces the consumer by a new one on its channel, which has a prefetch of its own. What is unsettled stays. False if
+    /// the old one stays: there is none that is live, it has a delivery, or the broker does not begin another.
     pub(super) async fn renew(&mut self) -> bool {
-        let source = Arc::clone(&self.source);
-        let mut beside = std::pin::pin!(source.beside());
-        let begun = std::future::poll_fn(|context| {
-            // The loss of the old one is not passed over: the stream resumes then, as after every loss.
-            if !matches!(self.state, State::Live(_)) || self.poll_live(context).is_ready() {
-                return Poll::Ready(None);
-            }
-            beside.as_mut().poll(context)
-        });
-        let Some(consumer) = begun.await else { return false };
-        self.source.began(&consumer);
-        self.state = State::Live(consumer);
+        let State::Live(old) = &mut self.state else { return false };
+        if old.first_tag().is_some() || self.replaced.is_some() {
+            return false;
+        }
+        let Some(new) = self.source.beside(old).await else { return false };
+        self.source.began(&new);
+        self.replaced = Some(std::mem::replace(old, new));
+        // Once the broker has agreed, no more deliveries come for the old one. Should it not agree, the channel is lost.
+        if let Some(old) = &mut self.replaced {
+            let _ = old.cancel().await;
+        }
         true
     }
 
@@ -185,6 +190,12 @@ impl Deliveries {
     /// Whether the live consumer has a delivery. If not, its end has changed the state.
     fn poll_live(&mut self, context: &mut Context<'_>) -> Poll<bool> {
         let State::Live(consumer) = &mut self.state else { return Poll::Ready(false) };
+        if let Some(replaced) = &mut self.replaced {
+            if replaced.first_tag().is_some() {
+                return Poll::Ready(true);
+            }
+            self.replaced = None;
+        }
         match ready!(consumer.poll_ready(context)) {
             Ok(true) => return Poll::Ready(true),
             Ok(false) => self.state = State::Ended,
@@ -194,7 +205,17 @@ impl Deliveries {
     }
 
     fn resume(&mut self, lost: amqp::Error) {
+        self.replaced = None;
         self.state = State::Resuming(Box::pin(Arc::clone(&self.source).again(lost)));
+    }
+}
+
+/// The earlier delivery of two consumers of one channel.
+fn next_of(one: &mut Consumer, other: &mut Consumer) -> Option<amqp::Parts> {
+    match (one.first_tag(), other.first_tag()) {
+        (Some(first), Some(second)) if first < second => one.take(),
+        (Some(_), None) => one.take(),
+        _ => other.take(),
     }
 }
 

@@ -32,7 +32,8 @@ async fn park(client: &Client, count: u32) -> ParkingLot {
         Err::<(), _>(Failure::permanent(format!("no {body}")).kind(kind))
     };
     let retry = RetryPolicy::fixed(SECOND).max_retries(1);
-    let runner = client.consumer("q").retry(retry).handle(handler);
+    // With a prefetch that follows from the workers, the order of failed messages depends on how long moving one takes.
+    let runner = client.consumer("q").prefetch(100).retry(retry).handle(handler);
     let parked = until_depth(client, "q.parked", count);
     soon("parking", runner.run_until(parked)).await.unwrap();
     client.parking_lot("q.parked")

@@ -17,6 +17,12 @@ async fn a_pool_handles_as_many_messages_at_a_time_as_it_has_subscribers() {
 }
 
 #[tokio::test]
+async fn a_pool_of_an_exclusive_queue_is_busy() {
+    let (_vhost, client, _) = two().await;
+    sharing::a_pool_of_an_exclusive_queue(&client).await;
+}
+
+#[tokio::test]
 async fn waiting_messages_are_shared_by_two_clients() {
     let (_vhost, one, other) = two().await;
     sharing::two_clients(&one, &other).await;

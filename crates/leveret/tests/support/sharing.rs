@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use leveret::{
-    BatchOptions, Client, ConsumerBuilder, Failure, Incoming, Publisher, Queue, State, Topology,
+    BatchOptions, Client, ConsumerBuilder, Failure, Incoming, Publisher, Queue, Retry, State,
+    Topology,
 };
 use leveret_testkit::eventually;
 use tokio::sync::Barrier;
@@ -81,6 +82,12 @@ pub async fn a_pool(client: &Client) {
     }
 }
 
+/// No other program can read an exclusive queue, but the subscribers of its pool can.
+pub async fn a_pool_of_an_exclusive_queue(client: &Client) {
+    filled(client, Queue::classic("own").exclusive(), 70).await;
+    are_all_busy(vec![(client.consumer("own").subscribers(7), 7)], 70).await;
+}
+
 /// Two programs share what waited before they began.
 pub async fn two_clients(one: &Client, other: &Client) {
     for workers in [1, 4] {
@@ -88,6 +95,9 @@ pub async fn two_clients(one: &Client, other: &Client) {
         let consumer = |client: &Client| (client.consumer("q").workers(workers), workers);
         are_all_busy(vec![consumer(one), consumer(other)], 40).await;
     }
+    filled(one, Queue::quorum("q"), 40).await;
+    let consumer = |client: &Client| client.consumer("q").retry(Retry::in_place(Duration::ZERO));
+    are_all_busy(vec![(consumer(one), 1), (consumer(other), 1)], 40).await;
 }
 
 pub async fn two_instances_of_a_service(one: &Client, other: &Client) {
@@ -153,13 +163,14 @@ pub async fn two_clients_with_batches(one: &Client, other: &Client) {
 }
 
 /// Messages that cannot be parked, since the lot is full, do not keep the good ones behind them from a consumer with default
-/// settings.
+/// settings: all its workers go on.
 pub async fn beside_messages_that_cannot_be_parked(client: &Client) {
     for (queue, workers, bad) in [
         (Queue::classic("classic"), 1, 1),
         (Queue::quorum("quorum"), 1, 1),
         (Queue::quorum("several"), 1, 3),
         (Queue::quorum("workers"), 2, 2),
+        (Queue::quorum("fewer"), 4, 3),
     ] {
         let name = queue.name().to_owned();
         let lot = format!("{name}.parked");
@@ -168,10 +179,10 @@ pub async fn beside_messages_that_cannot_be_parked(client: &Client) {
         soon("a queue", client.apply(&Topology::new().queue(queue))).await.unwrap();
         let publisher = soon("a publisher", client.publisher("").build()).await.unwrap();
         fill_up(&publisher, &lot).await;
-        let bodies = std::iter::repeat_n("bad", bad).chain(["good"; 5]);
+        let bodies = std::iter::repeat_n("bad", bad).chain(["good"; 8]);
         let batch = bodies.map(|body| (name.as_str(), body));
         soon("confirms", publisher.publish_batch(batch)).await.unwrap();
-        let round = Round::of(1);
+        let round = Round::of(workers);
         let handler = async |State(round): State<Round>, body: String| match body.as_str() {
             "bad" => Err(Failure::permanent("it cannot be handled")),
             _ => {
@@ -181,9 +192,9 @@ pub async fn beside_messages_that_cannot_be_parked(client: &Client) {
         };
         let runner = client.consumer(&name).workers(workers).drain(Duration::ZERO);
         let runner = runner.state(round.clone()).handle(handler);
-        let all_good = round.until_handled(5);
+        let all_good = round.until_handled(8);
         let summary = soon("the end", runner.run_until(all_good)).await.unwrap();
-        assert_eq!((summary.handled, summary.parked), (5, 0), "{name}");
+        assert_eq!((summary.handled, summary.parked), (8, 0), "{name}");
     }
 }
 
