@@ -5,6 +5,9 @@
 //! none on a stream, and on a quorum queue with a single active consumer none but that one. So its word is taken only
 //! against what it has said before: where it once counted a client's consumers and now counts fewer, some of them are gone,
 //! whoever else consumes. It is asked for the first time as soon as a consumer has begun, and again until it counts it.
+//! A new consumer hides one that was forgotten just before: the number is the same. So where the broker once counted one, and
+//! the queue has no standbys, those that began some seconds ago have to be counted, too. Which of them is gone cannot be told:
+//! all that get no delivery meanwhile begin anew.
 //!
 //! Where other programs consume the same queue, a lower number says only that a consumer has left, theirs or ours. Then a
 //! consumer is gone if the queue has messages for it, all its deliveries are settled, and it gets none of them. That says
@@ -40,6 +43,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 const COUNTING: [Duration; 4] =
     [Duration::ZERO, Duration::from_millis(200), Duration::from_secs(1), Duration::from_secs(5)];
 
+/// A consumer that the broker counts at all is counted by this time after it has begun.
+const COUNTED_WITHIN: Duration = Duration::from_secs(7);
+
 /// How long one of these answers may take.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
@@ -52,7 +58,9 @@ impl Client {
     /// trip for each consumer. The client does so by itself, too, see [`check_every`](super::ClientBuilder::check_every).
     ///
     /// A consumer counts as forgotten if the broker says twice, two seconds apart, that
-    /// - its queue has fewer consumers than this client alone has there, after it had once counted all of them; or
+    /// - its queue has fewer consumers than this client alone has there, after it had once counted all of them, or one of them
+    ///   and the others began 7 s ago or more (not on a queue with a single active consumer; and if the client has not declared
+    ///   the queue, only once two of them have had a delivery); or
     /// - its queue has fewer consumers than before, those of other programs included, and has messages, while this one has
     ///   settled all its deliveries and gets no other. This does not hold for a consumer with a priority, for queues with a
     ///   single active consumer, and, if the client has not declared the queue, for a consumer that has had no delivery.
@@ -176,19 +184,35 @@ struct Found {
 
 /// Compares what the broker says of a queue with what it has said before of these consumers. Gives those that may be gone.
 fn note(core: &Core, queue: &str, seats: &[Arc<Seat>], found: Found) -> Vec<Arc<Seat>> {
-    let may_be_gone = |seat: &Arc<Seat>| seat.may_be_gone(found.consumers);
-    let doubtful: Vec<_> = seats.iter().filter(|seat| may_be_gone(seat)).cloned().collect();
+    let single_active = core.remembered.has_single_active(queue);
+    let may_be_gone = |seat: &&Arc<Seat>| seat.may_be_gone(found.consumers);
+    let mut doubtful: Vec<_> = seats.iter().filter(may_be_gone).cloned().collect();
     if seats.len() <= found.consumers {
         seats.iter().for_each(|seat| seat.was_counted.store(true, Ordering::Relaxed));
-        let single_active = core.remembered.has_single_active(queue);
-        let is_passed_over = |seat: &Arc<Seat>| {
-            found.messages > 0 && seat.pulse.is_idle() && !seat.may_have_to_wait(single_active)
+    } else {
+        let all_are_counted = counts_all(seats, single_active);
+        let is_counted = |seat: &&Arc<Seat>| {
+            seat.was_counted.load(Ordering::Relaxed)
+                || all_are_counted && seat.began.elapsed() >= COUNTED_WITHIN
         };
-        return doubtful.into_iter().filter(is_passed_over).collect();
+        let counted: Vec<_> = seats.iter().filter(is_counted).cloned().collect();
+        if counted.len() > found.consumers {
+            return counted;
+        }
     }
-    let counted = |seat: &&Arc<Seat>| seat.was_counted.load(Ordering::Relaxed);
-    let counted: Vec<_> = seats.iter().filter(counted).cloned().collect();
-    if counted.len() > found.consumers { counted } else { Vec::new() }
+    doubtful.retain(|seat| {
+        found.messages > 0 && seat.pulse.is_idle() && !seat.may_have_to_wait(single_active)
+    });
+    doubtful
+}
+
+/// Whether the broker counts all consumers of a queue sooner or later. It has once counted one, as it does on no stream; and the
+/// queue is known not to have a single active consumer, or, if this client has not declared it, to have given messages to two.
+fn counts_all(seats: &[Arc<Seat>], single_active: Option<bool>) -> bool {
+    let has_counted_one = seats.iter().any(|seat| seat.was_counted.load(Ordering::Relaxed));
+    let active = seats.iter().filter(|seat| !seat.may_have_to_wait(single_active)).count();
+    let has_standbys = single_active.unwrap_or(active < 2);
+    has_counted_one && !has_standbys
 }
 
 /// Asks how many consumers and messages a queue has.

@@ -63,6 +63,7 @@ pub(super) struct Seat {
     pub(super) pulse: Pulse,
     /// The broker has once counted it among the consumers of its queue.
     pub(super) was_counted: AtomicBool,
+    pub(super) began: Instant,
     /// The broker is being asked whether it counts it, or has been.
     is_being_counted: AtomicBool,
     kind: SeatKind,
@@ -98,6 +99,7 @@ impl Seat {
         Arc::new(Seat {
             pulse,
             was_counted: AtomicBool::new(false),
+            began: Instant::now(),
             is_being_counted: AtomicBool::new(false),
             kind,
             company: Mutex::default(),

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use leveret::amqp::{self, Channel, Confirm, Publish};
+use leveret::amqp::{self, Channel, Confirm, DeleteQueue, Publish};
 use leveret::{Client, ClientEvent, Deliveries, Error, ErrorKind, Health, Next, Queue, Replies};
 use leveret_broker::Broker;
 
@@ -220,6 +220,62 @@ async fn a_check_finds_a_consumer_that_was_forgotten_before_any_other_check() {
     assert!(!health.is_healthy(), "{health:?}");
 }
 
+/// Has the broker forget the one consumer of a queue, and another begin there before the broker is asked again.
+async fn forgotten_and_joined(broker: &Broker, client: &Client) -> [Deliveries; 2] {
+    let one_at_a_time = || client.consumer("q").prefetch(1);
+    let forgotten = one_at_a_time().stream().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(broker.faults().forget_consumers("/", "q"), 1);
+    [forgotten, one_at_a_time().stream().await.unwrap()]
+}
+
+/// Each gets one of two messages, and all is well then.
+async fn each_gets_one(client: &Client, [one, two]: &mut [Deliveries; 2]) {
+    let publisher = client.publisher("").build().await.unwrap();
+    publisher.publish_batch([("q", "1"), ("q", "2")]).await.unwrap();
+    let both = async { tokio::join!(one.next(), two.next()) };
+    let (first, second) = soon("two deliveries", both).await;
+    for delivery in [first, second] {
+        delivery.unwrap().unwrap().ack().unwrap();
+    }
+    // A stream begins anew while it is read.
+    tokio::select! {
+        delivery = one.next() => panic!("{delivery:?}"),
+        delivery = two.next() => panic!("{delivery:?}"),
+        () = until(client, "health", Health::is_healthy) => {}
+    }
+    assert!(soon("a check", client.check_health()).await.is_healthy());
+    assert_eq!(client.inspect_queue("q").await.unwrap().consumers, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_consumer_that_is_forgotten_before_another_one_begins_is_found() {
+    let broker = broker();
+    for queue in [Queue::classic("q"), Queue::quorum("q")] {
+        let client = client_with(&broker, queue).await;
+        let mut streams = forgotten_and_joined(&broker, &client).await;
+        each_gets_one(&client, &mut streams).await;
+        client.delete_queue("q", DeleteQueue::default()).await.unwrap();
+        client.close().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn on_a_queue_of_others_it_is_found_once_both_have_had_a_delivery() {
+    let broker = broker();
+    let theirs = client_with(&broker, Queue::classic("q")).await;
+    let publisher = theirs.publisher("").build().await.unwrap();
+    let client = crate::client_of(&broker).await;
+    let mut forgotten = client.consumer("q").prefetch(1).stream().await.unwrap();
+    publisher.publish("q", "before").await.unwrap();
+    soon("a delivery", forgotten.next()).await.unwrap().unwrap().ack().unwrap();
+    assert_eq!(broker.faults().forget_consumers("/", "q"), 1);
+    let mut other = client.consumer("q").prefetch(1).stream().await.unwrap();
+    publisher.publish("q", "after").await.unwrap();
+    soon("a delivery", other.next()).await.unwrap().unwrap().ack().unwrap();
+    each_gets_one(&client, &mut [forgotten, other]).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_consumer_that_the_broker_does_not_count_at_first_is_asked_about_again() {
     let broker = broker();
@@ -332,6 +388,34 @@ async fn a_standby_of_a_single_active_consumer_is_not_taken_for_forgotten() {
     // The next one knows nothing of the queue.
     let client = crate::client_of(&broker).await;
     waits_without_an_alarm(&broker, &client, other_consumer(&broker).await).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn standbys_that_a_quorum_queue_does_not_count_alarm_nobody() {
+    let broker = broker();
+    let theirs = client_with(&broker, Queue::quorum("q").single_active_consumer()).await;
+    let publisher = theirs.publisher("").build().await.unwrap();
+    // The other one knows nothing of the queue.
+    for client in [theirs.clone(), crate::client_of(&broker).await] {
+        let mut events = client.watch();
+        let mut active = client.consumer("q").stream().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let mut standbys = Vec::new();
+        for _ in 0..2 {
+            standbys.push(client.consumer("q").stream().await.unwrap());
+        }
+        for _ in 0..10 {
+            publisher.publish("q", "job").await.unwrap();
+            soon("a delivery", active.next()).await.unwrap().unwrap().ack().unwrap();
+            let nothing = active.next_within(Duration::from_secs(60)).await;
+            assert!(matches!(nothing, Next::TimedOut), "{nothing:?}");
+        }
+        assert_eq!(client.inspect_queue("q").await.unwrap().consumers, 1);
+        assert!(soon("a check", client.check_health()).await.is_healthy());
+        let event = tokio::time::timeout(Duration::ZERO, events.next()).await;
+        assert!(event.is_err(), "{event:?}");
+        drop((active, standbys));
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,12 +3,15 @@
 
 use std::time::Duration;
 
-use leveret::{Client, ClientEvent, ClientEvents, Health, Queue, Topology};
+use leveret::{Client, ClientEvent, ClientEvents, Queue, Topology};
 use leveret_broker::Broker;
+use leveret_testkit::eventually;
 use leveret_testkit::rabbitmq::{RabbitNode, Version};
 use tokio::time::{sleep, timeout};
 
-use crate::support::client::{next, publisher, soon, until_depth, until_healthy, until_unhealthy};
+use crate::support::client::{
+    SOON, next, publisher, soon, until_depth, until_healthy, until_unhealthy,
+};
 
 /// Longer than a silent broker is believed to be alive, idle or not.
 const LONG: Duration = Duration::from_secs(40);
@@ -22,6 +25,18 @@ async fn client(node: &RabbitNode, standby: &Broker) -> Client {
     let client = soon("a client", builder.connect()).await.unwrap();
     client.apply(&Topology::new().queue(Queue::quorum("q"))).await.unwrap();
     client
+}
+
+/// Waits until all is well, with all connections at the standby.
+async fn until_at_standby(client: &Client) {
+    eventually(SOON, "health, at the standby", async || {
+        let health = client.health();
+        let mut endpoints = health.connections.iter().map(|one| one.endpoint.as_deref());
+        let is_at_standby = endpoints.all(|one| one == Some("the embedded broker"));
+        if is_at_standby && health.is_healthy() { Ok(()) } else { Err(format!("{health:?}")) }
+    })
+    .await;
+    soon("an answer", client.inspect_queue("q")).await.unwrap();
 }
 
 /// How many connections were lost by now.
@@ -53,12 +68,7 @@ async fn a_suspended_node_costs_publishers_and_consumers_no_more_than_a_pause() 
     let delivery = next(&mut deliveries).await;
     assert_eq!(delivery.body(), "to the standby");
     delivery.ack().unwrap();
-    until_healthy(&client).await;
-    let at_standby = |health: Health| {
-        health.connections.iter().all(|one| one.endpoint.as_deref() == Some("the embedded broker"))
-    };
-    assert!(at_standby(client.health()), "{:?}", client.health());
-    soon("an answer", client.inspect_queue("q")).await.unwrap();
+    until_at_standby(&client).await;
     node.resume();
 }
 
@@ -82,6 +92,70 @@ async fn a_suspended_node_is_left_by_consumers_and_callers_alone_too() {
     delivery.ack().unwrap();
     until_healthy(&client).await;
     node.resume();
+}
+
+#[tokio::test]
+async fn what_waits_for_the_confirms_of_a_node_that_is_killed_is_confirmed_by_the_standby() {
+    let (mut node, standby) = (RabbitNode::start(Version::under_test()).await, standby());
+    let client = client(&node, &standby).await;
+    let publisher = publisher(&client).await;
+    let mut deliveries = client.consumer("q").stream().await.unwrap();
+    soon("an outcome", publisher.publish("q", "to the node")).await.unwrap();
+    next(&mut deliveries).await.ack().unwrap();
+
+    let_the_leader(&node, "suspend").await;
+    let mut tickets = Vec::new();
+    for number in 0..10 {
+        tickets.push(soon("a place", publisher.send("q", number.to_string())).await.unwrap());
+    }
+    node.kill().await;
+    for ticket in tickets {
+        soon("an outcome", ticket).await.unwrap();
+    }
+    for number in 0..10 {
+        let delivery = next(&mut deliveries).await;
+        assert_eq!(delivery.body(), number.to_string().as_str());
+        delivery.ack().unwrap();
+    }
+    until_at_standby(&client).await;
+    soon("an outcome", publisher.publish("q", "the last")).await.unwrap();
+    assert_eq!(next(&mut deliveries).await.body(), "the last");
+}
+
+#[tokio::test]
+async fn a_node_that_is_killed_while_messages_flow_costs_no_more_than_a_pause() {
+    let (mut node, standby) = (RabbitNode::start(Version::under_test()).await, standby());
+    let client = client(&node, &standby).await;
+    let publisher = publisher(&client).await;
+    let mut deliveries = client.consumer("q").stream().await.unwrap();
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let publishing = tokio::spawn(async move {
+        while !*stopped.borrow() {
+            soon("an outcome", publisher.publish("q", "on and on")).await.unwrap();
+        }
+        soon("an outcome", publisher.publish("q", "the last")).await.unwrap();
+    });
+    for _ in 0..100 {
+        next(&mut deliveries).await.ack().unwrap();
+    }
+    node.kill().await;
+    let switching = async {
+        until_at_standby(&client).await;
+        stop.send_replace(true);
+    };
+    let consuming = async {
+        loop {
+            let delivery = next(&mut deliveries).await;
+            let is_last = delivery.body() == "the last";
+            // What came from the node can no longer be acked.
+            let _ = delivery.ack();
+            if is_last {
+                break;
+            }
+        }
+    };
+    tokio::join!(switching, consuming);
+    soon("the end", publishing).await.unwrap();
 }
 
 #[tokio::test]

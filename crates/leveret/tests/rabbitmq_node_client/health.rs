@@ -1,9 +1,14 @@
 use std::time::Duration;
 
-use leveret::{ErrorKind, Next, Queue};
+use leveret::{Client, ErrorKind, Next, Queue};
+use leveret_testkit::eventually;
 use leveret_testkit::rabbitmq::{RabbitNode, Version, Vhost};
+use tokio::time::timeout;
 
-use crate::support::client::{client_with, next, publisher, soon, until_healthy, until_unhealthy};
+use crate::support::client::{
+    SOON, client, client_with, next, publisher, soon, until_consumed, until_healthy,
+    until_unhealthy,
+};
 
 const BRIEFLY: Duration = Duration::from_secs(2);
 
@@ -53,6 +58,63 @@ async fn a_consumer_that_is_forgotten_right_after_a_reconnect_is_found_without_b
     let delivery = next(&mut deliveries).await;
     assert_eq!(delivery.body(), "2");
     delivery.ack().unwrap();
+}
+
+/// With default settings, and nothing that asks for health.
+#[tokio::test]
+async fn a_consumer_that_is_forgotten_before_another_one_begins_is_found() {
+    let node = RabbitNode::start(Version::under_test()).await;
+    let vhost = node.vhost().await;
+    let client = client_with(&vhost, Queue::quorum("q")).await;
+    let publisher = publisher(&client).await;
+    let mut forgotten = client.consumer("q").prefetch(1).stream().await.unwrap();
+    until_consumed(&client, "q").await;
+    forget_consumers(&node, &vhost, "q").await;
+    let mut other = client.consumer("q").prefetch(1).stream().await.unwrap();
+    soon("outcomes", publisher.publish_batch([("q", "1"), ("q", "2")])).await.unwrap();
+    let (first, second) = tokio::join!(next(&mut forgotten), next(&mut other));
+    for delivery in [first, second] {
+        delivery.ack().unwrap();
+    }
+    let both = async {
+        until_healthy(&client).await;
+        eventually(SOON, "two consumers", async || {
+            soon("an answer", client.inspect_queue("q")).await.unwrap().consumers == 2
+        })
+        .await;
+    };
+    // A stream begins anew while it is read.
+    tokio::select! {
+        delivery = forgotten.next() => panic!("{delivery:?}"),
+        delivery = other.next() => panic!("{delivery:?}"),
+        () = both => {}
+    }
+}
+
+/// With default settings, for longer than it takes to find one that was forgotten.
+#[tokio::test]
+async fn standbys_that_a_quorum_queue_does_not_count_alarm_nobody() {
+    let node = RabbitNode::start(Version::under_test()).await;
+    let vhost = node.vhost().await;
+    let theirs = client_with(&vhost, Queue::quorum("q").single_active_consumer()).await;
+    let publisher = publisher(&theirs).await;
+    // The other one knows nothing of the queue.
+    let clients = [theirs, client(&vhost).await];
+    let mut events = clients.each_ref().map(Client::watch);
+    let mut streams = Vec::new();
+    for client in [&clients[0], &clients[0], &clients[1], &clients[1]] {
+        streams.push(client.consumer("q").stream().await.unwrap());
+        until_consumed(client, "q").await;
+    }
+    soon("an outcome", publisher.publish("q", "1")).await.unwrap();
+    next(&mut streams[0]).await.ack().unwrap();
+    let nothing = streams[0].next_within(Duration::from_secs(40)).await;
+    assert!(matches!(nothing, Next::TimedOut), "{nothing:?}");
+    for (client, events) in clients.iter().zip(&mut events) {
+        assert!(soon("a check", client.check_health()).await.is_healthy());
+        let event = timeout(Duration::ZERO, events.next()).await;
+        assert!(event.is_err(), "{event:?}");
+    }
 }
 
 #[tokio::test]
