@@ -15,7 +15,7 @@ use super::transaction::Transactions;
 use crate::amqp::ShortStr;
 use crate::client::Client;
 use crate::consumer::{
-    BoxError, ConsumerBuilder, HandlerService, Incoming, Observed, OnPark, Runner, Summary,
+    BoxError, ConsumerBuilder, HandlerService, Incoming, Observed, OnPark, Runner, Summary, unless,
 };
 use crate::error::{Error, ErrorKind};
 use crate::inbox::Inbox;
@@ -411,11 +411,18 @@ impl ServiceBuilder {
     ///
     /// It fails if the service cannot begin, or ends because its queue stays away.
     pub async fn run_until(self, stop: impl Future) -> Result<Summary, Error> {
-        self.declare().await?;
-        match self.is_transactional {
-            true => self.transactions().run_until(stop).await,
-            false => self.runner().await?.run_until(stop).await,
+        let mut stop = std::pin::pin!(stop);
+        let Some(declared) = unless(&mut stop, self.declare()).await else {
+            return Ok(Summary::default());
+        };
+        declared?;
+        if self.is_transactional {
+            return self.transactions().run_until(stop).await;
         }
+        let Some(runner) = unless(&mut stop, self.runner()).await else {
+            return Ok(Summary::default());
+        };
+        runner?.run_until(stop).await
     }
 
     async fn runner(self) -> Result<Runner, Error> {

@@ -7,7 +7,7 @@ use super::address::ReplyAddress;
 use super::replier::{Outlet, WayBack};
 use crate::amqp::{self, Channel, Publish, RawProperties, Tx, lock};
 use crate::client::Client;
-use crate::consumer::{BoxError, ConsumerBuilder, Observed, Summary, report};
+use crate::consumer::{BoxError, ConsumerBuilder, Observed, Summary, report, unless};
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 use crate::message::Message;
@@ -97,9 +97,10 @@ impl Transactions {
 
     pub(super) async fn run_until(self, stop: impl Future) -> Result<Summary, Error> {
         let consumer = self.consumer.clone().transactional().prefetch(1);
-        let mut deliveries = consumer.stream().await?;
-        let mut summary = Summary::default();
         let mut stop = std::pin::pin!(stop);
+        let mut summary = Summary::default();
+        let Some(begun) = unless(&mut stop, consumer.stream()).await else { return Ok(summary) };
+        let mut deliveries = begun?;
         loop {
             let next = tokio::select! {
                 _ = &mut stop => return Ok(summary),

@@ -32,7 +32,11 @@ async fn a_consumer_that_is_told_to_stop_while_it_starts_does() {
     let batches = client.consumer("q").handle_batches(options, async |_| ());
     assert_eq!(batches.run_until(sleep(SECOND)).await.unwrap(), Summary::default());
     Orb::new().redelivery(&client).run_until(sleep(SECOND)).await.unwrap();
-    assert!(began.elapsed() < 4 * SECOND, "{:?}", began.elapsed());
+    let service = client.service("numbers").method("add", async || ());
+    assert_eq!(service.run_until(sleep(SECOND)).await.unwrap(), Summary::default());
+    let service = client.service("numbers").method("add", async || ()).transactional();
+    assert_eq!(service.run_until(sleep(SECOND)).await.unwrap(), Summary::default());
+    assert!(began.elapsed() < 6 * SECOND, "{:?}", began.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
