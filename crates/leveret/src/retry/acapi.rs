@@ -202,15 +202,21 @@ impl Acapi {
         let key = |given: &Option<String>| given.clone().unwrap_or_else(|| EVERYTHING.to_owned());
         let waiting = self.wait.wait_queue(named(&self.retry_queue, "retry"), &requeue);
         let parking = self.wait.parking_lot(named(&self.error_queue, "error"));
+        let [wait_name, parking_name] = [&waiting, &parking].map(|queue| queue.name().to_owned());
         let topology = Topology::new()
             .exchange(exchange(&retry))
             .exchange(exchange(&requeue))
             .exchange(exchange(&error))
-            .queue(waiting.bind(retry, key(&self.retry_key)))
-            .queue(parking.bind(error, key(&self.error_key)))
+            .queue(waiting.bind(&retry, key(&self.retry_key)))
+            .queue(parking.bind(&error, key(&self.error_key)))
             .queue(queue)
-            .binding(Binding::to_queue(name, requeue, key(&self.requeue_key)));
-        traps::check_cycles(name, &topology)?;
+            .binding(Binding::to_queue(name, &requeue, key(&self.requeue_key)));
+        let routes = [
+            ("a rejected message", &*retry, None, &*wait_name),
+            ("a message that has waited", &requeue, None, name),
+            ("a parked message", &error, None, &parking_name),
+        ];
+        traps::check_routes(name, &topology, vec![name, &wait_name, &parking_name], &routes)?;
         Ok(topology)
     }
 

@@ -236,70 +236,31 @@ impl Chandra {
         };
         let parking_key = self.key_of_parking(name);
         let parking_binding = self.parking_binding.as_ref().unwrap_or(&parking_key);
+        let key = self.key_of_retry(name);
+        let return_key = self.return_key.as_ref().unwrap_or(&key);
         let parking = self.wait.parking_lot(named(&self.parking_queue, "parking_lot"));
-        let companions = [waiting.name().to_owned(), parking.name().to_owned()];
+        let [wait_name, parking_name] = [&waiting, &parking].map(|queue| queue.name().to_owned());
         let mut topology = Topology::new()
             .exchange(self.exchange.clone())
             .exchange(Exchange::new(dlx.as_str(), self.dead_letter_kind.clone()))
             .queue(waiting.bind(dlx.as_str(), self.pattern_of_retry(name)))
-            .queue(parking.bind(dlx, parking_binding))
+            .queue(parking.bind(&dlx, parking_binding))
             .queue(queue);
+        let mut routes = vec![
+            ("a rejected message", &*dlx, Some(&*key), &*wait_name),
+            ("a parked message", &dlx, Some(&parking_key), &parking_name),
+        ];
         if !self.to_queue {
-            let key = self.return_key.clone().unwrap_or_else(|| self.key_of_retry(name));
-            topology = topology.binding(Binding::to_queue(name, self.exchange.name(), key));
+            topology = topology.binding(Binding::to_queue(name, self.exchange.name(), return_key));
+            routes.push((
+                "a message that has waited",
+                self.exchange.name(),
+                Some(return_key),
+                name,
+            ));
         }
-        self.check_ways(name, &companions, &topology)?;
-        traps::check_cycles(name, &topology)?;
+        traps::check_routes(name, &topology, vec![name, &wait_name, &parking_name], &routes)?;
         Ok(topology)
-    }
-
-    /// A rejected message only waits, a parked one is only parked, and one that comes back does neither: with other names or
-    /// keys, messages would multiply.
-    fn check_ways(
-        &self,
-        work: &str,
-        [retry, parking]: &[String; 2],
-        topology: &Topology,
-    ) -> Result<(), Error> {
-        if retry == parking || retry == work || parking == work {
-            let why = format!(
-                "the queue, its retry queue {retry:?} and its parking lot {parking:?} need different names"
-            );
-            return Err(traps::refusal(work, why));
-        }
-        if matches!(self.dead_letter_kind, ExchangeKind::Other(_)) {
-            return Ok(()); // Only the plugin knows how it routes.
-        }
-        let (dlx, key) = (self.dlx(work), self.key_of_retry(work));
-        let parking_key = self.key_of_parking(work);
-        for (what, key, queue) in [("rejected", &key, retry), ("parked", &parking_key, parking)] {
-            let queues = topology.queues_for(&dlx, key);
-            if !queues.iter().copied().eq([queue.as_str()]) {
-                let queues: Vec<_> = queues.into_iter().collect();
-                let why = format!(
-                    "a {what} message with the key {key:?} would go from the {} exchange {dlx:?} to the queues {queues:?}, and has \
-                     to go to {queue:?} alone. Use a direct or topic exchange, and keys that the binding of the other queue \
-                     does not match (`retry_key`, `retry_binding`, `parking_key`, `parking_binding`)",
-                    self.dead_letter_kind
-                );
-                return Err(traps::refusal(work, why));
-            }
-        }
-        if self.to_queue {
-            return Ok(());
-        }
-        let (primary, key) = (self.exchange.name(), self.return_key.as_ref().unwrap_or(&key));
-        let queues = topology.queues_for(primary, key);
-        if let Some(queue) =
-            [retry, parking].into_iter().find(|queue| queues.contains(queue.as_str()))
-        {
-            let why = format!(
-                "a message that has waited would go back to exchange {primary:?} with the key {key:?}, and from there to \
-                 {queue:?} as well. Use another `return_key`, another dead-letter exchange, or `only_to_queue`"
-            );
-            return Err(traps::refusal(work, why));
-        }
-        Ok(())
     }
 
     fn check(&self, work: &WorkQueue) -> Result<(), Error> {

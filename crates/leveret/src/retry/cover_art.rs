@@ -220,14 +220,22 @@ impl CoverArt {
         };
         let waiting = self.wait.wait_queue(named(&self.retry_queue, "retry"), &self.name);
         let parking = self.wait.parking_lot(named(&self.failed_queue, "failed"));
+        let [wait_name, parking_name] = [&waiting, &parking].map(|queue| queue.name().to_owned());
         let topology = Topology::new()
             .exchange(Exchange::direct(self.name.as_str()))
             .exchange(Exchange::fanout(retry.as_str()))
             .exchange(Exchange::fanout(failed.as_str()))
-            .queue(waiting.bind(retry, ""))
-            .queue(parking.bind(failed, ""))
+            .queue(waiting.bind(&retry, ""))
+            .queue(parking.bind(&failed, ""))
             .queue(work.queue().bind(self.name.as_str(), job));
-        traps::check_cycles(work.name(), &topology)?;
+        let routes = [
+            ("a failed message", &*retry, None, &*wait_name),
+            ("a message that has waited", &self.name, Some(job), work.name()),
+            ("a parked message", &failed, None, &parking_name),
+        ];
+        let jobs: Vec<String> = self.jobs.iter().map(|job| self.queue_of(job)).collect();
+        let queues = jobs.iter().chain([&wait_name, &parking_name]).map(String::as_str).collect();
+        traps::check_routes(work.name(), &topology, queues, &routes)?;
         Ok(topology)
     }
 

@@ -295,7 +295,20 @@ impl Orb {
         traps::check_work_queue(work, &self.policy)?;
         let name = work.name().to_owned();
         let topology = self.shared().queue(queue.bind(self.exchange.as_str(), name.as_str()));
-        traps::check_cycles(&name, &topology)?;
+        let (redelivery, wait, parked) = (&self.redelivery, &self.wait, &self.parked);
+        let queues = vec![&*name, &redelivery.queue, &wait.queue, &parked.queue];
+        let routes = [
+            (
+                "a rejected message",
+                &*redelivery.exchange,
+                Some(&*redelivery.key),
+                &*redelivery.queue,
+            ),
+            ("a message that has to wait", &wait.exchange, Some(&wait.key), &wait.queue),
+            ("a message that is sent back", &self.exchange, Some(&name), &name),
+            ("a parked message", &parked.exchange, None, &parked.queue),
+        ];
+        traps::check_routes(&name, &topology, queues, &routes)?;
         Ok(topology)
     }
 

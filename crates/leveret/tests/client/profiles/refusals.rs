@@ -111,19 +111,13 @@ fn names_and_keys_by_which_messages_would_multiply_are_refused() {
         (chandra().parking_binding("elsewhere"), "a parked message"),
         (chandra().shared_dead_letter_exchange("dead").retry_binding("#"), "a parked message"),
         (chandra().dead_letter_exchange("orders"), "a rejected message"),
+        (chandra().dead_letter_exchange("orders").return_key("retry.x"), "has waited"),
         (chandra().retry_queue("q"), "different names"),
         (chandra().parking_queue("q.retry"), "different names"),
     ];
     for (profile, word) in refused {
-        let shown = format!("{profile:?}");
-        let topology = profile.topology(Queue::new("q").bind("orders", "order.*"));
-        let error = topology.expect_err(&shown);
-        assert_eq!(error.kind(), ErrorKind::Invalid);
-        assert!(error.to_string().contains(word), "{error}");
+        check_refused(profile.topology(work_queue()), word);
     }
-    let back_again = chandra().dead_letter_exchange("orders").return_key("retry.x");
-    let error = back_again.topology(Queue::new("q")).unwrap_err();
-    assert!(error.to_string().contains("has waited"), "{error}");
     let sound = [
         chandra().dead_letter_exchange_kind(ExchangeKind::Direct),
         chandra().dead_letter_exchange_kind("x-delayed-message".into()),
@@ -134,6 +128,58 @@ fn names_and_keys_by_which_messages_would_multiply_are_refused() {
         Chandra::new(Exchange::direct("orders")),
     ];
     for profile in sound {
-        profile.topology(Queue::new("q").bind("orders", "order.*")).unwrap();
+        profile.topology(work_queue()).unwrap();
     }
+}
+
+#[test]
+fn names_of_the_other_profiles_by_which_messages_would_multiply_are_refused() {
+    let acapi = [
+        (Acapi::new().retry_exchange("x").error_exchange("x"), r#"{"q-error", "q-retry"}"#),
+        (Acapi::new().topic().retry_exchange("x").requeue_exchange("x"), r#"{"q", "q-retry"}"#),
+        (Acapi::new().topic().retry_exchange("orders").retry_key("no"), r#"{"q", "q-retry"}"#),
+        (Acapi::new().error_exchange("orders"), r#"{"q", "q-error"}"#),
+        (Acapi::new().retry_queue("q"), "different names"),
+        (Acapi::new().error_queue("q-retry"), "different names"),
+    ];
+    for (profile, word) in acapi {
+        check_refused(profile.topology(work_queue()), word);
+    }
+    let art = || CoverArt::new().name("art");
+    let cover_art = [
+        (art().retry_exchange("x").failed_exchange("x"), r#"{"art.failed", "art.retry"}"#),
+        (art().retry_exchange("art"), r#"{"art.index", "art.retry"}"#),
+        (art().failed_exchange("art"), r#"{"art.failed", "art.index"}"#),
+        (art().failed_queue("art.retry"), "different names"),
+        (art().failed_queue("art.move"), "different names"),
+        (art().job("one", "a").job("one", "b"), "different names"),
+    ];
+    for (profile, word) in cover_art {
+        check_refused(profile.topology(), word);
+    }
+    let orb = [
+        (Orb::new().wait_exchange("orb").wait_key("q"), r#"{"orb.wait", "q"}"#),
+        (
+            Orb::new().redelivery_exchange("orb.wait").redelivery_key("orb.wait"),
+            r#"{"orb.redelivery", "orb.wait"}"#,
+        ),
+        (Orb::new().parked_exchange("orders"), r#"{"orb.parked", "q"}"#),
+        (Orb::new().parked_queue("orb.wait"), "different names"),
+        (Orb::new().redelivery_queue("q"), "different names"),
+    ];
+    for (profile, word) in orb {
+        check_refused(profile.topology(work_queue()), word);
+    }
+    Acapi::new().topic().requeue_exchange("orders").topology(work_queue()).unwrap();
+    Orb::new().redelivery_exchange("orb").wait_exchange("orb").topology(work_queue()).unwrap();
+}
+
+fn work_queue() -> Queue {
+    Queue::new("q").bind("orders", "order.*")
+}
+
+fn check_refused(topology: Result<Topology, leveret::Error>, word: &str) {
+    let error = topology.expect_err(word);
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains(word), "{word} is not in: {error}");
 }
