@@ -65,7 +65,7 @@ fn kind(kind: &str, [durable, exclusive, auto_delete]: [bool; 3]) -> String {
     kind
 }
 
-/// The broker gives some queues a name by chance.
+/// The broker gives some queues a random name.
 fn name(name: &str) -> &str {
     if name.starts_with("amq.gen-") { "amq.gen-…" } else { name }
 }
@@ -96,10 +96,8 @@ fn objects(broker: &Broker, series: bool) -> String {
             "" => "no key".to_owned(),
             key => format!("key `{key}`"),
         };
-        row(
-            2,
-            format!("binding | `{}` → `{to}` | {key} | {}", one.source, arguments(&one.arguments)),
-        );
+        let (to, arguments) = (name(to), arguments(&one.arguments));
+        row(2, format!("binding | `{}` → `{to}` | {key} | {arguments}", one.source));
     }
     let mut text = "| object | name | kind | arguments |\n|---|---|---|---|\n".to_owned();
     for ((_, row), count) in rows {
@@ -240,6 +238,31 @@ async fn delays() -> String {
     format!("{}\n{}", objects(&broker, true), first(&broker, "Q"))
 }
 
+/// Messages that were delayed to an exchange: one has arrived, one is put off, and one is parked.
+async fn relayed() -> String {
+    let broker = broker();
+    let client = client_of(&broker).await;
+    let full = Queue::classic("full").max_length(0).argument("x-overflow", "reject-publish");
+    let topology = Topology::new()
+        .exchange(Exchange::topic("orders"))
+        .queue(Queue::quorum("Q").bind("orders", "order.*"))
+        .queue(full.bind("orders", "full"));
+    client.apply(&topology).await.unwrap();
+    let publisher = client.publisher("orders").build().await.unwrap();
+    let mut text = String::new();
+    for (key, queue) in [
+        ("order.paid", "Q"),
+        ("full", "leveret.delay.03"),
+        ("unheard.of", "leveret.delay.unroutable"),
+    ] {
+        publisher.publish_in(key, "later", SECOND / 8).await.unwrap();
+        let there = async || depth(&broker, queue) == Some(1);
+        eventually(PATIENCE, format!("the message in {queue}"), there).await;
+        text += &first(&broker, queue);
+    }
+    text
+}
+
 /// The exchanges and queues of a site, while a call waits for its reply.
 async fn acapi_site() -> String {
     let broker = broker();
@@ -359,7 +382,18 @@ async fn events() -> String {
     let events = client.events("shop");
     events.subscribe("stock", ["order.*"]).declare().await.unwrap();
     events.publish("order.new", "1").await.unwrap();
-    format!("{}\n{}", objects(&broker, false), first(&broker, "stock"))
+    events.listen(["order.#"]).declare().await.unwrap();
+    let answer = async || "12 €";
+    events.respond("offers", ["offer.*"], answer).await.unwrap().declare().await.unwrap();
+    let asking = tokio::spawn({
+        let events = events.clone();
+        async move { events.gather::<String>("offer.wanted", "a book").await }
+    });
+    eventually(PATIENCE, "the question", async || depth(&broker, "offers") == Some(1)).await;
+    let messages = first(&broker, "stock") + &first(&broker, "offers");
+    let text = format!("{}\n{messages}", objects(&broker, false));
+    asking.abort();
+    text
 }
 
 /// The page with these sections in place of those that it has.
@@ -384,6 +418,7 @@ async fn the_page_of_objects_on_the_wire_is_what_the_broker_has() {
         ("cover-art", cover_art().await),
         ("orb", orb().await),
         ("delays", delays().await),
+        ("relayed", relayed().await),
         ("calls", calls().await),
         ("replies", replies().await),
         ("inboxes", inboxes().await),

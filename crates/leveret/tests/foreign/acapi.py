@@ -8,7 +8,8 @@ from program import declare, failures_wanted, rejections, run, say
 SITE = "dc0.preprod"
 
 
-def worker(channel, queue, interval, max_retries, publish=()):
+def declare_client_queue(channel, queue, interval):
+    """The queue of a client, with all that the document puts beside it."""
     retry, requeue, error = f"{queue}-retry", f"{queue}-retry-requeue", f"{queue}-error"
     declare(
         channel,
@@ -20,6 +21,11 @@ def worker(channel, queue, interval, max_retries, publish=()):
         ],
         [(retry, retry, "#"), (queue, requeue, "#"), (error, error, "#")],
     )
+
+
+def worker(channel, queue, interval, max_retries, publish=()):
+    declare_client_queue(channel, queue, interval)
+    error = f"{queue}-error"
     channel.basic_qos(prefetch_count=1)
 
     def on_message(channel, method, properties, body):
@@ -53,9 +59,10 @@ def worker(channel, queue, interval, max_retries, publish=()):
     return say_what_failed
 
 
-def replier(channel, queue, key):
+def replier(channel, queue, key, interval):
     """Replies go to the queue that `reply_to` names. They say nothing of the request."""
-    declare(channel, [], [(queue, None)], [(queue, f"{SITE}.e.topic.requests", key)])
+    declare_client_queue(channel, queue, interval)
+    declare(channel, bindings=[(queue, f"{SITE}.e.topic.requests", key)])
 
     def on_request(channel, method, properties, body):
         reply = pika.BasicProperties()

@@ -1,8 +1,9 @@
 //! Programs by the documents of ACAPI: a worker of Sneakers, repliers and callers, events.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use leveret::{Acapi, AcapiSite, Queue, Replies};
+use leveret::{Acapi, AcapiSite, AcapiTraffic, ErrorKind, ExchangeKind, Queue, Replies};
 use serde_json::json;
 use tokio::sync::oneshot;
 
@@ -11,6 +12,14 @@ use crate::program::Program;
 use crate::{Said, WAIT, connect, consumer, counted, expected, failures, jobs, soon, until_depth};
 
 const QUEUE: &str = "dc0.preprod.q.app.jobs";
+
+const KEY: &str = "resource.policy";
+
+/// A program that replies to requests for policies.
+async fn replier(url: &str, queue: &str) -> Program {
+    let settings = json!({"program": "replier", "queue": queue, "key": KEY, "interval": 40});
+    Program::start("acapi.py", url, settings).await
+}
 
 fn site() -> AcapiSite {
     AcapiSite::new("dc0", "preprod")
@@ -21,8 +30,7 @@ async fn a_reply_without_a_correlation_id_belongs_to_the_call_whose_queue_it_com
     everywhere(async |url| {
         let client = connect(url).await;
         client.apply(&site().topology()).await.unwrap();
-        let settings = json!({"program": "replier", "queue": "policies", "key": "resource.policy"});
-        let program = Program::start("acapi.py", url, settings).await;
+        let program = replier(url, "policies").await;
         // The queue of the replier can be called directly, too.
         let direct = client.rpc("policies").replies(Replies::QueuePerCall);
         for rpc in [site().requests(&client), direct] {
@@ -46,6 +54,40 @@ async fn a_reply_without_a_correlation_id_belongs_to_the_call_whose_queue_it_com
             assert_eq!(soon("a reply", call).await.unwrap(), "AGAIN");
             assert_eq!((rpc.in_flight(), rpc.stray_replies()), (0, 0));
         }
+        program.end().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn repliers_of_both_sides_share_a_queue() {
+    everywhere(async |url| {
+        let client = connect(url).await;
+        let site = site();
+        client.apply(&site.topology()).await.unwrap();
+        let name = site.queue_name("ledger", "policies");
+        let program = replier(url, &name).await;
+        let ours = async || "ours";
+        let service = site.serve(&client, "ledger", "policies", [KEY], ours).await.unwrap();
+        // Theirs has a dead-letter exchange.
+        let refused = service.declare().await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Conflict, "{refused}");
+        let requests = site.exchange_name(&ExchangeKind::Topic, AcapiTraffic::Requests);
+        let queue = Queue::new(&name).dead_letter_to(format!("{name}-retry")).bind(requests, KEY);
+        let service = service.queue(queue).retry(Acapi::new().interval(WAIT));
+        service.declare().await.unwrap();
+        let rpc = site.requests(&client).build().await.unwrap();
+        let both_reply = async {
+            let mut replies = BTreeSet::new();
+            while replies.len() < 2 {
+                replies.insert(rpc.call::<String>(KEY, "theirs").await.unwrap());
+            }
+            replies
+        };
+        let mut replies = BTreeSet::new();
+        let calling = async { replies = soon("replies of both", both_reply).await };
+        service.run_until(calling).await.unwrap();
+        assert_eq!(replies, BTreeSet::from(["THEIRS".to_owned(), "ours".to_owned()]));
         program.end().await;
     })
     .await;
