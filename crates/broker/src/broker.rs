@@ -148,7 +148,8 @@ impl Builder {
         self
     }
 
-    /// How much memory messages may take before publishers are stopped. 1 GiB by default.
+    /// How much memory messages may take before publishers are stopped. 1 GiB by default. Exchanges, queues and bindings, with their
+    /// names and arguments, do not count.
     ///
     /// Messages that are still being received count as well. If these alone take more than half of it, and more than the largest
     /// message may have, a connection is closed (506): the one that has sent the most, of the user and address that have.

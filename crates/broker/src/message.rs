@@ -2,6 +2,8 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use leveret_wire::{Body, Properties, RawProperties, ShortStr, Table};
@@ -15,6 +17,13 @@ pub(crate) type Name = Arc<ShortStr<'static>>;
 /// From this size on a body is kept where the read put it; below, it is copied, so that a small message that stays does
 /// not keep the whole read.
 const COPY_BELOW: usize = 4096;
+
+/// From this size on a body is not much smaller than the read that it came in.
+const LARGE: usize = 64 * 1024;
+
+/// How large all bodies of a virtual host between these sizes together may be and still share the memory of reads, which saves a
+/// copy: more than what is on its way to consumers that keep up. In the worst case they keep 256 MiB of reads.
+const MOST_IN_READS: usize = 4 * 1024 * 1024;
 
 /// A message. It clones cheaply: one that reaches ten queues is kept once.
 #[derive(Clone)]
@@ -90,12 +99,49 @@ pub(crate) struct Parts<'a> {
 
 /// Where a message is put together before it gets memory of its own.
 #[derive(Debug, Default)]
-pub(crate) struct Scratch(Vec<u8>);
+pub(crate) struct Scratch {
+    bytes: Vec<u8>,
+    /// The size of all bodies that share the memory of a read and are small beside it.
+    in_reads: Arc<AtomicUsize>,
+}
+
+impl Scratch {
+    /// A body as it may be kept, for however long: it does not keep a read that is much larger, unless few others do.
+    pub(crate) fn release(&self, body: Bytes) -> Bytes {
+        if !(COPY_BELOW..LARGE).contains(&body.len()) || body.is_unique() {
+            return body;
+        }
+        if self.in_reads.fetch_add(body.len(), Relaxed) < MOST_IN_READS {
+            let in_reads = Arc::clone(&self.in_reads);
+            return Bytes::from_owner(BodyInRead { body, in_reads });
+        }
+        self.in_reads.fetch_sub(body.len(), Relaxed);
+        Bytes::copy_from_slice(&body)
+    }
+}
+
+/// A body that shares the memory of a read, and counts for as long as anybody has it.
+struct BodyInRead {
+    body: Bytes,
+    in_reads: Arc<AtomicUsize>,
+}
+
+impl AsRef<[u8]> for BodyInRead {
+    fn as_ref(&self) -> &[u8] {
+        &self.body
+    }
+}
+
+impl Drop for BodyInRead {
+    fn drop(&mut self) {
+        self.in_reads.fetch_sub(self.body.len(), Relaxed);
+    }
+}
 
 impl Message {
     pub(crate) fn new(scratch: &mut Scratch, parts: Parts<'_>) -> Self {
         let Parts { exchange, routing_key, properties, ttl, aside, body } = parts;
-        let bytes = &mut scratch.0;
+        let bytes = &mut scratch.bytes;
         bytes.clear();
         bytes.extend_from_slice(routing_key.as_bytes());
         bytes.extend_from_slice(properties.as_bytes());

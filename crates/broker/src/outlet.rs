@@ -12,8 +12,8 @@ use tokio::sync::Notify;
 /// get stays in its queues, for others to take. Enough to keep a socket busy for some milliseconds.
 const HIGH_WATER_MARK: usize = 1024 * 1024;
 
-/// From here on nothing is read from the connection: a client that asks without reading the answers is not to fill the
-/// memory with them. Deliveries alone do not get there.
+/// From here on the client's frames wait: answers that it does not read must not fill the memory. Deliveries alone do not get
+/// there, unless a single message is as large.
 const STOP_READING: usize = 4 * HIGH_WATER_MARK;
 
 /// The outbound buffer of one connection.
@@ -119,9 +119,17 @@ impl Outlet {
         (std::mem::take(&mut state.writer_waits), room)
     }
 
-    /// How many bytes the writer has not taken yet.
-    pub(crate) fn remaining(&self) -> usize {
-        self.lock().outbound.remaining()
+    /// How many bytes the writer has not taken yet. If there are any, [`Taken::Drained`] will tell when they are written.
+    pub(crate) fn remaining_until_drained(&self) -> usize {
+        let mut state = self.lock();
+        let remaining = state.outbound.remaining();
+        state.was_full |= remaining > 0;
+        remaining
+    }
+
+    /// Whether the client may ask for more.
+    pub(crate) fn has_room(&self) -> bool {
+        self.lock().outbound.remaining() < STOP_READING
     }
 
     /// Encodes a method and wakes the writer.
@@ -150,7 +158,7 @@ impl Outlet {
         loop {
             let mut taken = pin!(self.taken.notified());
             taken.as_mut().enable();
-            if self.lock().outbound.remaining() < STOP_READING {
+            if self.has_room() {
                 return;
             }
             taken.await;

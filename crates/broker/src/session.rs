@@ -24,7 +24,7 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::alarm::Raised;
-use crate::broker::{Enrolled, Frozen, Shared};
+use crate::broker::{Enrolled, Shared};
 use crate::outlet::{Outlet, Taken};
 use crate::refusal::Refusal;
 use crate::vhost::{ConnectionId, Host};
@@ -34,7 +34,7 @@ use channels::Channels;
 /// How long a client may take to shake hands: what says nothing must not hold a connection.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// How long a client may leave answers unread, or messages that it need not ack, before it is cut off.
+/// A client that leaves answers unread for as long is cut off. While memory is short, so is one that leaves messages unread.
 const UNREAD: Duration = Duration::from_secs(60);
 
 /// How often a client that is not read from is asked whether it is still there.
@@ -200,7 +200,7 @@ async fn converse<R, W>(
     let from = (user, peer.map(|peer| peer.ip()));
     let enrolled = shared.enrol(agreed.name.clone(), from);
     let _leave = Leave { host: &agreed.host, connection: agreed.connection, outlet };
-    let mut write = pin!(write(&agreed, shared.frozen(), outlet, writer));
+    let mut write = pin!(write(shared, &agreed, outlet, writer));
     let mut stop = shared.stopping();
     let end = {
         let mut channels = Channels::new(&agreed, Arc::clone(outlet), shared.max_message_size());
@@ -271,17 +271,14 @@ async fn read<R: AsyncRead + Unpin>(
                     Err(end) => return end,
                 }
                 yield_now().await;
-                if let Err(end) = heed_alarm(agreed, channels, &mut alarm).await {
+                if let Err(end) = until_allowed(agreed, channels, &mut alarm).await {
                     return end;
                 }
             }
             enrolled.set_unfinished(channels.unfinished());
         }
-        if let Err(end) = heed_alarm(agreed, channels, &mut alarm).await {
+        if let Err(end) = until_allowed(agreed, channels, &mut alarm).await {
             return end;
-        }
-        if timeout(UNREAD, channels.until_room()).await.is_err() {
-            return End::Gone;
         }
         let read = reader.read_for(channels);
         let read = if agreed.heartbeat.is_zero() {
@@ -299,14 +296,17 @@ async fn read<R: AsyncRead + Unpin>(
     }
 }
 
-/// Waits while the alarm is raised, if the client has published.
-async fn heed_alarm(
+/// Waits until the client may go on: while the alarm is raised, if it has published, and while too many answers are unread.
+async fn until_allowed(
     agreed: &Agreed,
     channels: &mut Channels,
     alarm: &mut watch::Receiver<Raised>,
 ) -> Result<(), End> {
     let is_raised = channels.has_published() && alarm.borrow().reason().is_some();
-    if is_raised { until_unblocked(agreed, channels, alarm).await } else { Ok(()) }
+    if is_raised {
+        until_unblocked(agreed, channels, alarm).await?;
+    }
+    timeout(UNREAD, channels.until_room()).await.map_err(|_| End::Gone)
 }
 
 /// A client that publishes is not read from while the alarm is raised, and is told.
@@ -363,11 +363,12 @@ async fn until_agreed<R: AsyncRead + Unpin>(reader: &mut Reader<R>) {
 
 /// Writes what the broker puts into the outlet, and signs of life when it puts nothing.
 async fn write(
+    shared: &Shared,
     agreed: &Agreed,
-    mut frozen: Frozen,
     outlet: &Outlet,
     writer: &mut (impl AsyncWrite + Unpin),
 ) -> io::Result<()> {
+    let mut frozen = shared.frozen();
     let mut buffer = Outbound::new();
     let interval = agreed.heartbeat / 2;
     loop {
@@ -383,7 +384,7 @@ async fn write(
             }
         };
         frozen.thawed().await;
-        write_while_read(agreed, writer, &mut buffer).await?;
+        write_while_read(shared, agreed, writer, &mut buffer).await?;
         match taken {
             Taken::Some => {}
             Taken::Drained => agreed.host.with(|vhost| vhost.drained(agreed.connection)),
@@ -392,8 +393,10 @@ async fn write(
     }
 }
 
-/// A client that reads nothing may take its time, unless what waits for it counts as memory: nothing else would end the alarm.
+/// A client that reads nothing may take its time, unless memory is short and messages for it count: nothing else would end the
+/// alarm.
 async fn write_while_read(
+    shared: &Shared,
     agreed: &Agreed,
     writer: &mut (impl AsyncWrite + Unpin),
     buffer: &mut Outbound,
@@ -401,7 +404,10 @@ async fn write_while_read(
     while buffer.has_remaining() {
         match timeout(UNREAD, writer.write_buf(buffer)).await {
             Ok(written) => written.map(drop)?,
-            Err(_) if agreed.host.with(|vhost| vhost.has_unread(agreed.connection)) => {
+            Err(_)
+                if agreed.host.with(|vhost| vhost.has_unread(agreed.connection))
+                    && shared.alarm().watch().borrow().is_memory() =>
+            {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             Err(_) => {}

@@ -105,7 +105,7 @@ pub(crate) struct Connection {
     channels: Vec<ChannelId>,
     /// The numbers of channels that were closed from here, until its session is told.
     closed: Vec<u16>,
-    /// The size of messages that need no ack and went out when there was no room in its outlet.
+    /// The size of messages that went out when there was no room in its outlet, until the client has read them.
     unread: usize,
     /// Its outlet has no room: its consumers wait.
     full: bool,
@@ -269,7 +269,7 @@ impl Vhost {
         found.full = false;
         if found.unread > 0 {
             // Some went out since, and are still in the outlet.
-            let left = found.unread.min(found.outlet.remaining());
+            let left = found.unread.min(found.outlet.remaining_until_drained());
             self.memory -= std::mem::replace(&mut found.unread, left) - left;
         }
         for channel in found.channels.clone() {
@@ -279,18 +279,16 @@ impl Vhost {
 
     // ---- what goes out
 
-    /// A message went out that needs no ack, and there is no room for more: it counts until its client has read it.
-    pub(super) fn count_unread(&mut self, channel: ChannelId, size: usize) {
-        let connection = self.channels.get(channel).map(|found| found.connection);
-        let connection = connection.and_then(|id| self.connections.get_mut(id));
-        if let Some(connection) = connection {
+    /// A message went out and there is no room for more: it counts until its client has read it, even if that has acked it before.
+    pub(super) fn count_unread(&mut self, connection: ConnectionId, size: usize) {
+        if let Some(connection) = self.connections.get_mut(connection) {
             connection.full = true;
             connection.unread += size;
             self.memory += size;
         }
     }
 
-    /// Whether messages that need no ack wait for a client to read them, beyond what an outlet has room for.
+    /// Whether messages wait for a client to read them, beyond what an outlet has room for.
     pub(crate) fn has_unread(&self, connection: ConnectionId) -> bool {
         self.connections.get(connection).is_some_and(|found| found.unread > 0)
     }

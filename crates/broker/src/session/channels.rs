@@ -1,6 +1,8 @@
 //! The channels of a connection: frames are sorted here and handed to the virtual host.
 
 use std::sync::Arc;
+// Not tokio's, which may stand still.
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use leveret_wire::method::{Encode, basic, channel, connection};
@@ -17,9 +19,12 @@ use crate::profile::Profile;
 use crate::refusal::Refusal;
 use crate::vhost::{ChannelId, ConnectionId, Incoming, Vhost};
 
-/// After how many messages in queues the frames of a read wait until others were served, and the memory was looked at. More than
-/// a read publishes to one queue each; a message may reach thousands.
-const MOST_ENQUEUED: u64 = 10_000;
+/// How long the frames of a read may keep the virtual host before other connections are served and the alarm is checked. Most
+/// reads take less time; but a few bytes may ask for a lot of work.
+const TIME_SLICE: Duration = Duration::from_millis(5);
+
+/// After how many frames the clock and the outlet are checked: that takes longer than a small frame.
+const CHECK_EVERY: usize = 16;
 
 /// The channels of one connection.
 #[derive(Debug)]
@@ -183,7 +188,8 @@ impl Channels {
         self.outlet.send(0, method);
     }
 
-    /// Does what the frames of a read ask for, until it was much work. Says whether frames may be left.
+    /// Does what the frames of a read ask for, until the time slice is over or the client has to read before it asks for more.
+    /// Says whether frames may be left.
     pub(super) fn frames<'f>(
         &mut self,
         vhost: &mut Vhost,
@@ -194,16 +200,18 @@ impl Channels {
             // The client was told. What it sent before it heard is passed over.
             self.replace(usize::from(number) - 1, Slot::Closing);
         }
-        let most = vhost.enqueued() + MOST_ENQUEUED;
+        let began = Instant::now();
         let mut left = false;
-        for frame in frames {
+        for (number, frame) in (1_usize..).zip(frames) {
             match (frame.kind, frame.channel) {
                 (FrameKind::Heartbeat, _) => {}
                 (FrameKind::Method, 0) => self.connection_method(frame.payload)?,
                 (_, 0) => return Err(content_on_channel_0(&frame, vhost.profile())),
                 _ => self.channel_frame(vhost, frame, batch)?,
             }
-            if vhost.enqueued() >= most {
+            if number.is_multiple_of(CHECK_EVERY)
+                && (began.elapsed() >= TIME_SLICE || !self.outlet.has_room())
+            {
                 left = true;
                 break;
             }

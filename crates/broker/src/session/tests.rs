@@ -1,9 +1,11 @@
 //! Sessions that are run here, so that a panic of theirs is one of the test.
 
+use std::net::SocketAddr;
+
 use bytes::Buf;
 use leveret_wire::method::{channel, connection};
-use leveret_wire::{FrameMax, Outbound, Secret, ShortStr};
-use tokio::io::{AsyncWriteExt, DuplexStream, duplex, split};
+use leveret_wire::{FrameMax, Inbound, Method, Outbound, Secret, ShortStr};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex, split};
 use tokio::task::JoinHandle;
 
 use crate::Broker;
@@ -44,5 +46,44 @@ async fn a_client_that_is_gone_when_it_is_refused_ends_its_session_without_a_pan
         drop(client);
         session.await.unwrap();
         assert_eq!(broker.statistics().connections, 0);
+    }
+}
+
+/// What a client hears from there after it has said that it is `guest`.
+async fn guest_from(broker: &Broker, peer: &str) -> Option<Method<'static>> {
+    let (mut client, ours) = duplex(64 * 1024);
+    let (reader, writer) = split(ours);
+    let peer: SocketAddr = peer.parse().unwrap();
+    let session = tokio::spawn(super::run(broker.shared(), reader, writer, Some(peer)));
+    let mut out = Outbound::new();
+    out.protocol_header();
+    let start_ok = connection::StartOk {
+        mechanism: ShortStr::from_static("PLAIN"),
+        response: Secret::new(&b"\0guest\0guest"[..]),
+        ..Default::default()
+    };
+    out.method(0, &start_ok, FrameMax::MIN).unwrap();
+    client.write_all(&out.copy_to_bytes(out.remaining())).await.unwrap();
+    client.shutdown().await.unwrap();
+    let mut said = Vec::new();
+    client.read_to_end(&mut said).await.unwrap();
+    session.await.unwrap();
+    let mut inbound = Inbound::new(FrameMax::DEFAULT);
+    inbound.extend_from_slice(&said);
+    let batch = inbound.take().unwrap();
+    let mut methods = batch.frames().map(|frame| Method::decode(frame.payload).unwrap());
+    assert!(matches!(methods.next(), Some(Method::ConnectionStart(_))));
+    methods.next().map(Method::into_owned)
+}
+
+#[tokio::test]
+async fn guest_is_let_in_from_this_machine_alone() {
+    let broker = Broker::builder().start().unwrap();
+    for here in ["127.0.0.1:1", "[::1]:1"] {
+        let said = guest_from(&broker, here).await;
+        assert!(matches!(said, Some(Method::ConnectionTune(_))), "{here}: {said:?}");
+    }
+    for elsewhere in ["192.0.2.1:1", "[2001:db8::1]:1"] {
+        assert_eq!(guest_from(&broker, elsewhere).await, None, "{elsewhere}");
     }
 }

@@ -1,6 +1,6 @@
 //! A channel and a consumer, as the virtual host knows them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
@@ -26,8 +26,8 @@ pub(crate) struct Channel {
     /// The delivery tag of the last delivery.
     pub(super) last_tag: u64,
     unsettled: Deliveries,
-    /// What was taken away from its consumers and may still be settled, in the order of the tags.
-    overdue: Vec<Overdue>,
+    /// The tags of what was taken away from its consumers, which kept it for too long, and may still be settled.
+    overdue: BTreeMap<u64, ConsumerId>,
     /// The limit for the next consumer; 0 is none.
     pub(super) prefetch: u16,
     pub(super) prefetch_for_all: PrefetchForAll,
@@ -131,13 +131,6 @@ pub(super) enum Settlement {
     },
 }
 
-/// A delivery that was taken away from its consumer, which kept it for too long.
-#[derive(Debug)]
-pub(super) struct Overdue {
-    pub(super) tag: u64,
-    pub(super) consumer: ConsumerId,
-}
-
 /// Who gets the direct replies of a channel.
 #[derive(Debug)]
 pub(super) struct Replies {
@@ -156,7 +149,7 @@ impl Channel {
             consumers: HashMap::default(),
             last_tag: 0,
             unsettled: Deliveries::default(),
-            overdue: Vec::new(),
+            overdue: BTreeMap::new(),
             prefetch: 0,
             prefetch_for_all: PrefetchForAll::default(),
             lingering: HashMap::default(),
@@ -219,31 +212,30 @@ impl Channel {
         self.unsettled.iter().map(|one| one.due).min().unwrap_or(Moment::NEVER)
     }
 
-    pub(super) fn remember_overdue(&mut self, overdue: Overdue) {
-        let at = self.overdue.partition_point(|one| one.tag < overdue.tag);
-        self.overdue.insert(at, overdue);
+    pub(super) fn remember_overdue(&mut self, tag: u64, consumer: ConsumerId) {
+        self.overdue.insert(tag, consumer);
     }
 
-    /// The same as [`Channel::take_unsettled`] of what was taken away before; and all others that are settled with it, if
-    /// the tag is one of those.
+    /// The same as [`Channel::take_unsettled`] of what was taken away before: whose it was. And all others that are settled with
+    /// it, if the tag is one of those.
     pub(super) fn take_overdue(
         &mut self,
         tag: u64,
         multiple: bool,
-    ) -> (Vec<Overdue>, Option<Vec<Unsettled>>) {
-        if self.overdue.is_empty() {
-            return (Vec::new(), None);
-        }
-        let is_settled = |one: &mut Overdue| match multiple {
-            true => tag == 0 || one.tag <= tag,
-            false => one.tag == tag,
+    ) -> (Vec<ConsumerId>, Option<Vec<Unsettled>>) {
+        let is_overdue = self.overdue.contains_key(&tag);
+        let tags = match (multiple, tag) {
+            (true, 0) => 0..=u64::MAX,
+            (true, tag) => 0..=tag,
+            (false, tag) => tag..=tag,
         };
-        let overdue: Vec<_> = self.overdue.extract_if(.., is_settled).collect();
-        if overdue.last().is_none_or(|last| last.tag != tag) {
-            return (overdue, None);
-        }
-        let others = if multiple { self.unsettled.take_before(tag) } else { Vec::new() };
-        (overdue, Some(others))
+        let overdue = self.overdue.extract_if(tags, |_, _| true).map(|(_, consumer)| consumer);
+        let overdue = overdue.collect();
+        let before = |unsettled: &mut Deliveries| match multiple {
+            true => unsettled.take_before(tag),
+            false => Vec::new(),
+        };
+        (overdue, is_overdue.then(|| before(&mut self.unsettled)))
     }
 
     /// Takes out all that came from such queues after the one with this tag.

@@ -65,7 +65,7 @@ impl Vhost {
         let found = &mut self.queues[queue];
         found.exclusive_consumer = exclusive.then_some(consumer);
         found.had_consumer = true;
-        found.turns.add(Turn { consumer, priority: arguments.priority, prefetch });
+        found.turns.add(Turn { consumer, channel, priority: arguments.priority, prefetch });
         if !consume.nowait {
             self.reply(channel, &basic::ConsumeOk { consumer_tag: tag });
         }
@@ -254,18 +254,19 @@ impl Vhost {
             };
             record.note(&self.name, self.now, message, what);
         }
+        let (connection, size) = (on.connection, message.size());
         if get.no_ack {
             self.tally.delivered_settled += 1;
-            self.memory -= entry.message.size();
-            if room == Room::None {
-                self.count_unread(channel, entry.message.size());
-            }
+            self.memory -= size;
         } else {
             queue.unsettled += 1;
             queue.got += 1;
             let (tag, consumer) = (got.delivery_tag, None);
             on.keep(Unsettled { tag, queue: id, consumer, entry, due });
             self.await_settling(due);
+        }
+        if room == Room::None {
+            self.count_unread(connection, size);
         }
         self.bury();
         self.look_after(id);
@@ -298,21 +299,30 @@ impl Vhost {
 
     /// A consumer may take more than before. Says whether it had to wait for that.
     pub(super) fn resume(&mut self, id: ConsumerId) -> bool {
-        let Some(consumer) = self.consumers.get(id) else { return false };
-        let waits = consumer.suspended && consumer.has_room();
-        if waits {
-            self.resume_in(consumer.queue, consumer.channel);
+        let consumer = self.consumers.get(id).filter(|one| one.suspended);
+        let Some(consumer) = consumer else { return false };
+        // If its channel or connection has no room, it lines up with the others there as soon as there is some.
+        let channel = self.channels.get(consumer.channel);
+        if !channel.is_some_and(|channel| self.can_take(consumer, channel)) {
+            return false;
         }
-        waits
+        let queue = consumer.queue;
+        if let Some(consumer) = self.consumers.get_mut(id) {
+            consumer.suspended = false;
+        }
+        if let Some(found) = self.queues.get_mut(queue) {
+            found.turns.resume(id);
+        }
+        true
     }
 
     /// The consumers that a channel has of a queue line up again, unless they may have no more.
     fn resume_in(&mut self, queue: QueueId, channel: ChannelId) {
         let Some(found) = self.queues.get_mut(queue) else { return };
         let consumers = &mut self.consumers;
-        found.turns.resume(|id| {
+        found.turns.resume_of(channel, |id| {
             let Some(consumer) = consumers.get_mut(id) else { return false };
-            let can = consumer.channel == channel && consumer.has_room();
+            let can = consumer.has_room();
             consumer.suspended &= !can;
             can
         });
@@ -418,6 +428,7 @@ impl Vhost {
         let properties =
             counted.as_ref().map_or(message.encoded_properties(), |raw| raw.as_bytes());
         let properties = EncodedProperties::new(properties);
+        let mut unread = None;
         if !channel.silent {
             let (wake, room) = channel.outlet.deliver(|outbound, max| {
                 outbound.relayed_content(channel.number, &deliver, &properties, message.body(), max)
@@ -425,11 +436,7 @@ impl Vhost {
             if wake {
                 self.wakes.push(Arc::clone(&channel.outlet));
             }
-            if room == Room::None
-                && let Some(connection) = self.connections.get_mut(channel.connection)
-            {
-                connection.full = true;
-            }
+            unread = (room == Room::None).then(|| (channel.connection, message.size()));
         }
         self.tally.delivered += 1;
         if let Some(record) = &self.record {
@@ -466,6 +473,9 @@ impl Vhost {
             let (tag, consumer) = (deliver.delivery_tag, Some(id));
             channel.keep(Unsettled { tag, queue, consumer, entry, due });
             self.await_settling(due);
+        }
+        if let Some((connection, size)) = unread {
+            self.count_unread(connection, size);
         }
     }
 

@@ -3,7 +3,7 @@
 //! A quorum queue that dead-letters at least once keeps a dead message until all queues it is routed to have taken it, each
 //! once. It counts towards the queue's limits and is not seen otherwise.
 
-use std::cell::LazyCell;
+use std::cell::{Cell, LazyCell};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -26,6 +26,9 @@ const DEATHS_AT_ONCE: usize = 128;
 
 /// How many routing keys of a message are copied in that time.
 const KEYS_AT_ONCE: usize = 16;
+
+/// How many bytes of headers are taken apart and written anew in that time.
+const HEADERS_AT_ONCE: usize = 512;
 
 /// How many queues a message is put into in that time.
 const QUEUES_AT_ONCE: usize = 8;
@@ -73,11 +76,12 @@ pub(super) struct Dying {
 }
 
 impl Dying {
-    /// How much work it is to send it on, in terms of messages that die for the first time: its deaths are looked through, and its
-    /// keys are copied.
+    /// How much work it is to send it on, in terms of messages that die for the first time: its headers are written anew, its
+    /// deaths are looked through, and its keys are copied.
     fn work(&self) -> usize {
-        let Some(aside) = self.message.aside() else { return 1 };
-        1 + aside.deaths.len() / DEATHS_AT_ONCE + aside.copies.len() / KEYS_AT_ONCE
+        let work = 1 + self.message.published_properties().len() / HEADERS_AT_ONCE;
+        let Some(aside) = self.message.aside() else { return work };
+        work + aside.deaths.len() / DEATHS_AT_ONCE + aside.copies.len() / KEYS_AT_ONCE
     }
 }
 
@@ -93,6 +97,8 @@ struct Keeper {
 struct Reached {
     took: usize,
     refused: usize,
+    /// The size of its deaths, if a headers exchange wanted to see them.
+    deaths: usize,
 }
 
 impl Vhost {
@@ -141,7 +147,7 @@ impl Vhost {
         while self.burials.left > 0
             && let Some(dying) = self.dying.pop_front()
         {
-            let work = dying.work() + self.send_on(dying) / QUEUES_AT_ONCE;
+            let work = dying.work() + self.send_on(dying);
             self.burials.left = self.burials.left.saturating_sub(work);
         }
         if !self.dying.is_empty() && !std::mem::replace(&mut self.burials.go_on, true) {
@@ -155,10 +161,10 @@ impl Vhost {
         self.bury();
     }
 
-    /// Says how many queues it was for.
+    /// Says how much work it was beyond [`Dying::work`].
     fn send_on(&mut self, mut dying: Dying) -> usize {
         let mut keeper = dying.keeper.take();
-        let Reached { took, refused } = self.dead_letter(&dying, keeper.as_mut());
+        let Reached { took, refused, deaths } = self.dead_letter(&dying, keeper.as_mut());
         let unfinished = took == 0 || (keeper.is_some() && refused > 0);
         if unfinished {
             let (queue, kept) = (dying.queue.to_string(), keeper.is_some());
@@ -184,7 +190,7 @@ impl Vhost {
                 }
             }
         }
-        took + refused
+        (took + refused) / QUEUES_AT_ONCE + deaths / HEADERS_AT_ONCE
     }
 
     /// Keeps a message that did not get everywhere, and tries again later.
@@ -264,9 +270,14 @@ impl Vhost {
             failures: dying.failures,
         };
         let letter = death::dead_letter(self.profile, &end, &death);
-        let headers = LazyCell::new(|| letter.routing_headers());
+        let deaths = Cell::new(0);
+        let headers = LazyCell::new(|| {
+            deaths.set(letter.deaths.size());
+            letter.routing_headers()
+        });
         let mut routes = std::mem::take(&mut self.routes);
         self.route(&mut routes, exchange, letter.routing_keys, &|| Some(&*headers));
+        reached.deaths = deaths.get();
         let Some((key, copies)) = letter.routing_keys.split_first() else {
             self.routes = routes;
             return reached;

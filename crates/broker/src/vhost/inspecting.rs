@@ -31,7 +31,11 @@ impl Vhost {
         channel: ChannelId,
         raw: &RawProperties,
     ) -> Result<Inspected, Refusal> {
-        let mut properties = raw.get();
+        let is_deep = raw.fault().is_some();
+        let mut properties = match is_deep {
+            true => raw.get_of_any_depth().unwrap_or_default(),
+            false => raw.get(),
+        };
         let mut inspected = Inspected::default();
         let mut altered = false;
         // In the order in which RabbitMQ looks.
@@ -64,7 +68,10 @@ impl Vhost {
         }
         if self.profile.is_at_least_4() {
             self.check_user_id(channel, &properties)?;
+            // The headers are respelled by recursion: deep ones stay as they are.
+            let deep_headers = properties.headers.take_if(|_| is_deep);
             altered |= respell(&mut properties, &mut inspected);
+            properties.headers = deep_headers.or(properties.headers);
         }
         inspected.altered = altered.then(|| RawProperties::from(&properties));
         Ok(inspected)

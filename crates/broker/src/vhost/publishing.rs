@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use leveret_wire::method::basic;
-use leveret_wire::{EncodedProperties, Fault, RawProperties, ReplyCode, ShortStr};
+use leveret_wire::{EncodedProperties, RawProperties, ReplyCode, ShortStr};
 
 use super::channel::Mode;
 use super::watching::take_one;
@@ -14,6 +14,7 @@ use crate::arguments::{Overflow, words};
 use crate::death::Reason;
 use crate::events::What;
 use crate::message::{Aside, Message, Name, Parts};
+use crate::outlet::Room;
 use crate::profile::Profile;
 use crate::queue::{Publisher, Queue};
 use crate::refusal::Refusal;
@@ -73,11 +74,11 @@ fn flags(properties: &[u8]) -> u16 {
     }
 }
 
-/// RabbitMQ breaks down over properties that it cannot read. It reads what is nested deeper than we look.
+/// RabbitMQ breaks down over properties that it cannot read. It reads headers of any depth.
 #[inline]
 fn check_properties(properties: &RawProperties) -> Result<(), Refusal> {
     match properties.fault() {
-        Some(error) if *error.fault() != Fault::TooDeep => {
+        Some(error) if properties.get_of_any_depth().is_none() => {
             Err(Refusal::new(ReplyCode::INTERNAL_ERROR, error))
         }
         _ => Ok(()),
@@ -112,7 +113,7 @@ impl Vhost {
             properties: &properties,
             ttl,
             aside,
-            body,
+            body: self.scratch.release(body),
         };
         let message = Message::new(&mut self.scratch, parts);
         self.reply_while_routing(exchange, &message);
@@ -358,11 +359,14 @@ impl Vhost {
             routing_key: message.routing_key(),
         };
         let properties = EncodedProperties::new(message.encoded_properties());
-        let put = found.outlet.put(|outbound, max| {
+        let (wake, room) = found.outlet.deliver(|outbound, max| {
             outbound.relayed_content(found.number, &returned, &properties, message.body(), max)
         });
-        if put {
+        if wake {
             self.wakes.push(Arc::clone(&found.outlet));
+        }
+        if room == Room::None {
+            self.count_unread(found.connection, message.size());
         }
     }
 

@@ -161,7 +161,8 @@ impl Vhost {
                 self.wakes.push(Arc::clone(&channel.outlet));
             }
             if room == Room::None {
-                self.count_unread(id, message.size());
+                let connection = channel.connection;
+                self.count_unread(connection, message.size());
             }
         }
     }

@@ -337,7 +337,14 @@ impl Vhost {
         let Transaction { published, settled } = self.transaction(channel)?;
         let mut all_taken = true;
         for published in published {
-            all_taken &= self.accept(channel, published)?;
+            match self.accept(channel, published) {
+                Ok(taken) => all_taken &= taken,
+                Err(refusal) => {
+                    // The end of the channel puts them back into their queues.
+                    self.take_back(channel, settled);
+                    return Err(refusal);
+                }
+            }
         }
         for (mut deliveries, settlement) in settled {
             deliveries.sort_by_key(|one| one.tag);
@@ -352,11 +359,16 @@ impl Vhost {
 
     pub(super) fn roll_back(&mut self, channel: ChannelId) -> Result<(), Refusal> {
         let Transaction { settled, .. } = self.transaction(channel)?;
+        self.take_back(channel, settled);
+        self.reply(channel, &tx::RollbackOk {});
+        Ok(())
+    }
+
+    /// Deliveries are unsettled again whose settling was not committed.
+    fn take_back(&mut self, channel: ChannelId, settled: Vec<(Vec<Unsettled>, Settlement)>) {
         if let Some(found) = self.channels.get_mut(channel) {
             found.take_back(settled);
         }
-        self.reply(channel, &tx::RollbackOk {});
-        Ok(())
     }
 
     /// What waits for a commit, taken out.

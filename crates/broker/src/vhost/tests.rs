@@ -2,14 +2,20 @@
 //!
 //! Nothing is timed here. Where the work grew with the square of what there is, these tests would take minutes.
 
+use std::pin::pin;
+use std::task::{Context, Waker};
+
 use bytes::Bytes;
 use leveret_wire::method::{basic, exchange, queue, tx};
-use leveret_wire::{Array, Properties, RawProperties};
+use leveret_wire::{Array, Outbound, Properties, RawProperties, Value};
 
 use super::*;
 use crate::users::Permissions;
 
 const MANY: usize = 20_000;
+
+/// Where each of them costs little.
+const VERY_MANY: usize = 100_000;
 
 /// A virtual host with one client, which is not read from.
 struct Stage {
@@ -58,6 +64,17 @@ impl Stage {
         self.declare(name, false, Table::new());
     }
 
+    fn quorum_queue<const N: usize>(&mut self, name: &str, arguments: [(&str, Value<'_>); N]) {
+        let arguments = [("x-queue-type", "quorum".into())].into_iter().chain(arguments);
+        self.ask(queue::Declare {
+            queue: short(name),
+            durable: true,
+            nowait: true,
+            arguments: Table::from_pairs(arguments).unwrap(),
+            ..Default::default()
+        });
+    }
+
     fn exchange(&mut self, name: &str, kind: &'static str) {
         let (exchange, kind) = (short(name), ShortStr::from_static(kind));
         self.ask(exchange::Declare { exchange, kind, nowait: true, ..Default::default() });
@@ -80,16 +97,35 @@ impl Stage {
     }
 
     fn publish(&mut self, exchange: &str, key: &str, headers: Option<Table<'static>>) {
+        self.publish_body(exchange, key, headers, Bytes::from_static(b"body"));
+    }
+
+    fn publish_body(
+        &mut self,
+        exchange: &str,
+        key: &str,
+        headers: Option<Table<'static>>,
+        body: Bytes,
+    ) {
         let incoming = Incoming {
             exchange: short(exchange),
             routing_key: short(key),
             mandatory: false,
             immediate: false,
             properties: RawProperties::from(&Properties { headers, ..Properties::default() }),
-            body: Bytes::from_static(b"body"),
+            body,
         };
         self.vhost.publish(self.channel, incoming).unwrap();
         self.vhost.renew();
+    }
+
+    fn consume(&mut self, queue: &str, arguments: Table<'static>) {
+        self.ask(basic::Consume {
+            queue: short(queue),
+            nowait: true,
+            arguments,
+            ..Default::default()
+        });
     }
 
     fn get(&mut self, queue: &str) {
@@ -98,6 +134,24 @@ impl Stage {
 
     fn ack(&mut self, delivery_tag: u64) {
         self.ask(basic::Ack { delivery_tag, multiple: false });
+    }
+
+    /// The client reads all that there is for it.
+    fn read(&mut self) {
+        let outlet = Arc::clone(&self.vhost.connections[self.connection].outlet);
+        let mut buffer = Outbound::new();
+        let mut taken = pin!(outlet.take(&mut buffer));
+        // Nothing to wait for, unless there is nothing to read.
+        let _ = taken.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        self.vhost.drained(self.connection);
+        self.vhost.renew();
+    }
+
+    /// Often enough for its deliveries to go on.
+    fn read_now_and_then(&mut self, number: usize) {
+        if number.is_multiple_of(5000) {
+            self.read();
+        }
     }
 
     fn ready(&self, queue: &str) -> usize {
@@ -194,6 +248,7 @@ fn many_acks_are_rolled_back() {
     stage.ask(tx::Rollback {});
     stage.ask(basic::Ack { delivery_tag: 0, multiple: true });
     stage.ask(tx::Commit {});
+    stage.read();
     assert_eq!((stage.vhost.memory(), stage.vhost.tally.acked), (0, 2 * MANY as u64));
 }
 
@@ -331,4 +386,162 @@ fn deadlines_of_queues_that_are_gone_are_forgotten() {
     stage.vhost.set_now(Moment::START.after_millis(4_000_000));
     stage.vhost.meet_deadlines();
     assert!(stage.vhost.queue_names.is_empty());
+}
+
+#[test]
+fn many_consumers_share_a_queue_and_leave_it() {
+    let mut stage = Stage::new(Profile::RabbitMq4_3);
+    stage.queue("q");
+    stage.ask(basic::Qos { prefetch_count: 1, ..Default::default() });
+    (0..VERY_MANY).for_each(|_| stage.consume("q", Table::new()));
+    for number in 0..2 * VERY_MANY {
+        stage.publish("", "q", None);
+        stage.read_now_and_then(number);
+    }
+    assert_eq!((stage.vhost.tally.delivered, stage.ready("q")), (VERY_MANY as u64, VERY_MANY));
+    // Those ack first that were found last to have no room.
+    for tag in (1..=VERY_MANY).rev() {
+        stage.ack(tag as u64);
+        stage.read_now_and_then(tag);
+    }
+    assert_eq!((stage.vhost.tally.delivered, stage.ready("q")), (2 * VERY_MANY as u64, 0));
+    stage.vhost.close_channel(stage.channel);
+    assert!(stage.vhost.consumers.is_empty());
+    assert_eq!(stage.ready("q"), VERY_MANY);
+}
+
+#[test]
+fn one_of_many_consumers_is_active_and_acks() {
+    let mut stage = Stage::new(Profile::RabbitMq4_3);
+    stage.quorum_queue("q", [("x-single-active-consumer", true.into())]);
+    (0..VERY_MANY).for_each(|_| stage.consume("q", Table::new()));
+    for tag in 1..=VERY_MANY {
+        stage.publish("", "q", None);
+        stage.ack(tag as u64);
+        stage.read_now_and_then(tag);
+    }
+    assert_eq!(stage.vhost.tally.acked, VERY_MANY as u64);
+    stage.vhost.close_channel(stage.channel);
+    assert!(stage.vhost.consumers.is_empty());
+}
+
+#[test]
+fn many_deliveries_are_taken_away_and_acked_late() {
+    let mut stage = Stage::new(Profile::RabbitMq4_3);
+    stage.quorum_queue("q", []);
+    stage.ask(basic::Qos { prefetch_count: 1, ..Default::default() });
+    // They take turns, and every other delivery is due after the others.
+    for number in 0..VERY_MANY {
+        let timeout = if number % 2 == 0 { 120_000 } else { 60_000 };
+        let timeout = Table::from_pairs([("x-consumer-timeout", timeout.into())]).unwrap();
+        stage.consume("q", timeout);
+    }
+    for number in 0..VERY_MANY {
+        stage.publish("", "q", None);
+        stage.read_now_and_then(number);
+    }
+    assert_eq!(stage.vhost.tally.delivered, VERY_MANY as u64);
+    for seconds in [61, 121] {
+        stage.vhost.set_now(Moment::START.after_millis(seconds * 1000));
+        stage.vhost.meet_deadlines();
+        stage.read();
+    }
+    assert_eq!(stage.ready("q"), VERY_MANY);
+    for tag in (1..=VERY_MANY).rev() {
+        stage.ack(tag as u64);
+        stage.read_now_and_then(tag);
+    }
+    // Those who have acked get messages again.
+    assert_eq!((stage.vhost.tally.acked, stage.ready("q")), (0, 0));
+}
+
+#[test]
+fn messages_with_large_headers_die_a_few_at_a_time() {
+    const MESSAGES: usize = 64;
+    for profile in [Profile::RabbitMq3_10, Profile::RabbitMq4_3] {
+        let mut stage = Stage::new(profile);
+        let to = Table::from_pairs([("x-dead-letter-exchange", "x".into())]).unwrap();
+        stage.declare("q", false, to);
+        stage.exchange("x", "fanout");
+        stage.queue("dead");
+        stage.bind("dead", "x", "", Table::new());
+        let headers: Vec<_> = (0..5000).map(|number| (format!("h{number}"), number)).collect();
+        let headers = headers.iter().map(|(name, number)| (name.as_str(), (*number).into()));
+        let headers = Table::from_pairs(headers).unwrap();
+        for _ in 0..MESSAGES {
+            stage.publish("", "q", Some(headers.clone()));
+            stage.get("q");
+        }
+        let tag = MESSAGES as u64;
+        let nack = basic::Nack { delivery_tag: tag, multiple: true, requeue: false };
+        stage.vhost.method(stage.channel, &nack.into()).unwrap();
+        let mut dead = stage.ready("dead");
+        assert!((1..10).contains(&dead), "{profile:?}: {dead} at once");
+        while dead < MESSAGES {
+            stage.vhost.renew();
+            stage.vhost.go_on_burying();
+            let before = std::mem::replace(&mut dead, stage.ready("dead"));
+            assert!((1..10).contains(&(dead - before)), "{profile:?}: {dead} after {before}");
+        }
+    }
+}
+
+/// A headers exchange reads of each death.
+#[test]
+fn messages_with_many_deaths_are_routed_by_their_headers_a_few_at_a_time() {
+    const STATIONS: usize = 100;
+    const MESSAGES: usize = 100;
+    let mut stage = Stage::new(Profile::RabbitMq3_10);
+    for number in 0..STATIONS {
+        let next = match number + 1 {
+            STATIONS => {
+                [("x-dead-letter-exchange", "x".into()), ("x-message-ttl", 1.into())].to_vec()
+            }
+            next => {
+                let key = format!("q{next}");
+                vec![
+                    ("x-dead-letter-exchange", "".into()),
+                    ("x-dead-letter-routing-key", key.into()),
+                    ("x-message-ttl", 0.into()),
+                ]
+            }
+        };
+        stage.declare(&format!("q{number}"), false, Table::from_pairs(next).unwrap());
+    }
+    stage.exchange("x", "headers");
+    stage.queue("dead");
+    stage.bind("dead", "x", "", Table::new());
+    let last = format!("q{}", STATIONS - 1);
+    for _ in 0..MESSAGES {
+        stage.publish("", "q0", None);
+        while !stage.vhost.dying.is_empty() {
+            stage.vhost.renew();
+            stage.vhost.go_on_burying();
+        }
+    }
+    assert_eq!(stage.ready(&last), MESSAGES);
+    stage.vhost.set_now(stage.vhost.now.after_millis(1000));
+    stage.vhost.meet_deadlines();
+    let dead = stage.ready("dead");
+    assert!((1..MESSAGES / 2).contains(&dead), "{dead} at once");
+}
+
+/// As long as they are few, they share the reads that they came in: that saves a copy.
+#[test]
+fn bodies_do_not_keep_much_of_the_reads_they_came_in() {
+    const READS: usize = 3000;
+    let mut stage = Stage::new(Profile::RabbitMq4_3);
+    stage.queue("q");
+    for _ in 0..2 {
+        let reads: Vec<_> = (0..READS).map(|_| Bytes::from(vec![7; 8 * 1024])).collect();
+        reads.iter().for_each(|read| stage.publish_body("", "q", None, read.slice(..4096)));
+        let kept = || reads.iter().filter(|read| !read.is_unique()).count();
+        assert!((1..=1024).contains(&kept()), "{} are kept", kept());
+        // Where they are makes no difference.
+        (0..READS).for_each(|_| stage.get("q"));
+        assert!((1..=1024).contains(&kept()), "{} are kept", kept());
+        stage.ask(basic::Ack { delivery_tag: 0, multiple: true });
+        stage.read();
+        assert_eq!((kept(), stage.vhost.memory()), (0, 0));
+    }
 }

@@ -12,15 +12,17 @@
 
 use std::time::Duration;
 
+use foldhash::{HashSet, HashSetExt};
 use leveret_wire::ReplyCode;
 use leveret_wire::method::{basic, channel};
 
-use super::channel::{Overdue, Settlement, Unsettled};
+use super::channel::{Settlement, Unsettled};
 use super::deadlines::Deadline;
 use super::settling::Return;
 use super::{ChannelId, ConnectionId, ConsumerId, Vhost};
 use crate::arguments::QueueArguments;
 use crate::profile::Profile;
+use crate::queue::Queue;
 use crate::refusal::Refusal;
 use crate::time::Moment;
 
@@ -47,26 +49,31 @@ impl Vhost {
         }
     }
 
-    /// Why a connection is to end that has not been read from for so long, because memory is short: it has deliveries that it could
-    /// not ack, or a transaction that it could not commit. Only that makes room.
+    /// Why a connection is to end that has not been read from for so long, because memory is short: it has what it alone could
+    /// give back, if it were read from. Only that makes room.
     pub(crate) fn kept_while_blocked(
         &self,
         connection: ConnectionId,
         blocked: Duration,
     ) -> Option<Refusal> {
         let timeout = self.consumer_timeout;
-        let channels = &self.connections.get(connection)?.channels;
-        let holds_messages = |id| self.channels.get(id).is_some_and(|one| one.holds_messages());
-        if blocked.as_millis() < u128::from(timeout)
-            || !channels.iter().copied().any(holds_messages)
-        {
+        if blocked.as_millis() < u128::from(timeout) || !self.holds_messages(connection) {
             return None;
         }
         let text = format!(
-            "low on memory: this connection is blocked and has deliveries or a transaction that were not settled in \
-             {timeout} ms. Publish and consume on different connections, and commit smaller transactions"
+            "low on memory: this connection is blocked and has had deliveries, a transaction or messages in an exclusive \
+             queue for {timeout} ms. Publish and consume on different connections, and commit smaller transactions"
         );
         Some(Refusal::new(ReplyCode::RESOURCE_ERROR, text))
+    }
+
+    /// Whether it has deliveries that it could ack, a transaction that it could commit, or messages in a queue that is closed to
+    /// others.
+    fn holds_messages(&self, connection: ConnectionId) -> bool {
+        let Some(found) = self.connections.get(connection) else { return false };
+        let holds = |id| self.channels.get(id).is_some_and(|one| one.holds_messages());
+        let holds_queue = |one: &Queue| one.owner == Some(connection) && !one.ready.is_empty();
+        found.channels.iter().copied().any(holds) || self.queues.values().any(holds_queue)
     }
 
     /// Sees to it that what is due then is looked at in time. As a rule it is later than what was delivered before.
@@ -100,16 +107,16 @@ impl Vhost {
         let overdue = channel.take_due(self.now);
         let connection = self.connections.get(channel.connection);
         let mut can_be_told = connection.is_some_and(|one| one.hears_of_cancels);
-        let mut consumers: Vec<ConsumerId> = Vec::new();
+        let (mut consumers, mut seen) = (Vec::new(), HashSet::new());
         for Unsettled { tag, consumer, .. } in &overdue {
             let found = consumer.and_then(|id| Some((id, self.consumers.get_mut(id)?)));
             let Some((consumer, found)) = found.filter(|(_, one)| !one.cancelled) else {
                 can_be_told = false;
                 continue;
             };
-            channel.remember_overdue(Overdue { tag: *tag, consumer });
+            channel.remember_overdue(*tag, consumer);
             found.overdue += 1;
-            if !consumers.contains(&consumer) {
+            if seen.insert(consumer) {
                 consumers.push(consumer);
             }
         }
@@ -154,11 +161,11 @@ impl Vhost {
     }
 
     /// A client settles what was taken away from it. Once all of it is acked, its consumer gets messages again.
-    pub(super) fn settle_late(&mut self, late: Vec<Overdue>, settlement: Settlement) {
+    pub(super) fn settle_late(&mut self, late: Vec<ConsumerId>, settlement: Settlement) {
         if settlement != Settlement::Ack {
             return;
         }
-        for Overdue { consumer, .. } in late {
+        for consumer in late {
             let Some(found) = self.consumers.get_mut(consumer) else { continue };
             found.overdue -= 1;
             if found.overdue == 0 {

@@ -49,12 +49,6 @@ impl Vhost {
         sum.tally += self.tally;
     }
 
-    /// How many messages were put into queues so far, once for each queue.
-    #[inline]
-    pub(crate) fn enqueued(&self) -> u64 {
-        self.tally.enqueued
-    }
-
     /// How much memory its messages take, about.
     pub(crate) fn memory(&self) -> usize {
         self.memory

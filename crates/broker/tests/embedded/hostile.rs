@@ -304,3 +304,36 @@ async fn what_waits_for_a_commit_counts_as_memory() {
     channel.close().await.unwrap();
     assert_eq!(broker.statistics().memory, 0);
 }
+
+/// It has filled a queue of its own, which nobody else can empty, and is not read from any more.
+#[tokio::test(start_paused = true)]
+async fn a_blocked_client_keeps_an_exclusive_queue_no_longer_than_a_consumer_may_keep_a_delivery() {
+    let timeout = Duration::from_secs(3600);
+    let builder = Broker::builder().memory_limit(100_000).consumer_timeout(timeout);
+    for exclusive in [false, true] {
+        let broker = builder.clone().start().unwrap();
+        let mut peer = peer(&broker).await;
+        peer.send(1, &channel::Open {}).await;
+        peer.expect::<channel::OpenOk>(1).await;
+        let queue = "own".try_into().unwrap();
+        peer.send(1, &queue::Declare { queue, exclusive, ..Default::default() }).await;
+        peer.expect::<queue::DeclareOk<'_>>(1).await;
+        let publish =
+            basic::Publish { routing_key: "own".try_into().unwrap(), ..Default::default() };
+        peer.send_content(1, &publish, &Properties::default(), vec![7; 120_000]).await;
+        peer.expect::<connection::Blocked<'_>>(0).await;
+        // Nothing of this is read.
+        peer.send(1, &queue::Purge { queue: "own".try_into().unwrap(), nowait: true }).await;
+        tokio::time::sleep(timeout - Duration::from_secs(5)).await;
+        assert_eq!(broker.statistics().connections, 1);
+        if exclusive {
+            assert_eq!(closed_with(&mut peer).await, ReplyCode::RESOURCE_ERROR);
+            assert_eq!((broker.statistics().queues, broker.statistics().memory), (0, 0));
+            assert_serves(&broker).await;
+        } else {
+            // Others can make room.
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            assert_eq!(broker.statistics().connections, 1);
+        }
+    }
+}

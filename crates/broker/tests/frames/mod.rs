@@ -1,7 +1,10 @@
 //! What brokers do with frames that no library sends, byte for byte: each scenario takes a broker and an empty virtual host.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use leveret_broker::Profile;
+use leveret_testkit::eventually;
 use leveret_testkit::peer::{Peer, Received};
 use leveret_wire::method::{basic, channel, confirm, connection, exchange, queue, tx};
 use leveret_wire::{
@@ -14,6 +17,7 @@ macro_rules! frame_tests {
         frame_tests! { $run:
             malformed_properties_cost_the_connection,
             odd_properties_that_can_be_read_are_taken,
+            deep_headers_hide_no_other_property,
             an_exchange_that_is_missing_is_told_before_malformed_properties,
             a_header_that_is_larger_than_a_frame_is_delivered,
             a_handshake_takes_frames_up_to_a_limit,
@@ -37,6 +41,9 @@ pub(crate) struct Place {
     pub(crate) profile: Profile,
 }
 
+const SOON: Duration = Duration::from_secs(60);
+
+const ACKED: ShortStr<'static> = ShortStr::from_static("acked");
 const OTHER: ShortStr<'static> = ShortStr::from_static("other");
 const Q: ShortStr<'static> = ShortStr::from_static("q");
 
@@ -131,6 +138,18 @@ pub(crate) async fn malformed_properties_cost_the_connection(place: &Place) {
         ("an array cut short", headers(b"\x01kA\0\0\0\x09I")),
         ("an unknown type in an array", headers(b"\x01kA\0\0\0\x01?")),
         ("not a number", headers(b"\x01kd\x7f\xf8\0\0\0\0\0\0")),
+        ("an unknown type in the innermost array", headers(&nested(b"A", DEEP, b"?"))),
+        ("an unknown type in the innermost table", headers(&nested(b"\x01nF", DEEP, b"\x01k?"))),
+        (
+            "an unknown type behind a deep array",
+            headers(&[&deep_array(), b"\x01k?".as_slice()].concat()),
+        ),
+        (
+            "a value cut short behind a deep array",
+            headers(&[&deep_array(), b"\x01kI\0".as_slice()].concat()),
+        ),
+        ("something behind deep headers", with_deep_headers(0, b"garbage")),
+        ("a flag without its field behind deep headers", with_deep_headers(MESSAGE_ID, b"")),
     ];
     for (what, properties) in cases {
         let mut peer = place.publisher().await;
@@ -151,17 +170,37 @@ pub(crate) async fn malformed_properties_cost_the_connection(place: &Place) {
     assert_eq!(closed_with(&mut peer).await, Some(ReplyCode::INTERNAL_ERROR));
 }
 
-/// Values inside each other, each in what opens the next.
-fn nested(opening: &[u8], depth: usize) -> RawProperties {
+/// More levels than the broker looks into.
+const DEEP: usize = 65;
+
+/// Values inside each other, each in what opens the next, and these bytes in the innermost.
+fn nested(opening: &[u8], depth: usize, innermost: &[u8]) -> Vec<u8> {
     let width = opening.len() + 4;
     let level = |inside: usize| {
-        let length = u32::try_from(inside * width).unwrap();
+        let length = u32::try_from(inside * width + innermost.len()).unwrap();
         [opening, &length.to_be_bytes()].concat()
     };
     let levels = (0..depth).rev().flat_map(level).collect::<Vec<_>>();
     // Only the outermost value of an array has a name.
     let name: &[u8] = if opening.len() == 1 { b"\x01n" } else { b"" };
-    headers(&[name, &levels].concat())
+    [name, &levels, innermost].concat()
+}
+
+fn deep_array() -> Vec<u8> {
+    nested(b"A", DEEP, b"")
+}
+
+const EXPIRATION: u16 = 1 << 8;
+const MESSAGE_ID: u16 = 1 << 7;
+const USER_ID: u16 = 1 << 4;
+
+/// Properties with a deep header, another flag, and these bytes behind the headers.
+fn with_deep_headers(flag: u16, behind: &[u8]) -> RawProperties {
+    let mut bytes = headers(&deep_array()).as_bytes().to_vec();
+    let flags = u16::from_be_bytes([bytes[0], bytes[1]]) | flag;
+    bytes[..2].copy_from_slice(&flags.to_be_bytes());
+    bytes.extend_from_slice(behind);
+    RawProperties::new(bytes.into())
 }
 
 pub(crate) async fn odd_properties_that_can_be_read_are_taken(place: &Place) {
@@ -171,8 +210,8 @@ pub(crate) async fn odd_properties_that_can_be_read_are_taken(place: &Place) {
         ("a text that is none", raw(b"\x80\0\x01\xff"), same),
         ("a name that is no text", headers(b"\x01\xffV"), same),
         ("no name", headers(b"\0V"), same),
-        ("arrays in arrays", nested(b"A", 20_000), same),
-        ("tables in tables", nested(b"\x01nF", 15_000), same),
+        ("arrays in arrays", headers(&nested(b"A", 20_000, b"")), same),
+        ("tables in tables", headers(&nested(b"\x01nF", 15_000, b"")), same),
         ("another true", headers(b"\x01kt\x02"), Some(b"\x20\0\0\0\0\x04\x01kt\x01")),
     ];
     for (what, properties, in_4_3) in cases {
@@ -184,6 +223,35 @@ pub(crate) async fn odd_properties_that_can_be_read_are_taken(place: &Place) {
         let changed = in_4_3.filter(|_| !place.is_3_10());
         let expected = changed.unwrap_or(properties.as_bytes());
         assert!(got.properties.as_bytes() == expected, "{what}: {:?}", got.properties);
+    }
+}
+
+pub(crate) async fn deep_headers_hide_no_other_property(place: &Place) {
+    for refused in
+        [with_deep_headers(USER_ID, b"\x05admin"), with_deep_headers(EXPIRATION, b"\x04soon")]
+    {
+        let mut peer = place.publisher().await;
+        peer.send_content(1, &publish(), &refused, "x").await;
+        let close = peer.expect::<channel::Close<'_>>(1).await;
+        assert_eq!(close.reply_code, ReplyCode::PRECONDITION_FAILED, "{}", close.reply_text);
+        assert_eq!(place.count(Q).await, 0);
+    }
+    let mut peer = place.publisher().await;
+    peer.send_content(1, &publish(), &with_deep_headers(EXPIRATION, b"\x010"), "x").await;
+    peer.expect::<basic::Ack>(1).await;
+    peer.send(1, &basic::Get { queue: Q, no_ack: true }).await;
+    peer.expect::<basic::GetEmpty>(1).await;
+
+    let mut peer = place.publisher().await;
+    declare(&mut peer, 1, OTHER, "classic").await;
+    let blind =
+        headers(&[&deep_array(), b"\x03BCCA\0\0\0\x0aS\0\0\0\x05other".as_slice()].concat());
+    peer.send_content(1, &publish(), &blind, "x").await;
+    peer.expect::<basic::Ack>(1).await;
+    for queue in [Q, OTHER] {
+        peer.send(1, &basic::Get { queue, no_ack: true }).await;
+        let got = peer.expect_content::<basic::GetOk<'_>>(1).await;
+        assert!(got.properties.as_bytes() == headers(&deep_array()).as_bytes());
     }
 }
 
@@ -215,12 +283,7 @@ pub(crate) async fn a_header_that_is_larger_than_a_frame_is_delivered(place: &Pl
     for _ in 0..3 {
         peer.send_content(1, &publish(), &properties, "body").await;
     }
-    leveret_testkit::eventually(
-        std::time::Duration::from_secs(60),
-        "three dead letters",
-        async || place.count(DEAD).await == 3,
-    )
-    .await;
+    eventually(SOON, "three dead letters", async || place.count(DEAD).await == 3).await;
 
     peer.accept_frames_of_any_size();
     peer.send(1, &basic::Get { queue: DEAD, no_ack: true }).await;
@@ -332,29 +395,42 @@ async fn in_transaction(place: &Place, kind: &str) -> Peer {
 
 async fn delete_all(place: &Place) {
     let mut peer = place.client().await;
-    for queue in [Q, OTHER] {
+    for queue in [Q, OTHER, ACKED] {
         peer.send(1, &queue::Delete { queue, ..Default::default() }).await;
         peer.expect::<queue::DeleteOk>(1).await;
     }
 }
 
-/// 3.10 passes over the queue. 4.3 breaks off: what comes before is committed, and the rest is lost with the connection.
+/// 3.10 passes over the queue. 4.3 breaks off: what comes before is committed, and the rest is lost with the connection. So are
+/// acks: their messages go back to their queues.
 pub(crate) async fn a_commit_to_a_queue_that_is_gone(place: &Place) {
     for kind in ["classic", "quorum"] {
         let mut peer = in_transaction(place, kind).await;
+        declare(&mut peer, 2, ACKED, kind).await;
+        let publish = basic::Publish { routing_key: ACKED, ..Default::default() };
+        peer.send_content(2, &publish, &Properties::default(), "to be acked").await;
+        eventually(SOON, "the message", async || place.count(ACKED).await == 1).await;
+        peer.send(1, &basic::Get { queue: ACKED, no_ack: false }).await;
+        let got = peer.expect_content::<basic::GetOk<'_>>(1).await;
+        let delivery_tag = got.method.delivery_tag;
+        peer.send(1, &basic::Ack { delivery_tag, multiple: false }).await;
         peer.send(1, &tx::Commit {}).await;
-        let committed = if place.is_3_10() {
+        let (committed, acked) = if place.is_3_10() {
             peer.expect::<tx::CommitOk>(1).await;
-            3
+            (3, true)
         } else {
             let close = peer.expect::<connection::Close<'_>>(0).await;
             assert_eq!(close.reply_code, ReplyCode::RESOURCE_ERROR);
             assert_eq!((close.class_id, close.method_id), (90, 20));
             let text = "RESOURCE_ERROR - failed to deliver message: {not_found,";
             assert!(close.reply_text.to_string().starts_with(text), "{}", close.reply_text);
-            1
+            (1, false)
         };
         assert_eq!(place.count(OTHER).await, committed, "{kind}");
+        eventually(SOON, "the message to be acked or back", async || {
+            place.count(ACKED).await == u32::from(!acked)
+        })
+        .await;
         delete_all(place).await;
     }
 }
