@@ -23,6 +23,7 @@ use clap::Args;
 use leveret::amqp::Options;
 use leveret::{Client, ConnectLimits, Retry};
 use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use crate::failure::Failure;
@@ -156,10 +157,12 @@ impl Arguments {
     }
 }
 
-/// A reload that is under way, in two steps.
+/// A reload that is under way, in steps.
 type Reloading = Pin<Box<dyn Future<Output = Result<Step, Failure>> + Send>>;
 
 enum Step {
+    /// The new file has no mistake.
+    Read(File),
     /// The new file can be run.
     Prepared(Reloaded),
     /// What is new of it gets messages.
@@ -217,6 +220,13 @@ async fn serve(
             step = step(&mut reloading) => {
                 reloading = None;
                 match step {
+                    Ok(Step::Read(new)) => {
+                        let definitions = Definition::all(&new, &arguments.pools);
+                        let new_ones = tasks.new_among(definitions.clone());
+                        let preparing =
+                            reload::prepare(context.clone(), new, definitions, new_ones);
+                        reloading = Some(Box::pin(async { preparing.await.map(Step::Prepared) }));
+                    }
                     Ok(Step::Prepared(Reloaded { file, definitions, new })) => {
                         let (client, ready) = (client.clone(), tasks.start_beside(new));
                         reloading = Some(Box::pin(async move {
@@ -244,17 +254,17 @@ async fn serve(
                     }
                 }
             }
-            () = reloads.next(), if reloading.is_none() => match File::read(&arguments.file) {
-                Ok(new) => {
-                    let definitions = Definition::all(&new, &arguments.pools);
-                    let new_ones = tasks.new_among(definitions.clone());
-                    let preparing = reload::prepare(context.clone(), new, definitions, new_ones);
-                    reloading = Some(Box::pin(async { preparing.await.map(Step::Prepared) }));
-                }
-                Err(failure) => goes_on(&failure),
-            },
+            () = reloads.next(), if reloading.is_none() => {
+                reloading = Some(Box::pin(read_again(arguments.file.clone())));
+            }
         }
     }
+}
+
+/// Reads the file on a thread of its own: a pipe or a file system that is away may never answer.
+async fn read_again(path: PathBuf) -> Result<Step, Failure> {
+    let read = spawn_blocking(move || File::read(&path)).await;
+    read.map_err(Failure::new)?.map(Step::Read)
 }
 
 /// What runs from the beginning.

@@ -6,17 +6,23 @@
 //!
 //! The kernel closes the pipe however the service ends. The pipe is close-on-exec, so no command keeps it open.
 //! A service that is killed between the start of a command and its `+` leaves that one behind: some microseconds.
+//! A supervisor task replaces a reaper that ends before the service does. If both are killed at once, the commands survive.
 
 use std::collections::HashSet;
+use std::fs::File;
 use std::io::{self, Write as _};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use rustix::io::ioctl_fionbio;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep_until};
 
 use crate::failure::Failure;
 use crate::output::note;
@@ -24,27 +30,27 @@ use crate::output::note;
 /// The subcommand of this program that is the other end of the pipe.
 pub(crate) const SUBCOMMAND: &str = "__reap";
 
+/// From one start of a reaper to the next, so that one which always ends at once does not use up a core.
+const RESTART_PAUSE: Duration = Duration::from_secs(1);
+
 /// The process that outlives this one to kill what is left of its commands.
 #[derive(Clone, Debug)]
 pub(super) struct Reaper(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 struct State {
-    /// It ends by itself, after this process.
-    process: Child,
+    pipe: Pipe,
     /// All that run: a process that replaces another one has to know them.
     groups: HashSet<Pid>,
-    is_lost: bool,
 }
 
 impl Reaper {
     pub(super) async fn start() -> Result<Reaper, Failure> {
-        let process = spawn().map_err(|error| {
-            let text = "cannot start the process that ends commands if this one is killed";
-            Failure::new(format_args!("{text}: {error}"))
-        })?;
-        let state = State { process, groups: HashSet::new(), is_lost: false };
-        Ok(Reaper(Arc::new(Mutex::new(state))))
+        let (process, pipe, failed) =
+            spawn().map_err(|error| Failure::new(cannot_start(&error)))?;
+        let state = Arc::new(Mutex::new(State { pipe, groups: HashSet::new() }));
+        tokio::spawn(supervise(Arc::downgrade(&state), process, failed));
+        Ok(Reaper(state))
     }
 
     /// Has the process group of a command killed if this process dies before the registration is dropped.
@@ -57,40 +63,29 @@ impl Reaper {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl State {
     fn add(&mut self, group: Pid) {
         self.groups.insert(group);
-        self.send(&line('+', group));
+        self.pipe.send(&line('+', group));
     }
 
     fn remove(&mut self, group: Pid) {
         self.groups.remove(&group);
-        self.send(&line('-', group));
+        self.pipe.send(&line('-', group));
     }
 
-    /// Replaces the process if it does not take this: it has died, or hangs with a full pipe. With a line less it could kill a
-    /// group that is another one by then.
-    fn send(&mut self, lines: &str) {
-        let Err(error) = write(&self.process, lines).or_else(|_| self.replace()) else {
-            self.is_lost = false;
-            return;
-        };
-        if !self.is_lost {
-            note(&format!("the process that ends commands if this one is killed: {error}"));
-        }
-        self.is_lost = true;
-    }
-
-    fn replace(&mut self) -> io::Result<()> {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-        self.process = spawn()?;
+    fn move_to(&mut self, pipe: Pipe) {
+        self.pipe = pipe;
         let lines: String = self.groups.iter().map(|group| line('+', *group)).collect();
-        write(&self.process, &lines)
+        self.pipe.send(&lines);
     }
 }
 
@@ -98,22 +93,80 @@ fn line(sign: char, group: Pid) -> String {
     format!("{sign}{}\n", group.as_raw_nonzero())
 }
 
-/// Never waits. So short a thing as one line is written as a whole, or not at all.
-fn write(process: &Child, lines: &str) -> io::Result<()> {
-    let mut pipe = process.stdin.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
-    pipe.write_all(lines.as_bytes())
+/// The way to one process.
+#[derive(Debug)]
+struct Pipe {
+    /// Never waits. So short a thing as one line is written as a whole, or not at all.
+    file: File,
+    /// Dropped once a line could not be written.
+    failed: Option<oneshot::Sender<()>>,
 }
 
-fn spawn() -> io::Result<Child> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.arg(SUBCOMMAND).env_clear().current_dir("/");
+/// Resolves once a line could not be written.
+type Failed = oneshot::Receiver<()>;
+
+impl Pipe {
+    /// The process has to be replaced if it does not take this: with a line less it could kill a group that is another one by
+    /// then.
+    fn send(&mut self, lines: &str) {
+        if self.file.write_all(lines.as_bytes()).is_err() {
+            self.failed = None;
+        }
+    }
+}
+
+/// Replaces the process when it ends, or hangs with a full pipe. Ends with the last owner of the state.
+async fn supervise(state: Weak<Mutex<State>>, mut process: Child, mut failed: Failed) {
+    let mut started = Instant::now();
+    loop {
+        tokio::select! {
+            _ = process.wait() => {}
+            _ = &mut failed => {}
+        }
+        // Before its pipe is closed, so that it kills no group.
+        let _ = process.kill().await;
+        let mut is_noted = false;
+        (process, failed) = loop {
+            sleep_until(started + RESTART_PAUSE).await;
+            started = Instant::now();
+            let Some(state) = state.upgrade() else { return };
+            match spawn() {
+                Ok((process, pipe, failed)) => {
+                    lock(&state).move_to(pipe);
+                    break (process, failed);
+                }
+                Err(error) if !is_noted => {
+                    note(&cannot_start(&error));
+                    is_noted = true;
+                }
+                Err(_) => {}
+            }
+        };
+    }
+}
+
+fn cannot_start(error: &io::Error) -> String {
+    format!("cannot start the process that ends commands if this one is killed: {error}")
+}
+
+fn spawn() -> io::Result<(Child, Pipe, Failed)> {
+    let mut command = Command::new(own_program()?);
+    command.arg0("leveret").arg(SUBCOMMAND).env_clear().current_dir("/");
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
     // What is sent to the group of the service, as by Ctrl-C, is not for this one.
-    let process = command.process_group(0).spawn()?;
-    if let Some(pipe) = &process.stdin {
-        ioctl_fionbio(pipe, true)?;
+    let mut process = command.process_group(0).spawn()?;
+    let file: File = process.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?.into_owned_fd()?.into();
+    ioctl_fionbio(&file, true)?;
+    let (sender, failed) = oneshot::channel();
+    Ok((process, Pipe { file, failed: Some(sender) }, failed))
+}
+
+/// On Linux not by its path, which leads to another file, or to none, once the program was upgraded in place.
+fn own_program() -> io::Result<PathBuf> {
+    match cfg!(target_os = "linux") {
+        true => Ok(PathBuf::from("/proc/self/exe")),
+        false => std::env::current_exe(),
     }
-    Ok(process)
 }
 
 /// A process group that is known to the reaper.

@@ -45,8 +45,8 @@ pub(super) enum Definition {
     Consumer(Consumer),
     /// With its queue, if the file declares it.
     Service(Service, Option<Queue>),
-    /// Sends back what consumers with this design of retries have rejected.
-    Redelivery(Orb),
+    /// Sends back what consumers with this design of retries have rejected, from this queue.
+    Redelivery(Orb, String),
 }
 
 /// A definition that only waits to be started.
@@ -79,8 +79,9 @@ impl Definition {
             .service
             .iter()
             .map(|service| Definition::Service(service.clone(), file.declared(&service.name)));
-        let orbs = file.orbs(pools).into_iter().map(Definition::Redelivery);
-        consumers.chain(services).chain(orbs).collect()
+        let orbs = file.orbs(pools).into_iter();
+        let redeliveries = orbs.map(|(orb, queue)| Definition::Redelivery(orb, queue));
+        consumers.chain(services).chain(redeliveries).collect()
     }
 
     fn is_same(&self, other: &Definition) -> bool {
@@ -88,11 +89,11 @@ impl Definition {
     }
 
     /// The queue that it consumes, with how many consumers.
-    fn consumers(&self, pools: &Pools) -> Option<(&str, usize)> {
+    fn consumers(&self, pools: &Pools) -> (&str, usize) {
         match self {
-            Definition::Consumer(consumer) => Some((&consumer.queue, consumer.subscribers(pools))),
-            Definition::Service(service, _) => Some((&service.name, 1)),
-            Definition::Redelivery(_) => None,
+            Definition::Consumer(consumer) => (&consumer.queue, consumer.subscribers(pools)),
+            Definition::Service(service, _) => (&service.name, 1),
+            Definition::Redelivery(_, queue) => (queue, 1),
         }
     }
 }
@@ -122,7 +123,7 @@ impl Context {
                     (Topology::new(), self.consumer(consumer, missing).await?)
                 }
                 Definition::Service(service, queue) => self.service(service, queue).await?,
-                Definition::Redelivery(orb) => {
+                Definition::Redelivery(orb, _) => {
                     let redelivery = orb.redelivery(&self.client);
                     let start = start(|stopped| async move {
                         // What it sends back is not handled by that.
@@ -374,14 +375,10 @@ impl Tasks {
         &mut self,
         prepared: Vec<Prepared>,
     ) -> impl Future<Output = Result<(), Failure>> + Send + 'static {
-        let queues: Vec<String> = prepared
-            .iter()
-            .filter_map(|new| Some(new.definition.consumers(&self.context.pools)?.0.to_owned()))
-            .collect();
+        let wanted = self.consumers_of(prepared.iter().map(|new| &new.definition));
+        let started = Instant::now();
         self.start_in(Phase::New, prepared);
-        let mut wanted = self.consumers(|task| task.phase != Phase::Stopping);
-        wanted.retain(|queue, _| queues.contains(queue));
-        until_ready(self.context.client.clone(), wanted)
+        until_ready(self.context.client.clone(), wanted, started)
     }
 
     /// Stops what is no longer among these definitions, now that what is new is ready. Returns how many were started and
@@ -461,23 +458,17 @@ impl Tasks {
     }
 
     fn note_wanted(&self) {
-        self.wanted.set(self.consumers(|task| task.phase == Phase::Current));
+        self.wanted.set(self.consumers_of(self.current()));
     }
 
-    /// How many consumers the queues of these tasks have.
-    fn consumers(&self, is_counted: impl Fn(&Task) -> bool) -> BTreeMap<String, usize> {
-        let tasks = self.known.values().filter(|task| is_counted(task));
-        self.consumers_of(tasks.map(|task| &task.definition))
-    }
-
+    /// How many consumers the queues of these definitions have.
     fn consumers_of<'a>(
         &self,
         definitions: impl Iterator<Item = &'a Definition>,
     ) -> BTreeMap<String, usize> {
         let mut consumers = BTreeMap::new();
-        for (queue, count) in
-            definitions.filter_map(|definition| definition.consumers(&self.context.pools))
-        {
+        for definition in definitions {
+            let (queue, count) = definition.consumers(&self.context.pools);
             *consumers.entry(queue.to_owned()).or_default() += count;
         }
         consumers

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use leveret::Client;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::failure::Failure;
 
@@ -49,18 +49,25 @@ impl Wanted {
     }
 }
 
-/// Waits until the broker delivers to so many consumers of each queue.
+/// Waits until the broker delivers to so many new consumers of each queue: those that are live since `started` at the earliest.
+/// An older consumer whose workers are busy resumes only after its handler, and is not live until then.
 pub(super) async fn until_ready(
     client: Client,
     wanted: BTreeMap<String, usize>,
+    started: Instant,
 ) -> Result<(), Failure> {
-    let looking = async {
-        while !missing(&client.health(), &wanted).is_empty() {
+    let missing_new = || {
+        let mut health = client.health();
+        health.consumers.retain(|consumer| consumer.since >= started);
+        missing(&health, &wanted)
+    };
+    let polling = async {
+        while !missing_new().is_empty() {
             sleep(READY_PAUSE).await;
         }
     };
-    timeout(READY_WITHIN, looking).await.map_err(|_| {
-        let queues: Vec<String> = missing(&client.health(), &wanted).into_keys().collect();
+    timeout(READY_WITHIN, polling).await.map_err(|_| {
+        let queues: Vec<String> = missing_new().into_keys().collect();
         let queues = queues.join(", ");
         Failure::new(format_args!(
             "the broker does not deliver to new consumers of {queues} within {READY_WITHIN:?}"

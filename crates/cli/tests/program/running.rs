@@ -62,12 +62,16 @@ impl Running {
 
     /// The same, but does not wait until it runs.
     fn spawn(place: &Place, file: &str, options: &[&str], variables: &[(&str, &Path)]) -> Running {
+        let mut command = place.program(&[]);
+        command.envs(variables.iter().copied());
+        Running::spawn_by(command, file, options)
+    }
+
+    fn spawn_by(mut command: Command, file: &str, options: &[&str]) -> Running {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("service.toml");
         fs::write(&path, file.replace("FOLDER", folder.path().to_str().unwrap())).unwrap();
-        let arguments = [&["run", path.to_str().unwrap()], options].concat();
-        let mut command = place.program(&arguments);
-        command.envs(variables.iter().copied());
+        command.arg("run").arg(&path).args(options);
         command.stderr(fs::File::create(folder.path().join("log")).unwrap());
         let mut child = Killed(command.stdout(Stdio::piped()).spawn().unwrap());
         let out = BufReader::new(child.0.stdout.take().unwrap());

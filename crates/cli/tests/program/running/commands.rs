@@ -169,8 +169,8 @@ command = ["sh", "-c", "printf 'no\\r\\nforged: all is well\\033[2J\\n' >&2; exi
     client.close().await;
 }
 
-/// The process by which the commands of a service that was killed are ended.
-fn reaper_of(service: &Running) -> String {
+/// The process that ends the commands of a service that is killed.
+fn reaper_of(service: &Running) -> Option<String> {
     let parent = format!("PPid:\t{}", service.child.0.id());
     let is_reaper = |process: &PathBuf| {
         let status = fs::read_to_string(process.join("status")).unwrap_or_default();
@@ -178,39 +178,62 @@ fn reaper_of(service: &Running) -> String {
         status.lines().any(|line| line == parent) && command.contains("__reap")
     };
     let mut processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
-    let found = processes.find(is_reaper).expect("a reaper");
-    found.file_name().unwrap().to_str().unwrap().to_owned()
+    let found = processes.find(is_reaper)?;
+    Some(found.file_name().unwrap().to_str().unwrap().to_owned())
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_ends_commands_is_replaced_when_it_is_killed() {
-    let place = Place::new().await;
-    let file = format!(
+/// Kills the reaper of a service, and waits for the next one.
+async fn replace_reaper(service: &Running) {
+    let reaper = reaper_of(service).expect("a reaper");
+    assert!(Command::new("kill").args(["-9", &reaper]).status().unwrap().success());
+    eventually(PATIENCE, "another reaper", async || {
+        reaper_of(service).is_some_and(|found| found != reaper)
+    })
+    .await;
+}
+
+/// A consumer whose command starts a process that stays until it is ended.
+fn sleeping_command() -> String {
+    format!(
         r#"{TOPOLOGY}
 [[consumer]]
 queue = "billing"
 workers = 2
+timeout = "1h"
 command = ["sh", "-c", "sleep 600 & echo $! >> FOLDER/sleeping; wait"]
 "#
-    );
-    let running = Running::start(&place, &file, &[]);
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reaper_that_is_killed_is_replaced_and_knows_the_commands_at_work() {
+    let place = Place::new().await;
+    let running = Running::start(&place, &sleeping_command(), &[]);
     place.run(&["publish", "order.new", "x", "-e", "orders"]).ok();
     until_lines(&running.path("sleeping"), 1).await;
-    let reaper = reaper_of(&running);
-    assert!(Command::new("kill").args(["-9", &reaper]).status().unwrap().success());
-    // Its end of the pipe is closed.
-    let state = format!("/proc/{reaper}/stat");
-    eventually(PATIENCE, "the end of the reaper", async || {
-        fs::read_to_string(&state).is_ok_and(|state| state.contains(") Z "))
-    })
-    .await;
+    // No command starts or ends meanwhile.
+    replace_reaper(&running).await;
     place.run(&["publish", "order.new", "x", "-e", "orders"]).ok();
     let processes = until_lines(&running.path("sleeping"), 2).await;
-    assert_ne!(reaper_of(&running), reaper);
     running.signal(Signal::KILL);
     for process in processes {
         until_ended(&process).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reaper_is_replaced_although_the_program_is_gone_from_its_path() {
+    let place = Place::new().await;
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("leveret");
+    fs::copy(env!("CARGO_BIN_EXE_leveret"), &copy).unwrap();
+    let mut command = Command::new(&copy);
+    command.env("LEVERET_URL", place.url());
+    let running = Running::spawn_by(command, &sleeping_command(), &[]);
+    place.run(&["publish", "order.new", "x", "-e", "orders"]).ok();
+    until_lines(&running.path("sleeping"), 1).await;
+    fs::remove_file(&copy).unwrap();
+    replace_reaper(&running).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,6 +2,8 @@
 
 use std::os::unix::fs::PermissionsExt;
 
+use leveret::{Exchange, Queue, Topology};
+
 use super::*;
 use crate::support::Said;
 
@@ -35,6 +37,10 @@ fn mistakes_in_a_file_are_named() {
         (
             format!("{consumer}retry = {{ profile = \"acapi\", jitter = 0.5 }}"),
             &["jitter", "no meaning"],
+        ),
+        (
+            format!("{consumer}retry = {{ profile = \"acapi\", only-to-queue = true }}"),
+            &["only-to-queue", "no meaning"],
         ),
         (format!("{consumer}pool = \"op\"\nsubscribers = 3"), &["pool", "subscribers"]),
         (
@@ -83,6 +89,33 @@ fn mistakes_in_a_file_are_named() {
             .ok()
             .contains("1 consumer, 0 services")
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_sends_what_has_waited_to_its_queue_alone() {
+    let place = Place::new().await;
+    let client = place.client().await;
+    let every_order = Queue::quorum("audit").bind("orders", "#");
+    let topology = Topology::new().exchange(Exchange::topic("orders")).queue(every_order);
+    client.apply(&topology).await.unwrap();
+    let file = r#"
+[[topology.queue]]
+name = "billing"
+dead-letter-exchange = "billing.dlx"
+dead-letter-routing-key = "retry.billing"
+
+[[consumer]]
+queue = "billing"
+command = ["sh", "-c", "echo x >> FOLDER/seen; exit 75"]
+retry = { profile = "chandra", exchange = "orders", only-to-queue = true, wait = "50ms", times = 1 }
+"#;
+    let running = Running::start(&place, file, &[]);
+    place.run(&["publish", "billing", "x"]).ok();
+    place.until_has(&client, "billing.parking_lot", 1).await;
+    assert_eq!(until_lines(&running.path("seen"), 2).await, ["x", "x"]);
+    assert_eq!(client.inspect_queue("audit").await.unwrap().messages, 0);
+    running.stop();
+    client.close().await;
 }
 
 #[test]

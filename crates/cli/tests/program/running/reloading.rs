@@ -338,3 +338,126 @@ async fn a_reload_does_not_keep_a_service_from_stopping() {
     assert_eq!(running.stop(), "stopped: 0 messages handled\n");
     drop(authorities);
 }
+
+/// It resumes only when its handler ends, which takes longer than new consumers get to be live.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_does_not_wait_for_a_busy_consumer_that_has_lost_its_connection() {
+    let place = Place::new().await;
+    let (proxy, url) = proxy(&place).await;
+    let options = ["--listen", "127.0.0.1:0", "--url", &url];
+    let mut running = Running::spawn(&place, &busy("first", "1h"), &options, &[]);
+    let base = running.base();
+    running.until("running: ");
+    place.run(&["publish", "order.new", "1", "-e", "orders"]).ok();
+    until_lines(&running.path("first"), 1).await;
+    proxy.cut(Cut::Reset);
+    eventually(PATIENCE, "a connection whose consumer is not live", async || {
+        let (status, text) = listening::ask(&base, "/health").await;
+        let health: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let is_lost =
+            health["connections"][0]["up"] == true && health["missing_consumers"]["billing"] == 1;
+        is_lost.then(|| assert_eq!(status, 503, "{health}"))
+    })
+    .await;
+    // The log mentions the new name once the file is taken up.
+    running.write(&format!("name = \"store\"\n{}", billing("second")));
+    running.signal(Signal::HUP);
+    running.until_logged("the new name is not used before the next start").await;
+    assert!(running.until("read ").ends_with(": 1 started, 1 stopped\n"));
+    // The message that was at work is delivered again.
+    assert_eq!(until_lines(&running.path("second"), 1).await, ["1"]);
+    fs::write(running.path("go"), "").unwrap();
+    running.stop();
+}
+
+/// A consumer with the design of Orb, whose redelivery queue has a name of its own.
+fn with_orb(word: &str) -> String {
+    let retry = "{ profile = \"orb\", names = { redelivery-queue = \"again\" } }";
+    let queue = "[[topology.queue]]\nname = \"audit\"\ndead-letter-exchange = \"orb.redelivery\"\ndead-letter-routing-key = \"orb.redelivery\"\n";
+    let command = format!("command = [\"sh\", \"-c\", \"echo >> FOLDER/{word}\"]");
+    format!("{queue}[[consumer]]\nqueue = \"audit\"\nretry = {retry}\n{command}\n")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn health_names_a_redelivery_queue_without_a_consumer() {
+    let place = Place::new().await;
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("authorities");
+    named_pipe(&pipe);
+    // What this endpoint needs is awaited before any consumer starts.
+    let endpoint = "[[topology.queue]]\nname = \"other\"\n[[consumer]]\nqueue = \"other\"\nhttp = \"https://localhost/\"\n";
+    let file = with_orb("seen") + endpoint;
+    let options = ["--listen", "127.0.0.1:0"];
+    let mut running = Running::spawn(&place, &file, &options, &[("SSL_CERT_FILE", &pipe)]);
+    let base = running.base();
+    let mut authorities = open_read_pipe(&pipe).await;
+    let (status, health) = listening::ask(&base, "/health").await;
+    let health: serde_json::Value = serde_json::from_str(&health).unwrap();
+    let missing = serde_json::json!({ "again": 1, "audit": 1, "other": 1 });
+    assert!(status == 503 && health["missing_consumers"] == missing, "{health}");
+    std::io::Write::write_all(&mut authorities, Authority::new("ours").certificate().as_bytes())
+        .unwrap();
+    drop(authorities);
+    running.until("running: ");
+    eventually(PATIENCE, "the service to be well", || async {
+        listening::ask(&base, "/health").await.0 == 200
+    })
+    .await;
+    running.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redelivery_queue_that_cannot_be_consumed_refuses_the_reload() {
+    let (place, client) =
+        Place::with(leveret::Topology::new().queue(leveret::Queue::new("again"))).await;
+    let holding = client.consumer("again").exclusive().stream().await.unwrap();
+    let mut running = Running::start(&place, &billing("first"), &[]);
+    running.write(&(billing("first") + &with_orb("second")));
+    running.signal(Signal::HUP);
+    running.until_logged("goes on with what it has: consuming queue \"again\"").await;
+    place.run(&["publish", "order.new", "1", "-e", "orders"]).ok();
+    assert_eq!(until_lines(&running.path("first"), 1).await, ["1"]);
+    drop(holding);
+    eventually(PATIENCE, "the queue without a consumer", || async {
+        client.inspect_queue("again").await.is_ok_and(|info| info.consumers == 0)
+    })
+    .await;
+    running.signal(Signal::HUP);
+    assert!(running.until("read ").ends_with(": 2 started, 0 stopped\n"));
+    // The reload has waited for it.
+    assert_eq!(client.inspect_queue("again").await.unwrap().consumers, 1);
+    running.stop();
+    client.close().await;
+}
+
+/// The new file is a pipe that says nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_is_never_read_does_not_keep_a_service_from_stopping() {
+    let place = Place::new().await;
+    let mut running = Running::start(&place, &billing("first"), &[]);
+    let path = running.path("service.toml");
+    fs::remove_file(&path).unwrap();
+    named_pipe(&path);
+    running.signal(Signal::HUP);
+    let _silent = open_read_pipe(&path).await;
+    running.signal(Signal::TERM);
+    eventually(PATIENCE, "its end", || {
+        let ended = running.child.0.try_wait().unwrap();
+        async move { ended.is_some() }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_gone_from_the_topology_stays_on_the_broker() {
+    let place = Place::new().await;
+    let client = place.client().await;
+    let audit = "[[topology.queue]]\nname = \"audit\"\n";
+    let mut running = Running::start(&place, &(billing("first") + audit), &[]);
+    running.write(&billing("second"));
+    running.signal(Signal::HUP);
+    running.until("read ");
+    client.inspect_queue("audit").await.expect("the queue");
+    running.stop();
+    client.close().await;
+}

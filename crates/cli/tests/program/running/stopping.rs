@@ -89,3 +89,26 @@ async fn a_log_that_is_closed_is_no_reason_to_end() {
     running.until("read ");
     assert_eq!(running.stop(), "stopped: 1 message handled\n");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn health_says_that_it_is_stopping_while_a_handler_is_at_work() {
+    let place = Place::new().await;
+    let file = format!(
+        "{TOPOLOGY}\n[[consumer]]\nqueue = \"billing\"\ncommand = [\"sh\", \"-c\", \"echo begun >> FOLDER/seen; while [ ! -e FOLDER/go ]; do sleep 0.05; done\"]\n"
+    );
+    let options = ["--listen", "127.0.0.1:0", "--drain", "10m"];
+    let mut running = Running::spawn(&place, &file, &options, &[]);
+    let base = running.base();
+    running.until("running: ");
+    place.run(&["publish", "order.new", "x", "-e", "orders"]).ok();
+    until_lines(&running.path("seen"), 1).await;
+    running.signal(Signal::TERM);
+    eventually(PATIENCE, "that it is stopping", async || {
+        let (status, text) = listening::ask(&base, "/health").await;
+        let health: serde_json::Value = serde_json::from_str(&text).unwrap();
+        status == 503 && health["stopping"] == true
+    })
+    .await;
+    fs::write(running.path("go"), "").unwrap();
+    assert_eq!(running.until("stopped: "), "stopped: 1 message handled\n");
+}
