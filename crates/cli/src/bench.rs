@@ -13,7 +13,7 @@ use tokio::sync::{Mutex, Notify};
 use tokio::task::JoinSet;
 
 use crate::failure::Failure;
-use crate::output::{Form, counted, note, print, print_json, size, unless_unread};
+use crate::output::{Form, counted, fault, print, print_json, size, unless_unread};
 use crate::progress::bar;
 use crate::reach::Reach;
 
@@ -260,7 +260,7 @@ async fn settle(tickets: &mut std::collections::VecDeque<leveret::Ticket>, tally
 impl Tally {
     fn fail(&self, error: &leveret::Error) {
         if self.failed.fetch_add(1, Ordering::Relaxed) == 0 {
-            note(&error.to_string());
+            fault(&error.to_string());
         }
         self.progress.notify_one();
     }

@@ -1,6 +1,6 @@
 //! Why a command could not be done, and the status with which the program then ends.
 
-use std::io::Write as _;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -8,9 +8,8 @@ use std::{fmt, io, thread};
 
 use leveret::{ErrorKind, amqp};
 
-use crate::output::note;
+use crate::output::say_beside;
 use crate::signals::Signal;
-use crate::text::escape_json;
 
 /// Why a command could not be done, and what to do about it.
 #[derive(Debug)]
@@ -44,7 +43,7 @@ Exit status:
   143  stopped by SIGTERM";
 
 impl Failure {
-    fn with(status: Status, text: impl fmt::Display) -> Self {
+    pub(crate) fn with(status: Status, text: impl fmt::Display) -> Self {
         Failure { text: text.to_string(), status }
     }
 
@@ -82,6 +81,20 @@ impl Failure {
         Failure::with(status, format_args!("cannot listen on {address}: {error}{advice}"))
     }
 
+    /// A file cannot be written: its path is wrong, or there is no room for it.
+    pub(crate) fn writing(path: &Path, error: &io::Error) -> Self {
+        use io::ErrorKind::{
+            AlreadyExists, IsADirectory, NotADirectory, NotFound, PermissionDenied,
+        };
+        let status = match error.kind() {
+            AlreadyExists | IsADirectory | NotADirectory | NotFound | PermissionDenied => {
+                Status::Wrong
+            }
+            _ => Status::Failed,
+        };
+        Failure::with(status, format_args!("cannot write {}: {error}", path.display()))
+    }
+
     /// The same, with something more to say.
     pub(crate) fn and(mut self, more: &str) -> Self {
         if !self.text.is_empty() {
@@ -114,15 +127,6 @@ impl Failure {
         ExitCode::from(self.status as u8)
     }
 
-    /// The same for a program: a line of JSON.
-    pub(crate) fn report_json(&self) -> ExitCode {
-        if !self.text.is_empty() {
-            let line = serde_json::json!({ "error": self.text, "status": self.status as u8 });
-            let _ = writeln!(io::stderr().lock(), "{}", escape_json(&line.to_string()));
-        }
-        ExitCode::from(self.status as u8)
-    }
-
     /// Says why, and ends the process at once. A full pipe and a terminal that is stopped block the thread that writes to them,
     /// and what waits for its lock: they get a moment only.
     pub(crate) fn exit(self) -> ! {
@@ -142,7 +146,8 @@ impl Failure {
 
     fn say(&self) {
         if !self.text.is_empty() {
-            note(&self.text);
+            let form = serde_json::json!({ "error": self.text, "status": self.status as u8 });
+            say_beside(&self.text, form);
         }
     }
 }

@@ -1,8 +1,14 @@
-//! TOML and YAML files. Their errors name line and column, and quote nothing of a file: it may have passwords in it.
+//! Files: TOML and YAML to read, and results to write.
+//!
+//! Errors name line and column, and quote nothing of a file: it may have passwords in it.
 
+use std::fs::{self, Permissions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
+use tempfile::NamedTempFile;
 
 use crate::failure::Failure;
 use crate::text::without_value;
@@ -18,6 +24,37 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, Failure> {
         true => serde_saphyr::from_str(&text).map_err(|error| named(yaml_mistake(&error))),
         false => from_toml(&text).map_err(named),
     }
+}
+
+/// Writes a file, in place of one that is there. If that fails, the latter stays as it was, and nothing half-written is left.
+pub(crate) fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    write_beside(path, text).map_err(|error| Failure::writing(path, &error))
+}
+
+fn write_beside(path: &Path, text: &str) -> io::Result<()> {
+    let old = fs::metadata(path).ok();
+    if old.as_ref().is_some_and(|old| !old.is_file()) {
+        // A device or a pipe cannot be replaced.
+        return fs::write(path, text);
+    }
+    // Of a symbolic link, the file is replaced.
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let mut beside = new_beside(&path)?;
+    beside.write_all(text.as_bytes())?;
+    if let Some(old) = old {
+        beside.as_file().set_permissions(old.permissions())?;
+    }
+    beside.as_file().sync_all()?;
+    beside.persist(path).map(drop).map_err(|error| error.error)
+}
+
+/// A file beside a path, in the same folder, which is to be renamed to it. It is deleted if that does not come to pass.
+pub(crate) fn new_beside(path: &Path) -> io::Result<NamedTempFile> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    tempfile::Builder::new()
+        .prefix(".leveret-")
+        .permissions(Permissions::from_mode(0o644))
+        .tempfile_in(folder.unwrap_or(Path::new(".")))
 }
 
 /// Reads a value from TOML.

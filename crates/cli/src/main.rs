@@ -69,6 +69,9 @@ enum Command {
 fn main() -> ExitCode {
     let matches = Arguments::command().try_get_matches().unwrap_or_else(|error| wrong(&error));
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    if is_json(&matches) {
+        output::use_json_errors();
+    }
     logging::begin(matches!(arguments.command, Command::Run(_)).then_some("leveret=info"));
     let runtime = match can_open_files()
         .and_then(|()| Builder::new_multi_thread().enable_all().build())
@@ -85,7 +88,6 @@ fn main() -> ExitCode {
     runtime.shutdown_background();
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) if is_json(&matches) => failure.report_json(),
         Err(failure) => failure.report(),
     }
 }
@@ -98,7 +100,8 @@ fn wrong(error: &clap::Error) -> ! {
     }
     let text = error.render().to_string();
     let failure = Failure::wrong(text.trim().trim_start_matches("error: "));
-    let _ = failure.report_json();
+    output::use_json_errors();
+    let _ = failure.report();
     process::exit(failure.status() as i32)
 }
 

@@ -37,9 +37,7 @@ pub(crate) fn man(arguments: &Man, command: clap::Command) -> Result<(), Failure
     match &arguments.directory {
         None => print_bytes(page(command)?.trim_ascii_end()),
         Some(directory) => {
-            let failed = |error| {
-                Failure::wrong(format_args!("cannot write to {}: {error}", directory.display()))
-            };
+            let failed = |error| Failure::writing(directory, &error);
             std::fs::create_dir_all(directory).map_err(failed)?;
             clap_mangen::generate_to(command, directory).map_err(failed)?;
             say(&format!("written to {}", directory.display()));

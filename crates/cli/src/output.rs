@@ -3,11 +3,13 @@
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
 use console::{measure_text_width, style, truncate_str};
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::text::{escape, escape_json, escape_lines};
@@ -25,9 +27,31 @@ pub(crate) fn say(text: &str) {
     let _ = print(text);
 }
 
-/// Says something beside the results, on the standard error: what it is about is named by others, and is escaped.
+/// Whether the standard error has lines of JSON, as the results have. The thread that ends a process which hangs asks, too.
+static JSON_ERRORS: AtomicBool = AtomicBool::new(false);
+
+/// From now on, notes and errors are lines of JSON.
+pub(crate) fn use_json_errors() {
+    JSON_ERRORS.store(true, Ordering::Relaxed);
+}
+
+/// Says something beside the results.
 pub(crate) fn note(text: &str) {
-    let _ = writeln!(io::stderr().lock(), "leveret: {}", escape_lines(text));
+    say_beside(text, json!({ "note": text }));
+}
+
+/// Says that a part of the work failed: one message, one line. The command goes on.
+pub(crate) fn fault(text: &str) {
+    say_beside(text, json!({ "error": text }));
+}
+
+/// Says something on the standard error: what it is about is named by others, and is escaped.
+pub(crate) fn say_beside(text: &str, form: Value) {
+    let line = match JSON_ERRORS.load(Ordering::Relaxed) {
+        true => escape_json(&form.to_string()),
+        false => format!("leveret: {}", escape_lines(text)),
+    };
+    let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
 /// Says a result. If nobody reads any more, there is no use in going on.

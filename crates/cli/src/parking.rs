@@ -5,6 +5,7 @@ mod repair;
 mod transfer;
 
 use std::io::{self, BufRead, IsTerminal, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -12,7 +13,7 @@ use leveret::{Filter, Target, Task};
 
 use crate::failure::Failure;
 use crate::message::{Header, with};
-use crate::output::{Form, counted, note, print, print_json, unless_unread};
+use crate::output::{Form, counted, fault, print, print_json, unless_unread};
 use crate::progress::bar;
 use crate::reach::duration;
 use crate::text::escape;
@@ -168,6 +169,24 @@ impl To {
     }
 }
 
+/// How many messages are done, for the words of a command that a signal or a failure ends before it can count them itself.
+#[derive(Debug, Default)]
+struct SoFar(AtomicU64);
+
+impl SoFar {
+    fn set(&self, done: u64) {
+        self.0.store(done, Ordering::Relaxed);
+    }
+
+    /// The failure, with what was done before. `done` is a word for it.
+    fn told_with(&self, failure: Failure, done: &str) -> Failure {
+        match self.0.load(Ordering::Relaxed) {
+            0 => failure,
+            count => failure.and(&format!("; at least {} {done}", counted(count, "message"))),
+        }
+    }
+}
+
 /// Does a task with its filter, pace and progress, and tells what was done. `done` is a word for it.
 async fn carry_out(
     task: Task<'_>,
@@ -175,6 +194,7 @@ async fn carry_out(
     pace: &Pace,
     form: Form,
     done: &str,
+    so_far: &SoFar,
 ) -> Result<(), Failure> {
     let mut task = with(task.filter(filter), &pace.limit, Task::limit);
     task = with(task, &pace.rate, Task::rate);
@@ -184,6 +204,7 @@ async fn carry_out(
     let bar = bar(0, "looked at");
     let shown = bar.clone();
     let task = task.progress(move |progress| {
+        so_far.set(if pace.dry_run { 0 } else { progress.done });
         shown.set_length(progress.total);
         shown.set_position(progress.seen);
         shown.set_message(format!("{} {done}, {} failed", progress.done, progress.failed));
@@ -191,9 +212,10 @@ async fn carry_out(
     let progress = task.run().await;
     bar.finish_and_clear();
     let progress = progress?;
+    so_far.set(0);
     for one in &progress.not_done {
         let id = one.message_id.as_ref().map(|id| format!(" ({})", escape(id))).unwrap_or_default();
-        note(&format!("message {}{id} stays: {}", one.position, one.error));
+        fault(&format!("message {}{id} stays: {}", one.position, one.error));
     }
     unless_unread(match form.json {
         true => print_json(&serde_json::json!({
@@ -229,8 +251,12 @@ fn confirm(question: &str) -> Result<(), Failure> {
             "{question} There is no terminal to ask on: pass --yes, or say which messages by an option"
         )));
     }
-    eprint!("{question} [y/N] ");
-    let _ = io::stderr().flush();
+    let mut err = io::stderr().lock();
+    let asked = write!(err, "{question} [y/N] ").and_then(|()| err.flush());
+    drop(err);
+    asked.map_err(|error| {
+        Failure::new(format_args!("nothing was done: there is no way to ask: {error}"))
+    })?;
     let mut answer = String::new();
     let read = io::stdin().lock().read_line(&mut answer);
     match read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes") {

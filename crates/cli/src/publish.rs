@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use leveret::{Client, Publisher, Ticket, UnconfirmedPublisher};
+use leveret::{Client, ErrorKind, Publisher, Ticket, UnconfirmedPublisher};
 use serde::Serialize;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Status};
 use crate::lines::Lines;
 use crate::message::{Body, MessageOptions};
-use crate::output::{Form, counted, note, print, print_json, unless_unread};
+use crate::output::{Form, counted, fault, print, print_json, unless_unread};
 use crate::reach::{Reach, duration};
 
 /// Publishes a message, and waits until the broker has it safe.
@@ -99,9 +99,15 @@ struct Report {
     /// How many lines were sent.
     #[serde(skip)]
     sent: u64,
+    /// Lines by their number, which were sent and are not settled.
+    #[serde(skip)]
+    under_way: VecDeque<(u64, Sent)>,
     /// Why not all lines were read.
     #[serde(skip)]
     ended: Option<Failure>,
+    /// The status for the first line that failed.
+    #[serde(skip)]
+    first_failed: Option<Status>,
 }
 
 pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
@@ -135,7 +141,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
         true => arguments.reach.with_client(command).await,
         false => arguments.reach.with_client_briefly(command).await,
     };
-    report.end(done)?;
+    report.end(done).await?;
     let done = if report.confirmed.is_none() { "published" } else { "sent, none confirmed" };
     unless_unread(match arguments.form.json {
         true => print_json(&report),
@@ -145,7 +151,10 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
         (Some(failure), _) => Err(failure),
         (None, 0) => Ok(()),
         (None, failed) => {
-            Err(Failure::new(format_args!("{} not published", counted(failed, "message"))))
+            let text = format!("{} not published", counted(failed, "message"));
+            // If none was, it is as with a single message.
+            let status = report.first_failed.filter(|_| report.published == 0);
+            Err(Failure::with(status.unwrap_or(Status::Failed), text))
         }
     }
 }
@@ -157,6 +166,7 @@ enum Sender {
 }
 
 /// A message that went out.
+#[derive(Debug)]
 enum Sent {
     Ticket(Ticket),
     /// There is no more to be known of it.
@@ -195,7 +205,7 @@ impl Sender {
 }
 
 impl Sent {
-    async fn done(self) -> Result<(), leveret::Error> {
+    async fn done(&mut self) -> Result<(), leveret::Error> {
         match self {
             Sent::Ticket(ticket) => ticket.await,
             Sent::Gone => Ok(()),
@@ -205,9 +215,10 @@ impl Sent {
 
 impl Report {
     /// Lines that were published before a failure are told of, and those of which nothing is known.
-    fn end(&mut self, done: Result<(), Failure>) -> Result<(), Failure> {
+    async fn end(&mut self, done: Result<(), Failure>) -> Result<(), Failure> {
         match done {
             Err(failure) if self.sent > 0 => {
+                self.settle_known().await;
                 let open = self.sent - self.published - self.failed;
                 let unknown = format!("; {} sent and not confirmed", counted(open, "message"));
                 self.ended = Some(if open > 0 { failure.and(&unknown) } else { failure });
@@ -222,41 +233,70 @@ impl Report {
         senders: &[Sender],
         arguments: &Arguments,
     ) -> Result<(), Failure> {
-        let mut under_way = VecDeque::new();
         let mut lines = Lines::of_stdin(arguments.max_line)?;
         let mut senders = (1..).zip(senders.iter().cycle());
-        while let Some(batch) = lines.next().await {
+        loop {
+            let batch = tokio::select! {
+                biased;
+                batch = lines.next() => batch,
+                // Where lines come slowly, one that fails is told of before the next one comes.
+                () = self.settle_first(), if !self.under_way.is_empty() => continue,
+            };
             let batch = match batch {
-                Ok(batch) => batch,
-                Err(failure) => {
+                Some(Ok(batch)) => batch,
+                Some(Err(failure)) => {
                     self.ended = Some(failure);
                     break;
                 }
+                None => break,
             };
             for (line, (number, sender)) in batch.into_iter().zip(senders.by_ref()) {
-                if under_way.len() >= WINDOW {
-                    self.settle(&mut under_way).await;
+                if self.under_way.len() >= WINDOW {
+                    self.settle_first().await;
                 }
-                under_way.push_back((number, sender.send(arguments, line).await?));
+                self.under_way.push_back((number, sender.send(arguments, line).await?));
                 self.sent += 1;
             }
         }
-        while !under_way.is_empty() {
-            self.settle(&mut under_way).await;
+        while !self.under_way.is_empty() {
+            self.settle_first().await;
         }
         Ok(())
     }
 
-    async fn settle(&mut self, under_way: &mut VecDeque<(u64, Sent)>) {
-        let Some((line, sent)) = under_way.pop_front() else { return };
-        match sent.done().await {
-            Ok(()) => self.published += 1,
-            Err(error) => {
-                self.failed += 1;
-                if self.failed <= TOLD {
-                    note(&format!("line {line}: {error}"));
-                }
+    /// Awaits the outcome of the first line under way. If that is dropped meanwhile, the line stays under way.
+    async fn settle_first(&mut self) {
+        let Some((line, sent)) = self.under_way.front_mut() else { return };
+        let (line, outcome) = (*line, sent.done().await);
+        self.under_way.pop_front();
+        self.settle(line, outcome);
+    }
+
+    /// Counts the lines under way whose outcome is known, once the client is closed.
+    async fn settle_known(&mut self) {
+        for (line, mut sent) in std::mem::take(&mut self.under_way) {
+            let outcome = tokio::select! {
+                biased;
+                outcome = sent.done() => outcome,
+                () = std::future::ready(()) => continue,
+            };
+            match outcome {
+                // It was not confirmed by then.
+                Err(error) if error.kind() == ErrorKind::Closed => {}
+                outcome => self.settle(line, outcome),
             }
         }
+    }
+
+    fn settle(&mut self, line: u64, outcome: Result<(), leveret::Error>) {
+        let Err(error) = outcome else {
+            self.published += 1;
+            return;
+        };
+        self.failed += 1;
+        if self.failed <= TOLD {
+            fault(&format!("line {line}: {error}"));
+        }
+        self.first_failed.get_or_insert_with(|| Failure::from(error).status());
     }
 }

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::failure::{Failure, Status};
 use crate::management::ManagementOptions;
-use crate::output::{Form, Table, counted, note, print, print_json, unless_unread};
+use crate::output::{Form, Table, counted, fault, print, print_json, unless_unread};
 use crate::reach::{Reach, check_files, deadline_in};
 use crate::signals::{self, Signals};
 use crate::text::escape;
@@ -126,7 +126,7 @@ async fn ask(
         if arguments.management.is_given() {
             let counting = report.count_waiting(arguments, deadline);
             if let Err(failure) = counting.await {
-                note(&format!("messages that wait for a retry are not counted: {failure}"));
+                fault(&format!("messages that wait for a retry are not counted: {failure}"));
             }
         }
     }

@@ -13,10 +13,11 @@ use reqwest::Url;
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, last_cause};
+use crate::files;
 use crate::http::{client_for, excerpt, is_web, shown};
 use crate::output::{Form, counted, print, print_json, unless_unread};
 use crate::reach::{Reach, duration};
-use crate::text::escape_json;
+use crate::text::escape_toml;
 
 /// Plans, applies, changes and draws topologies: exchanges, queues and bindings from a TOML or YAML file.
 #[derive(Debug, Args)]
@@ -203,9 +204,7 @@ fn graph(arguments: &GraphArguments) -> Result<(), Failure> {
     };
     match &arguments.output {
         None => print(picture.trim_end()),
-        Some(path) => std::fs::write(path, picture).map_err(|error| {
-            Failure::wrong(format_args!("cannot write {}: {error}", path.display()))
-        }),
+        Some(path) => files::write(path, &picture),
     }
 }
 
@@ -246,8 +245,13 @@ async fn export(arguments: ExportArguments) -> Result<(), Failure> {
         return Err(Failure::new(format_args!("{url} answered {status}: {}", excerpt(&text))));
     }
     let other = |error| Failure::new(format_args!("{url} answered no topology: {error}"));
-    let text = Topology::from_toml(&text).and_then(|topology| topology.to_toml()).map_err(other)?;
-    // In quotes, TOML has the escapes of JSON.
-    let lines: Vec<String> = text.trim_end().lines().map(escape_json).collect();
-    print(&lines.join("\n"))
+    let topology = Topology::from_toml(&text).map_err(other)?;
+    let text = escape_toml(&topology.to_toml().map_err(other)?);
+    // In single quotes, TOML has no escapes.
+    match Topology::from_toml(&text) {
+        Ok(same) if same == topology => print(text.trim_end()),
+        _ => Err(Failure::new(format_args!(
+            "{url} has names with invisible characters that cannot be written in TOML: it gives them as they are, to `curl` for example"
+        ))),
+    }
 }

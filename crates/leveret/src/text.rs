@@ -30,6 +30,22 @@ pub fn escape_json(json: &str) -> String {
     escaped
 }
 
+/// The same for TOML, in which such characters have escapes in double quotes, and elsewhere none. Its lines stay.
+pub fn escape_toml(toml: &str) -> String {
+    let mut escaped = String::with_capacity(toml.len());
+    for c in toml.chars() {
+        if !is_unsafe(c) || c == '\n' {
+            escaped.push(c);
+            continue;
+        }
+        let _ = match u32::from(c) {
+            code @ ..=0xffff => write!(escaped, "\\u{code:04x}"),
+            code => write!(escaped, "\\U{code:08x}"),
+        };
+    }
+    escaped
+}
+
 /// The same, but for some characters.
 fn escape_except(text: &str, kept: &[char]) -> String {
     let mut escaped = String::with_capacity(text.len());
@@ -59,8 +75,13 @@ fn is_unsafe(c: char) -> bool {
         )
 }
 
-/// A message of serde's about a value of the wrong type, without the value.
+/// A message of serde's as a part of one line: without a value of the wrong type, and with the name of a field, which may be
+/// anything, made safe.
 pub fn without_value(message: &str) -> String {
+    escape(&value_left_out(message))
+}
+
+fn value_left_out(message: &str) -> String {
     let Some(begin) = ["invalid type: ", "invalid value: "]
         .iter()
         .find_map(|kind| message.find(kind).map(|at| at + kind.len()))
@@ -98,6 +119,12 @@ mod tests {
     }
 
     #[test]
+    fn escaped_toml_in_double_quotes_has_the_same_meaning() {
+        let escaped = escape_toml("a = \"\u{1b}\u{202e}\u{e0041}é\"\nb = 1\n");
+        assert_eq!(escaped, "a = \"\\u001b\\u202e\\U000e0041é\"\nb = 1\n");
+    }
+
+    #[test]
     fn a_value_of_the_wrong_type_is_not_quoted() {
         for (message, expected) in [
             (
@@ -110,6 +137,7 @@ mod tests {
             ),
             ("invalid type: map, expected a string", "invalid type: map, expected a string"),
             ("unknown field `typ`, expected `type`", "unknown field `typ`, expected `type`"),
+            ("unknown field `x\nleveret: forged`", "unknown field `x\\nleveret: forged`"),
         ] {
             assert_eq!(without_value(message), expected);
         }

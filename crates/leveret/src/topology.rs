@@ -28,6 +28,8 @@ mod removal;
 #[cfg(feature = "files")]
 mod write;
 
+use std::collections::HashMap;
+
 pub use binding::{Binding, Destination};
 pub use conflict::Conflict;
 pub use declare::Applied;
@@ -87,10 +89,14 @@ impl Topology {
 
     /// With all that another one has.
     #[must_use]
-    pub fn and(self, other: Topology) -> Self {
-        let with = other.exchanges.into_iter().fold(self, Topology::exchange);
-        let with = other.queues.into_iter().fold(with, Topology::queue);
-        other.bindings.into_iter().fold(with, Topology::binding)
+    pub fn and(mut self, other: Topology) -> Self {
+        replace_or_add(&mut self.exchanges, other.exchanges, |exchange| &exchange.name);
+        replace_or_add(&mut self.queues, other.queues, |queue| &queue.name);
+        if !other.bindings.is_empty() {
+            self.bindings.extend(other.bindings);
+            drop_repeated(&mut self.bindings);
+        }
+        self
     }
 
     fn add_bindings(&mut self, bindings: impl IntoIterator<Item = Binding>) {
@@ -152,6 +158,41 @@ impl Topology {
     }
 }
 
+/// Replaces objects by those of the same name among others, and adds the rest. There may be many: none is searched for.
+fn replace_or_add<T>(objects: &mut Vec<T>, others: Vec<T>, name: impl Fn(&T) -> &str) {
+    if others.is_empty() {
+        return;
+    }
+    let places: HashMap<String, usize> = objects
+        .iter()
+        .enumerate()
+        .map(|(place, object)| (name(object).to_owned(), place))
+        .collect();
+    for other in others {
+        match places.get(name(&other)) {
+            Some(&place) => objects[place] = other,
+            None => objects.push(other),
+        }
+    }
+}
+
+/// Leaves the first of bindings that are the same. There may be many: only those that have the same hash are compared.
+fn drop_repeated(bindings: &mut Vec<Binding>) {
+    let mut known: HashMap<_, Vec<&Binding>> = HashMap::new();
+    let mut are_new = Vec::new();
+    for binding in bindings.iter() {
+        let Binding { source, destination, routing_key, arguments } = binding;
+        let key = (source, destination, routing_key, arguments.to_table().ok());
+        let same = known.entry(key).or_default();
+        are_new.push(!same.contains(&binding));
+        if !same.contains(&binding) {
+            same.push(binding);
+        }
+    }
+    let mut are_new = are_new.into_iter();
+    bindings.retain(|_| are_new.next().unwrap_or(true));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -183,6 +224,16 @@ mod tests {
         assert_eq!(topology.queues().len(), 1);
         assert_eq!(topology.queues()[0].queue_type(), Some(QueueType::Quorum));
         assert_eq!(topology.bindings().len(), 2);
+    }
+
+    #[test]
+    fn bindings_with_other_arguments_are_others() {
+        let binding = |value: i64| Binding::to_queue("q", "x", "k").argument("a", value);
+        let of = |values: [i64; 2]| {
+            values.into_iter().map(binding).fold(Topology::new(), Topology::binding)
+        };
+        let both = of([1, 2]).and(of([2, 3]));
+        assert_eq!(both.bindings(), [binding(1), binding(2), binding(3)]);
     }
 
     #[test]

@@ -4,6 +4,8 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::time::Duration;
 
+use leveret::text::escape;
+
 /// An error of the outbox, the inbox, or their database.
 ///
 /// [`kind`](Self::kind) is what to branch on; the text tells a person what was attempted, and why it failed. It includes the
@@ -88,9 +90,10 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.text)?;
+        f.write_str(&escape(&self.0.text))?;
         match &self.0.source {
-            Some(source) => write!(f, ": {source}"),
+            // Words of the database's and of the broker's.
+            Some(source) => write!(f, ": {}", escape(&source.to_string())),
             None => Ok(()),
         }
     }
@@ -106,9 +109,22 @@ impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         let text = self.to_string();
         let mut cause = self.0.source.as_deref().map(|cause| cause as &(dyn StdError + 'static));
-        while let Some(said) = cause.filter(|cause| text.contains(&cause.to_string())) {
+        while let Some(said) = cause.filter(|cause| text.contains(&escape(&cause.to_string()))) {
             cause = said.source();
         }
         cause
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_a_database_stay_on_one_line_and_are_said_once() {
+        let error = Error::database("cannot read", sqlx::Error::Protocol("a\nforged".to_owned()));
+        let text = error.to_string();
+        assert!(text.contains("a\\nforged") && !text.contains('\n'), "{text}");
+        assert!(error.source().is_none(), "{:?}", error.source());
     }
 }

@@ -7,7 +7,7 @@ use clap::Args;
 use leveret::amqp::ShortStr;
 use leveret::{Client, Draft, ParkingLot, Task};
 
-use super::{Lot, Pace, To, Which, carry_out, confirm};
+use super::{Lot, Pace, SoFar, To, Which, carry_out, confirm};
 use crate::failure::Failure;
 use crate::message::Header;
 use crate::output::counted;
@@ -33,11 +33,13 @@ impl Work {
         done: &str,
         task: impl AsyncFnOnce(&ParkingLot) -> Result<Task<'t>, Failure>,
     ) -> Result<(), Failure> {
+        let so_far = SoFar::default();
         let command = async |client: &Client| {
             let task = task(&client.parking_lot(&self.lot.lot)).await?;
-            carry_out(task, self.which.filter(), &self.pace, self.lot.form, done).await
+            carry_out(task, self.which.filter(), &self.pace, self.lot.form, done, &so_far).await
         };
-        self.reach.with_client(command).await
+        let result = self.reach.with_client(command).await;
+        result.map_err(|failure| so_far.told_with(failure, done))
     }
 }
 

@@ -1,17 +1,17 @@
 //! Carrying messages away and back: `export`, `import`.
 
-use std::fs::{File, Permissions};
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use leveret::Client;
 use tempfile::NamedTempFile;
 
-use super::{Lot, Which};
+use super::{Lot, SoFar, Which};
 use crate::failure::Failure;
-use crate::output::{counted, note, print, print_json, unbuffered, unless_unread};
+use crate::files::new_beside;
+use crate::output::{counted, fault, note, print, print_json, unbuffered, unless_unread};
 use crate::progress::bar;
 use crate::reach::Reach;
 
@@ -82,14 +82,7 @@ impl<'a> Out<'a> {
         if path.exists() {
             return Err(exists(path));
         }
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let beside = tempfile::Builder::new()
-            .prefix(".leveret-export-")
-            .permissions(Permissions::from_mode(0o644))
-            .tempfile_in(folder.unwrap_or(Path::new(".")))
-            .map_err(|error| {
-                Failure::wrong(format_args!("cannot write {}: {error}", path.display()))
-            })?;
+        let beside = new_beside(path).map_err(|error| Failure::writing(path, &error))?;
         Ok(Out::File { path, beside: BufWriter::new(beside) })
     }
 
@@ -161,13 +154,14 @@ impl Import {
             }
             _ => Box::new(BufReader::new(io::stdin())),
         };
-        let bar = bar(0, "imported");
-        let shown = bar.clone();
+        let (bar, so_far) = (bar(0, "imported"), SoFar::default());
+        let (shown, counting) = (bar.clone(), &so_far);
         let command = async |client: &Client| {
             let lot = client.parking_lot(&self.lot.lot);
             // Without it, every line would fail for the same reason.
             lot.depth().await?;
             let mut import = lot.import(&mut from).progress(move |imported| {
+                counting.set(if self.dry_run { 0 } else { imported.imported });
                 shown.set_position(imported.imported);
                 shown.set_message(format!("{} failed", imported.failed));
             });
@@ -181,9 +175,9 @@ impl Import {
         };
         let imported = self.reach.with_client(command).await;
         bar.finish_and_clear();
-        let imported = imported?;
-        for (line, fault) in &imported.bad_lines {
-            note(&format!("line {line}: {fault}"));
+        let imported = imported.map_err(|failure| so_far.told_with(failure, "imported"))?;
+        for (line, why) in &imported.bad_lines {
+            fault(&format!("line {line}: {why}"));
         }
         let would = if self.dry_run { "would be " } else { "" };
         unless_unread(match self.lot.form.json {

@@ -32,10 +32,12 @@
 //!
 //! With `relay-delays = true` it also takes the last step of delayed messages to exchanges.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use leveret::{BatchOptions, IntoEndpoints, Orb, Queue, Retry, RetryPolicy, Topology};
+use leveret::amqp::ShortStr;
+use leveret::{BatchOptions, Exchange, IntoEndpoints, Orb, Queue, Retry, RetryPolicy, Topology};
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
 
@@ -185,6 +187,12 @@ impl File {
         if let Some(topology) = &file.topology_file {
             let beside = path.parent().unwrap_or(Path::new(".")).join(topology);
             let read = Topology::read(beside).map_err(|error| named(&error))?;
+            let wrong = |text: String| named(&format_args!("topology-file = {topology:?}: {text}"));
+            check_same("exchange", file.topology.exchanges(), read.exchanges(), Exchange::name)
+                .and_then(|()| {
+                    check_same("queue", file.topology.queues(), read.queues(), Queue::name)
+                })
+                .map_err(wrong)?;
             file.topology = std::mem::take(&mut file.topology).and(read);
         }
         file.check().map_err(|text| named(&text))?;
@@ -197,8 +205,10 @@ impl File {
             return Err("there is nothing to run: neither a [[consumer]] nor a [[service]], nor relay-delays = true".to_owned());
         }
         self.urls().into_endpoints().map_err(|error| format!("url: {error}"))?;
+        check_names(&self.topology)?;
         for consumer in &self.consumer {
             let whose = format!("the consumer of {:?}", consumer.queue);
+            check_name("queue", &consumer.queue)?;
             check_work(&whose, &consumer.command, &consumer.http)?;
             check_limits(&whose, consumer.timeout, consumer.prefetch)?;
             check_workers(&whose, consumer.workers)?;
@@ -226,6 +236,8 @@ impl File {
         }
         for service in &self.service {
             let whose = format!("the service {:?}", service.name);
+            check_name("service", &service.name)?;
+            check_name("exchange", service.exchange.as_deref().unwrap_or_default())?;
             check_work(&whose, &service.command, &service.http)?;
             check_limits(&whose, service.timeout, service.prefetch)?;
             check_workers(&whose, service.workers)?;
@@ -259,8 +271,8 @@ impl File {
         Some(consumer.retry.as_ref().map_or_else(default, RetryOptions::without_pools))
     }
 
-    /// The Orb designs that are in use, each of which needs somebody who sends messages back.
-    pub(super) fn orbs(&self, pools: &Pools) -> Vec<Orb> {
+    /// The Orb designs that are in use, each with its redelivery queue, which needs a consumer.
+    pub(super) fn orbs(&self, pools: &Pools) -> Vec<(Orb, String)> {
         let all = self.retries().filter_map(|retry| Some((retry.orb_name()?, retry)));
         let mut names = Vec::new();
         let first = all.filter(|(name, _)| {
@@ -268,7 +280,7 @@ impl File {
             names.push(*name);
             is_new
         });
-        first.map(|(_, retry)| retry.orb(pools)).collect()
+        first.map(|(name, retry)| (retry.orb(pools), retry.redelivery_queue(name))).collect()
     }
 
     fn retries(&self) -> impl Iterator<Item = &RetryOptions> {
@@ -292,6 +304,43 @@ impl File {
         }
         Ok(())
     }
+}
+
+/// Objects of one name in both files have to be the same: the second one would silently replace the first.
+fn check_same<T: PartialEq>(
+    kind: &str,
+    objects: &[T],
+    others: &[T],
+    name: impl Fn(&T) -> &str,
+) -> Result<(), String> {
+    let known: HashMap<&str, &T> = objects.iter().map(|object| (name(object), object)).collect();
+    let differs = |other: &&T| known.get(name(other)).is_some_and(|object| *object != *other);
+    match others.iter().find(differs) {
+        None => Ok(()),
+        Some(other) => Err(format!(
+            "{kind} {:?} is described there and in this file, and not in the same way: leave one of the two out",
+            name(other)
+        )),
+    }
+}
+
+fn check_names(topology: &Topology) -> Result<(), String> {
+    for exchange in topology.exchanges() {
+        check_name("exchange", exchange.name())?;
+    }
+    for queue in topology.queues() {
+        check_name("queue", queue.name())?;
+    }
+    for binding in topology.bindings() {
+        check_name("exchange", binding.source())?;
+        check_name("key", binding.routing_key())?;
+    }
+    Ok(())
+}
+
+fn check_name(kind: &str, name: &str) -> Result<(), String> {
+    let fits = ShortStr::try_from(name);
+    fits.map(drop).map_err(|error| format!("{kind} {name:?}: {error}"))
 }
 
 fn check_retry(whose: &str, retry: &Option<RetryOptions>) -> Result<(), String> {

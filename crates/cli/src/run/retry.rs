@@ -25,6 +25,8 @@ pub(super) struct RetryOptions {
     exchange: Option<String>,
     /// The kind of that exchange; with Acapi, of all.
     exchange_type: Option<String>,
+    /// What has waited comes back to its queue alone, of Chandra.
+    only_to_queue: bool,
     /// Other names than the usual ones.
     names: Names,
     /// The queues of Cover Art's jobs, each with its key.
@@ -108,6 +110,7 @@ impl RetryOptions {
 
     fn chandra(&self) -> Result<Chandra, String> {
         let profile = Chandra::new(self.primary());
+        let profile = if self.only_to_queue { profile.only_to_queue() } else { profile };
         let profile = if self.plain_arguments { profile.plain_arguments() } else { profile };
         names::of_chandra(profile, &self.names)
     }
@@ -134,6 +137,12 @@ impl RetryOptions {
     /// The name that all share who use the design of Orb together; none if this is another.
     pub(super) fn orb_name(&self) -> Option<&str> {
         (self.profile == Profile::Orb).then(|| self.name.as_deref().unwrap_or("orb"))
+    }
+
+    /// The queue that rejected messages go to by the design of Orb, with this name.
+    pub(super) fn redelivery_queue(&self, orb_name: &str) -> String {
+        let named = self.names.get("redelivery-queue").cloned();
+        named.unwrap_or_else(|| format!("{orb_name}.redelivery"))
     }
 
     /// The design of Orb: what the file does not say, flags do.
@@ -176,10 +185,11 @@ impl RetryOptions {
     /// A field that the profile has no use for is a mistake.
     pub(super) fn check(&self) -> Result<(), String> {
         use Profile::{Acapi, Chandra, CoverArt, Leveret, Orb};
-        let fields: [(&str, bool, &[Profile]); 13] = [
+        let fields: [(&str, bool, &[Profile]); 14] = [
             ("name", self.name.is_some(), &[CoverArt, Orb]),
             ("exchange", self.exchange.is_some(), &[Chandra]),
             ("exchange-type", self.exchange_type.is_some(), &[Acapi, Chandra]),
+            ("only-to-queue", self.only_to_queue, &[Chandra]),
             ("jobs", !self.jobs.is_empty(), &[CoverArt]),
             ("plain-arguments", self.plain_arguments, &[Acapi, CoverArt, Orb, Chandra]),
             ("waits", self.waits.is_some(), &[Leveret]),

@@ -101,7 +101,7 @@ const fn case(name: &'static str, arguments: &'static [&'static str]) -> Case {
     Case { name, arguments, input: "" }
 }
 
-static CASES: [Case; 22] = [
+static CASES: [Case; 24] = [
     case("get", &["get", "QUEUE"]),
     case("take", &["get", "QUEUE", "--take", "--count", "2"]),
     case("status", &["status", "QUEUE"]),
@@ -129,6 +129,12 @@ static CASES: [Case; 22] = [
     case(
         "delete",
         &["topology", "delete", "QUEUE", "--dry-run", "--management", "http://127.0.0.1:1"],
+    ),
+    // Its queue is empty, so that it goes.
+    case("remove", &["topology", "delete", "QUEUE", "--management", "http://127.0.0.1:1"]),
+    case(
+        "migrate",
+        &["topology", "migrate", "FILE", "elsewhere", "--management", "http://127.0.0.1:1"],
     ),
     case("bench", &["bench", "--messages", "10"]),
 ];
@@ -178,7 +184,8 @@ impl Scene {
         let queue = format!("{}-{frames}{}", case.name, more.len());
         self.client.apply(&Topology::new().queue(Queue::quorum(&queue))).await.unwrap();
         let publisher = self.client.publisher("").build().await.unwrap();
-        for body in ["one", "two"] {
+        let bodies: &[&str] = if case.name == "remove" { &[] } else { &["one", "two"] };
+        for &body in bodies {
             publisher.publish(&queue, body).await.unwrap();
         }
         let file = self.folder.path().join("topology.toml");
@@ -236,7 +243,8 @@ async fn the_timeout_bounds_a_command_whenever_the_broker_falls_silent() {
         let (proxy, child) = scene.begin(case, frames, &["--timeout", "1s"]).await;
         let said = ended(child, &what).await;
         // A service that does not answer is no silence of the broker's; of lines, some may have been published.
-        let is_partial = said.status == 1 && matches!(case.name, "call" | "lines" | "bench");
+        let is_partial =
+            said.status == 1 && matches!(case.name, "call" | "lines" | "bench" | "migrate");
         let is_right = matches!(said.status, 0 | 69) || is_partial;
         assert!(is_right, "{what}: {said:?}");
         assert!(said.status == 0 || !said.err.is_empty(), "{what}: {said:?}");
@@ -280,15 +288,31 @@ async fn a_signal_ends_a_command_whenever_the_broker_falls_silent() {
         let pid = child.id().unwrap().to_string();
         assert!(Command::new("kill").args([signal, &pid]).status().await.unwrap().success());
         let said = ended(child, &what).await;
-        // It may have been done at that moment.
-        assert!(
-            said.status == status || said.status == 0 || case.name == "call",
-            "{what}: {said:?}"
-        );
+        // It may have been done, or have failed otherwise, at that moment.
+        let is_over = said.status == 0 || matches!(case.name, "call" | "migrate");
+        assert!(said.status == status || is_over, "{what}: {said:?}");
         let words = ["nothing was", "may count as delivered", "is done", "under way", "published"];
         let is_told = words.iter().any(|words| said.err.contains(words));
         assert!(said.status != status || is_told, "{what}: {said:?}");
         true
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_ends_the_demo_though_its_broker_is_silent() {
+    let place = Place::new().await;
+    for frames in [0, 3, 30] {
+        let proxy = Proxy::to(place.url(), frames).await;
+        let arguments = ["demo", "--messages", "100", "--url", &proxy.url];
+        let mut command = Command::from(place.program(&arguments));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let child = command.spawn().unwrap();
+        proxy.silence.began.notified().await;
+        let pid = child.id().unwrap().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().await.unwrap().success());
+        let said = ended(child, &format!("silent after {frames} frames")).await;
+        assert_eq!(said.status, 143, "{said:?}");
+        assert!(said.err.contains("stopped by SIGTERM"), "{said:?}");
+    }
 }

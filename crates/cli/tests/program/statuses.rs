@@ -17,8 +17,9 @@ use leveret_testkit::web::TlsFront;
 use rustix::fs::OFlags;
 use rustix::io::ioctl_fionread;
 use rustix::process::{Pid, Signal, kill_process};
+use tokio::task::JoinSet;
 
-use crate::support::{Killed, Place, Said, leveret, program};
+use crate::support::{Killed, Place, Said, leveret, on_a_terminal, program};
 
 /// A broker with a user who may do nothing in the virtual host `/`, and none of whose names is in `shop`.
 struct Guarded {
@@ -46,6 +47,30 @@ impl Guarded {
     fn url(&self, user: &str, vhost: &str) -> String {
         format!("amqp://{user}@{}{vhost}", self.address)
     }
+}
+
+/// Runs a command to its end, with a line to read.
+fn leveret_with_a_line(folder: &Path, arguments: &[&str]) -> Said {
+    let line = fs::File::open(folder.join("lines.jsonl")).unwrap();
+    program(arguments).stdin(line).output().unwrap().into()
+}
+
+/// A service that answers every request with this text, and where it listens.
+async fn answering(text: &'static str) -> (JoinSet<()>, String) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let router = axum::Router::new().fallback(move || async move { text });
+    let mut serving = JoinSet::new();
+    serving.spawn(async move { axum::serve(listener, router).await.unwrap() });
+    (serving, address)
+}
+
+async fn output_of_child(child: std::process::Child) -> Said {
+    tokio::task::spawn_blocking(move || child.wait_with_output().unwrap()).await.unwrap().into()
+}
+
+async fn output_of(mut command: Command) -> Said {
+    tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap().into()
 }
 
 fn is_on_both(said: &Said, words: &str) -> bool {
@@ -115,7 +140,7 @@ fn every_command_ends_with_the_status_of_the_table() {
         for command in commands(folder.path()) {
             let command = command.iter().map(String::as_str).chain(["--url", url]);
             let command: Vec<&str> = command.collect();
-            let said = leveret(&command);
+            let said = leveret_with_a_line(folder.path(), &command);
             assert_eq!(said.status, status, "{command:?}: {said:?}");
             assert!(is_on_both(&said, words), "{command:?}: {words:?} is not in {said:?}");
         }
@@ -142,11 +167,8 @@ fn a_user_without_permissions_is_told_so_by_every_command() {
         }
         let command: Vec<&str> =
             command.iter().map(String::as_str).chain(["--url", &url]).collect();
-        let piped = ["publish", "q", "--lines"];
-        let said = leveret(&command);
-        // No line, no message.
-        let status = if command.starts_with(&piped) { 0 } else { 77 };
-        assert_eq!(said.status, status, "{command:?}: {said:?}");
+        let said = leveret_with_a_line(folder.path(), &command);
+        assert_eq!(said.status, 77, "{command:?}: {said:?}");
     }
 }
 
@@ -466,7 +488,206 @@ async fn lines_that_were_published_before_a_signal_are_counted() {
     place.until_has(&client, "q", 2).await;
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     let said = Said::from(child.wait_with_output().unwrap());
-    assert!(said.status == 143 && said.out.ends_with(" published\n"), "{said:?}");
+    assert_eq!((said.status, said.out.as_str()), (143, "2 messages published\n"), "{said:?}");
+    assert!(!said.err.contains("not confirmed"), "{said:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_that_fails_is_told_of_while_the_next_one_is_awaited() {
+    let place = Place::new().await;
+    let mut command = place.program(&["publish", "nosuch", "--lines"]);
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let mut child = Killed(child.unwrap());
+    let mut stdin = child.0.stdin.take().unwrap();
+    std::io::Write::write_all(&mut stdin, b"a\n").unwrap();
+    let mut told = BufReader::new(child.0.stderr.take().unwrap());
+    let line = tokio::task::spawn_blocking(move || {
+        let mut line = String::new();
+        told.read_line(&mut line).unwrap();
+        line
+    });
+    let line = tokio::time::timeout(Duration::from_secs(60), line).await;
+    // The end of the input ends a command that says nothing.
+    drop(stdin);
+    let line = line.expect("it says nothing before the next line").unwrap();
+    assert!(line.contains("line 1"), "{line}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repair_that_a_signal_stops_says_how_many_messages_are_done() {
+    let queues = ["full", "moved", "imported"].map(Queue::classic);
+    let (place, client) =
+        Place::with(queues.into_iter().fold(Topology::new(), Topology::queue)).await;
+    place.run_with_input(&["publish", "full", "--lines"], &"x\n".repeat(1000)).ok();
+    let folder = tempfile::tempdir().unwrap();
+    let lines = folder.path().join("lines.jsonl");
+    fs::write(&lines, "{\"body\":\"x\"}\n".repeat(1000)).unwrap();
+    let slowly = ["--rate", "10"];
+    for (arguments, queue, word) in [
+        (&["parking", "move", "full", "--to-queue", "moved"][..], "moved", "moved"),
+        (&["parking", "import", "imported", lines.to_str().unwrap()], "imported", "imported"),
+    ] {
+        let mut command = place.program(&[arguments, &slowly].concat());
+        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let some = || async { client.inspect_queue(queue).await.unwrap().messages >= 10 };
+        eventually(Duration::from_secs(60), "some messages to be done", some).await;
+        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+        let said = Said::from(child.wait_with_output().unwrap());
+        let told = said.err.split("at least ").nth(1).unwrap_or_default();
+        let is_told = told.starts_with(|c: char| c.is_ascii_digit()) && told.contains(word);
+        assert!(said.status == 143 && is_told, "{said:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_cannot_be_written_leaves_nothing_behind() {
+    let folder = files();
+    let picture = folder.path().join("picture.mmd");
+    let [topology, picture] = [&folder.path().join("topology.toml"), &picture]
+        .map(|path| path.to_str().unwrap().to_owned());
+    let graph = ["topology", "graph", &topology, "-o", &picture];
+    // No file can grow, as on a full disk.
+    let full = r#"trap "" XFSZ; ulimit -f 0; exec "$0" "$@""#;
+    let on_a_full_disk = |arguments: &[&str]| {
+        let mut command = Command::new("sh");
+        command.args(["-c", full, env!("CARGO_BIN_EXE_leveret")]).args(arguments);
+        Said::from(command.output().unwrap())
+    };
+    let there = || fs::read_dir(folder.path()).unwrap().count();
+    let before = there();
+    let said = on_a_full_disk(&graph);
+    assert!(said.status == 1 && there() == before, "{said:?}");
+    fs::write(&picture, "the one from before").unwrap();
+    let said = on_a_full_disk(&graph);
+    assert!(said.status == 1 && there() == before + 1, "{said:?}");
+    assert_eq!(fs::read_to_string(&picture).unwrap(), "the one from before");
+    leveret(&graph).ok();
+    assert!(fs::read_to_string(&picture).unwrap().starts_with("flowchart"));
+
+    let manual = folder.path().join("manual");
+    let said = on_a_full_disk(&["man", manual.to_str().unwrap()]);
+    assert_eq!(said.status, 1, "{said:?}");
+    // A path that is wrong is another matter.
+    for path in ["nosuch/picture.mmd", "topology.toml/picture.mmd", "."] {
+        let path = folder.path().join(path);
+        let said = leveret(&["topology", "graph", &topology, "-o", path.to_str().unwrap()]);
+        assert_eq!(said.status, 2, "{path:?}: {said:?}");
+    }
+    assert_eq!(leveret(&["man", &topology]).status, 2);
+    let said = leveret(&["topology", "graph", &topology, "-o", "/dev/stdout"]);
+    assert!(said.status == 0 && said.out.starts_with("flowchart"), "{said:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_error_is_a_line_of_json_if_results_are() {
+    let (place, folder) = (Place::new().await, files());
+    place.run(&["topology", "apply", folder.path().join("topology.toml").to_str().unwrap()]).ok();
+    place.run(&["publish", "q", "x"]).ok();
+    for (arguments, input, words) in [
+        (&["publish", "nosuch", "--lines"][..], "a\nb\n", "line 2"),
+        (&["parking", "import", "q"], "no JSON\n", "line 1"),
+        (&["parking", "move", "q", "--to-queue", "nosuch"], "", "message 1"),
+        (&["status", "q", "--management", "http://127.0.0.1:1"], "", "not counted"),
+        (&["get", "q", "--take", "--count", "2", "--url", "amqp://127.0.0.1:1"], "", "refused"),
+    ] {
+        let said = place.run_with_input(&[arguments, &["--json"]].concat(), input);
+        let told = |line: &str| serde_json::from_str::<serde_json::Value>(line).expect(line);
+        let errors: Vec<_> = said.err.lines().map(told).collect();
+        let is_told = |error: &serde_json::Value| error["error"].as_str().unwrap().contains(words);
+        assert!(errors.iter().any(is_told), "{arguments:?}: {said:?}");
+        // What the command as a whole came to is the last one.
+        let statuses: Vec<_> = errors.iter().map(|error| error["status"].as_i64()).collect();
+        let last = (said.status != 0).then_some(Some(said.status.into()));
+        let parts = statuses.len() - usize::from(last.is_some());
+        let expected: Vec<_> = std::iter::repeat_n(None, parts).chain(last).collect();
+        assert_eq!(statuses, expected, "{arguments:?}: {said:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_hangs_ends_with_a_line_of_json_if_results_are() {
+    let (place, client) = Place::with(Topology::new().queue(Queue::classic("q"))).await;
+    let mut command = place.program(&["parking", "import", "q", "--json"]);
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = child.unwrap();
+    // More lines are awaited, by a read that nothing interrupts.
+    let mut stdin = child.stdin.take().unwrap();
+    std::io::Write::write_all(&mut stdin, b"{\"body\":\"x\"}\n").unwrap();
+    place.until_has(&client, "q", 1).await;
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    let said = output_of_child(child).await;
+    let told: serde_json::Value = serde_json::from_str(&said.err).expect(&said.err);
+    assert!(said.status == 143 && told["status"] == 143, "{said:?}");
+    drop(stdin);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_name_of_a_field_forges_no_line() {
+    let (place, folder) = (Place::new().await, tempfile::tempdir().unwrap());
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let toml = "\"x\\nleveret: forged\" = 1\n";
+    fs::write(path("wrong.toml"), toml).unwrap();
+    fs::write(path("wrong.yaml"), "\"x\\nleveret: forged\": 1\n").unwrap();
+    fs::write(path("wrong.jsonl"), "{\"x\\nleveret: forged\":1,\"body\":\"x\"}\n").unwrap();
+    fs::write(path("topology.toml"), "[[queue]]\nname = \"lot\"\n").unwrap();
+    place.run(&["topology", "apply", &path("topology.toml")]).ok();
+    let (_serving, address) = answering("\"x\\nleveret: forged\" = 1\n").await;
+    let (toml, yaml) = (path("wrong.toml"), path("wrong.yaml"));
+    for arguments in [
+        &["topology", "graph", &toml][..],
+        &["topology", "graph", &yaml],
+        &["run", &toml, "--check"],
+        &["run", &yaml, "--check"],
+        &["parking", "import", "lot", &path("wrong.jsonl")],
+        &["topology", "export", &address],
+    ] {
+        let said = output_of(place.program(arguments)).await;
+        assert!(said.status != 0 && said.err.contains("forged"), "{arguments:?}: {said:?}");
+        let is_forged = said.err.lines().any(|line| line.starts_with("leveret: forged"));
+        assert!(!is_forged, "{arguments:?}: {said:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_exported_topology_has_the_same_names_with_invisible_characters_escaped() {
+    let place = Place::new().await;
+    let (_serving, address) = answering("[[queue]]\nname = \"a\u{202e}b\u{e0041}\"\n").await;
+    let said = output_of(place.program(&["topology", "export", &address])).await.ok();
+    assert_eq!(said, "[[queue]]\nname = \"a\\u202eb\\U000e0041\"\n");
+    // In single quotes, TOML has no escapes.
+    let (_serving, address) = answering("[[queue]]\nname = 'a\u{202e}\"'\n").await;
+    let said = output_of(place.program(&["topology", "export", &address])).await;
+    assert!(said.status == 1 && said.err.contains("invisible"), "{said:?}");
+    assert!(!is_on_both(&said, "\u{202e}"), "{said:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_question_that_cannot_be_shown_is_not_answered() {
+    let (place, client) = Place::with(Topology::new().queue(Queue::classic("q"))).await;
+    place.run(&["publish", "q", "x"]).ok();
+    let mut command = Command::new("sh");
+    command.args(["-c", r#"exec "$0" "$@" 2>/dev/full"#, env!("CARGO_BIN_EXE_leveret")]);
+    command.args(["parking", "purge", "q", "--url", place.url()]);
+    let (shown, status) = on_a_terminal(command, "y\n");
+    assert_eq!(status, 1, "{shown}");
+    place.until_has(&client, "q", 1).await;
+}
+
+#[test]
+fn a_service_whose_two_files_have_another_queue_of_one_name_is_refused() {
+    let folder = files();
+    let service = folder.path().join("service.toml");
+    let of_type = |queue_type: &str| {
+        let inner = format!("[[topology.queue]]\nname = \"q\"\ntype = {queue_type:?}\n");
+        let text = "[[consumer]]\nqueue = \"q\"\ncommand = [\"cat\"]\n";
+        fs::write(&service, format!("topology-file = \"topology.toml\"\n{text}{inner}")).unwrap();
+        leveret(&["run", service.to_str().unwrap(), "--check"])
+    };
+    let there = "[[queue]]\nname = \"q\"\ntype = \"quorum\"\n";
+    fs::write(folder.path().join("topology.toml"), there).unwrap();
+    of_type("quorum").ok();
+    let said = of_type("classic");
+    assert!(said.status == 2 && said.err.contains("queue \"q\" is described"), "{said:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -572,6 +793,22 @@ async fn a_name_that_is_too_long_in_a_file_is_a_wrong_file() {
     for command in ["plan", "apply"] {
         let said = place.run(&["topology", command, topology]);
         assert!(said.status == 2 && is_on_both(&said, "at most 255"), "{said:?}");
+    }
+    let (service, long) = (folder.path().join("service.toml"), "x".repeat(256));
+    let consumer = "[[consumer]]\nqueue = \"q\"\ncommand = [\"cat\"]\n";
+    let queue = format!("{consumer}[[topology.queue]]\nname");
+    for text in [
+        format!("[[consumer]]\nqueue = {long:?}\ncommand = [\"cat\"]\n"),
+        format!("[[service]]\nname = {long:?}\ncommand = [\"cat\"]\n"),
+        format!("[[service]]\nname = \"s\"\nexchange = {long:?}\ncommand = [\"cat\"]\n"),
+        format!("{consumer}[[topology.exchange]]\nname = {long:?}\ntype = \"topic\"\n"),
+        format!("{queue} = {long:?}\n"),
+        format!("{queue} = \"q\"\nbind = [{{ exchange = \"x\", key = {long:?} }}]\n"),
+        format!("{queue} = \"q\"\nbind = [{{ exchange = {long:?} }}]\n"),
+    ] {
+        fs::write(&service, &text).unwrap();
+        let said = leveret(&["run", service.to_str().unwrap(), "--check"]);
+        assert!(said.status == 2 && said.err.contains("at most 255"), "{text}: {said:?}");
     }
 }
 

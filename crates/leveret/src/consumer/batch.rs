@@ -22,6 +22,7 @@ use crate::inbox::once::{Once, is_done, is_permanent, kept};
 use crate::inbox::{Changes, OpenedBatch, Standing};
 use crate::retry::{Classifiers, Diagnosis};
 use crate::telemetry::Consumed;
+use crate::text::escape;
 use crate::trace::TraceContext;
 
 /// How messages are put together.
@@ -249,7 +250,7 @@ impl Handling {
     }
 
     async fn handle_each(&self, batch: Vec<Delivery>, once: &Once, error: &BoxError) -> Summary {
-        tracing::debug!("a batch is handled one by one: {error}");
+        tracing::debug!("a batch is handled one by one: {}", escape(&error.to_string()));
         let mut summary = Summary::default();
         for delivery in batch {
             summary.add(Box::pin(self.handle_once(vec![delivery], once)).await);

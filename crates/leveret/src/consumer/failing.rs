@@ -278,9 +278,13 @@ impl Failing {
     /// What cannot be moved now is not lost: it goes back to its queue, and comes again.
     async fn give_back(&self, delivery: Delivery, origin: &Origin, error: &Error) -> Summary {
         let queue = delivery.queue();
+        let (routing_key, message_id) = identity(&delivery);
         tracing::error!(
             queue,
-            "a failed message goes back to its queue, because it cannot be moved: {error}"
+            routing_key,
+            message_id,
+            "a failed message goes back to its queue, because it cannot be moved: {}",
+            escape(&error.to_string())
         );
         sleep(PAUSE).await;
         self.requeue(delivery, origin).await;
@@ -298,8 +302,15 @@ impl Failing {
             if error.kind() == ErrorKind::Closed || !delivery.is_held() {
                 return report(delivery.requeue());
             }
+            let (routing_key, message_id) = identity(&delivery);
+            let text = escape(&error.to_string());
             if is_for_good(&error, &delivery) {
-                tracing::warn!(queue, "a message is requeued, which may be counted: {error}");
+                tracing::warn!(
+                    queue,
+                    routing_key,
+                    message_id,
+                    "a message is requeued, which may be counted: {text}"
+                );
                 return report(delivery.requeue());
             }
             if error.kind() == ErrorKind::Invalid {
@@ -308,7 +319,12 @@ impl Failing {
                 unmark(&mut parcel, &delivery);
                 parcel.properties.expiration = expiration;
             }
-            tracing::error!(queue, "a message cannot be put into its queue anew yet: {error}");
+            tracing::error!(
+                queue,
+                routing_key,
+                message_id,
+                "a message cannot be put into its queue anew yet: {text}"
+            );
             sleep(PAUSE).await;
         }
         report(delivery.ack());
@@ -346,7 +362,14 @@ impl Failing {
                         && delivery.is_held() =>
                 {
                     let queue = delivery.queue();
-                    tracing::error!(queue, "a failed message cannot be moved yet: {error}");
+                    let (routing_key, message_id) = identity(delivery);
+                    tracing::error!(
+                        queue,
+                        routing_key,
+                        message_id,
+                        "a failed message cannot be moved yet: {}",
+                        escape(&error.to_string())
+                    );
                     sleep(PAUSE).await;
                 }
                 other => return other,
@@ -413,7 +436,7 @@ impl Failing {
 }
 
 /// By what a person finds a message again: its routing key and its id.
-fn identity(delivery: &Delivery) -> (String, Option<String>) {
+pub(super) fn identity(delivery: &Delivery) -> (String, Option<String>) {
     let id = delivery.properties().message_id.as_ref().map(|id| id.to_str_lossy().into_owned());
     (delivery.routing_key().to_str_lossy().into_owned(), id)
 }

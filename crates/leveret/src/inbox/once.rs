@@ -12,6 +12,7 @@ use crate::consumer::{BoxError, Call, Incoming};
 use crate::message::Message;
 use crate::retry::{Diagnosis, Failure, Verdict};
 use crate::telemetry::Remembered;
+use crate::text::escape;
 
 /// How long a message is held while its inbox cannot be asked. Then it goes back to its queue, where others may have it.
 const HOLD: Duration = Duration::from_secs(30);
@@ -123,11 +124,13 @@ impl Once {
             if began.elapsed() + pause >= HOLD {
                 tracing::error!(
                     queue,
-                    "a message goes back to its queue: its inbox cannot be asked: {error}"
+                    "a message goes back to its queue: its inbox cannot be asked: {}",
+                    escape(&error.to_string())
                 );
                 return Err(Failure::requeue(error).kind("inbox").into());
             }
-            tracing::warn!(queue, "a message waits: its inbox cannot be asked: {error}");
+            let text = escape(&error.to_string());
+            tracing::warn!(queue, "a message waits: its inbox cannot be asked: {text}");
             sleep(pause).await;
             pause = (2 * pause).min(PAUSES.1);
         }

@@ -23,7 +23,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
 
-use super::{Binding, Exchange, ExchangeKind, Overflow, Queue, QueueType, Topology};
+use super::{Binding, Exchange, ExchangeKind, Overflow, Queue, QueueType, Topology, drop_repeated};
 use crate::amqp::{Array, Table, Value};
 use crate::error::{Error, ErrorKind};
 use crate::text::without_value;
@@ -250,12 +250,8 @@ impl From<File> for Topology {
 
 /// Each once. Those of different objects differ anyway.
 fn bindings_of(bind: &[FileBinding], to: impl Fn(String, String) -> Binding) -> Vec<Binding> {
-    let mut bindings = Vec::new();
-    for binding in bind.iter().map(|binding| binding.to(&to)) {
-        if !bindings.contains(&binding) {
-            bindings.push(binding);
-        }
-    }
+    let mut bindings = bind.iter().map(|binding| binding.to(&to)).collect();
+    drop_repeated(&mut bindings);
     bindings
 }
 

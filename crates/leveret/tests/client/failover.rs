@@ -269,7 +269,20 @@ async fn a_broker_that_accepts_and_does_not_answer_is_passed_over() {
 
 /// What was logged in this thread.
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    /// Collects what is logged, until what this returns is dropped.
+    pub(crate) fn collect(&self) -> tracing::subscriber::DefaultGuard {
+        let log = self.clone();
+        let format = tracing_subscriber::fmt().with_ansi(false);
+        tracing::subscriber::set_default(format.with_writer(move || log.clone()).finish())
+    }
+
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
 
 impl io::Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -285,14 +298,11 @@ impl io::Write for Log {
 #[tokio::test(start_paused = true)]
 async fn without_a_broker_connecting_says_so_at_once_and_gives_up_after_seconds() {
     let log = Log::default();
-    let writer = log.clone();
-    let subscriber =
-        tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-    let _logging = tracing::subscriber::set_default(subscriber);
+    let _logging = log.collect();
     let began = Instant::now();
     let mut connecting = Box::pin(Client::connect("amqp://127.0.0.1:1"));
     assert!(tokio::time::timeout(Duration::from_secs(1), &mut connecting).await.is_err());
-    let logged = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let logged = log.text();
     assert!(logged.contains("WARN"), "{logged}");
     assert!(logged.contains("cannot connect to amqp://guest@127.0.0.1:1"), "{logged}");
     let error = connecting.await.unwrap_err();

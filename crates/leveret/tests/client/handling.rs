@@ -11,6 +11,7 @@ use leveret::{
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
+use crate::client::failover::Log;
 use crate::{broker, client_with, depth, soon, unsettled};
 
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
@@ -414,6 +415,24 @@ async fn at_most_once_skips_what_was_delivered_before() {
     let summary: Summary = soon("the end", runner.run_until(stop)).await.unwrap();
     assert_eq!((summary.skipped, summary.failed, summary.handled), (1, 1, 0));
     assert_eq!(depth(&broker, "q"), Some(0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_that_fails_at_most_once_is_named_on_one_line_of_the_log() {
+    let log = Log::default();
+    let _logging = log.collect();
+    let client = client_with(&broker(), Queue::classic("q")).await;
+    let publisher = client.publisher("").build().await.unwrap();
+    publisher.publish("q", Message::new("1").message_id("17")).await.unwrap();
+    let handler = async || Err::<(), _>("one\nforged");
+    let runner = client.consumer("q").at_most_once().handle(handler);
+    let stop = tokio::time::sleep(Duration::from_secs(5));
+    soon("the end", runner.run_until(stop)).await.unwrap();
+    let logged = log.text();
+    let line = logged.lines().find(|line| line.contains("not tried again")).expect(&logged);
+    for part in ["queue=\"q\"", "routing_key=\"q\"", "message_id=\"17\"", "one\\nforged"] {
+        assert!(line.contains(part), "{part} is not in {line}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

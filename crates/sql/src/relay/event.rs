@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use leveret::text::escape;
 use tokio::sync::broadcast;
 
 use super::health::Side;
@@ -54,14 +55,16 @@ impl fmt::Display for RelayEvent {
         match self {
             RelayEvent::Refused { id, exchange, routing_key, error } => write!(
                 f,
-                "message {id} of the outbox, for {exchange:?}, {routing_key:?}, is tried again later: {error}"
+                "message {id} of the outbox, for {exchange:?}, {routing_key:?}, is tried again later: {}",
+                escape(error)
             ),
             RelayEvent::SetAside { id, exchange, routing_key, error } => write!(
                 f,
-                "message {id} of the outbox, for {exchange:?}, {routing_key:?}, is set aside: {error}"
+                "message {id} of the outbox, for {exchange:?}, {routing_key:?}, is set aside: {}",
+                escape(error)
             ),
             RelayEvent::Interrupted { side, error } => {
-                write!(f, "the relay has no {side} now: {error}")
+                write!(f, "the relay has no {side} now: {}", escape(error))
             }
             RelayEvent::Resumed { side } => write!(f, "the relay's {side} is back"),
         }
@@ -108,5 +111,23 @@ impl Announcer {
         }
         // Nobody listening is no error.
         let _ = self.0.send(event);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_one_line_whatever_the_error_says() {
+        let [exchange, routing_key] = ["x", "k"].map(str::to_owned);
+        let error = "a\nforged".to_owned();
+        for event in [
+            RelayEvent::Interrupted { side: Side::Database, error: error.clone() },
+            RelayEvent::Refused { id: 1, exchange, routing_key, error },
+        ] {
+            let text = event.to_string();
+            assert!(text.ends_with("a\\nforged"), "{text}");
+        }
     }
 }
