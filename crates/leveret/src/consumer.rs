@@ -518,9 +518,9 @@ impl ConsumerBuilder {
     }
 
     /// With a prefetch that suits its handlers, unless one was set. Says whether that is for its workers alone.
-    fn with_prefetch_for_handlers(mut self) -> (Self, bool) {
-        let (prefetch, is_for_workers) =
-            prefetch::for_handlers(&self.client, &self.settings, &self.running);
+    fn with_prefetch_for_handlers(mut self, retry: &dyn Profile) -> (Self, bool) {
+        let Self { client, settings, running, .. } = &self;
+        let (prefetch, is_for_workers) = prefetch::for_handlers(client, settings, running, retry);
         self.settings.prefetch = Some(prefetch);
         (self, is_for_workers)
     }

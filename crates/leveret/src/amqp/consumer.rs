@@ -44,8 +44,9 @@ struct State {
     waiting: VecDeque<Letter>,
     /// The bodies of those that wait.
     bytes: usize,
-    /// How many deliveries came, and the tag of the last one.
+    /// How many deliveries came, and the tags of the first and the last one.
     delivered: u64,
+    first_tag: u64,
     last_tag: u64,
     waker: Option<Waker>,
     end: Option<End>,
@@ -120,6 +121,9 @@ impl ConsumerQueue {
             return Some(delivery);
         }
         state.bytes += delivery.body.len();
+        if state.delivered == 0 {
+            state.first_tag = delivery.method.tag;
+        }
         state.delivered += 1;
         state.last_tag = delivery.method.tag;
         state.waiting.push_back(delivery);
@@ -190,8 +194,12 @@ impl Pulse {
         let (Some(queue), Some(link)) = (self.queue.upgrade(), self.link.upgrade()) else {
             return false;
         };
-        let last = lock(&queue.state).last_tag;
-        lock(&link.channel.settled).lowest() > last
+        let (first, last) = {
+            let state = lock(&queue.state);
+            (state.first_tag, state.last_tag)
+        };
+        // Another consumer of the channel may have left some before.
+        lock(&link.channel.settled).contains_all(first..=last)
     }
 
     /// Its channel, to ask the broker something on. None if the consumer is gone.

@@ -44,6 +44,16 @@ impl Settled {
             || self.runs.get(self.run_from(number)).is_some_and(|run| run.contains(&number))
     }
 
+    /// Whether all of these are done.
+    pub(super) fn contains_all(&self, numbers: RangeInclusive<u64>) -> bool {
+        let (first, last) = numbers.into_inner();
+        let is_in_run = || {
+            let run = self.runs.get(self.run_from(first));
+            run.is_some_and(|run| run.contains(&first) && run.contains(&last))
+        };
+        last < self.lowest || is_in_run()
+    }
+
     /// The place of the first run that does not end before this number.
     fn run_from(&self, number: u64) -> usize {
         match self.runs.back() {
@@ -202,6 +212,8 @@ mod tests {
                     prop_assert_eq!(settled.mark(number), expected);
                 }
                 prop_assert_eq!(settled.lowest(), (1..).find(|n| !model.contains(n)).unwrap());
+                let has_all = (number..number + 3).all(|n| model.contains(&n));
+                prop_assert_eq!(settled.contains_all(number..=number + 2), has_all);
             }
         }
     }

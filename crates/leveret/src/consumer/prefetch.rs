@@ -6,6 +6,7 @@
 
 use super::{Running, Settings};
 use crate::client::Client;
+use crate::retry::Profile;
 use crate::topology::{Queue, QueueType};
 
 /// Deliveries that nobody else could take: one round trip brings many.
@@ -13,11 +14,18 @@ const UNSHARED: u16 = 100;
 
 /// The prefetch of a consumer with handlers, and whether that is for its workers alone: then failed messages that cannot be moved
 /// must not use it up.
-pub(super) fn for_handlers(client: &Client, settings: &Settings, running: &Running) -> (u16, bool) {
+pub(super) fn for_handlers(
+    client: &Client,
+    settings: &Settings,
+    running: &Running,
+    retry: &dyn Profile,
+) -> (u16, bool) {
     let workers = u16::try_from(running.workers).unwrap_or(u16::MAX);
+    // Failed messages that go back to the head of their queue would come again before any other. A pool shares all the same.
+    let holds_failed = retry.holds_failed() && running.subscribers == 1;
     match settings.prefetch {
         Some(prefetch) => (prefetch, false),
-        None if !is_shared(client, settings, running) => {
+        None if holds_failed || !is_shared(client, settings, running) => {
             (workers.saturating_mul(2).max(UNSHARED), false)
         }
         None => (workers, true),

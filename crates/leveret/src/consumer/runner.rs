@@ -163,7 +163,8 @@ impl Runner {
         let starting = async {
             builder.declare().await?;
             let failing = Failing::start(&builder, counts.clone()).await?;
-            let (subscriber, is_for_workers) = builder.clone().with_prefetch_for_handlers();
+            let (subscriber, is_for_workers) =
+                builder.clone().with_prefetch_for_handlers(&**failing.profile());
             let mut pool = Vec::new();
             for _ in 0..running.subscribers {
                 pool.push(subscriber.clone().begin(failing.profile()).await?);
@@ -262,6 +263,9 @@ struct Loop {
 
 /// How long failed messages may use up half of the prefetch: less than what cannot be moved is held for before it goes back.
 const HELD: Duration = Duration::from_millis(250);
+
+/// The number of no consumer that could be replaced.
+const NO_CONSUMER: u64 = u64::MAX;
 
 /// So many failed messages are held beside the prefetch at most.
 const MAX_HELD: usize = 32;
@@ -367,7 +371,7 @@ impl Loop {
                 () = done.settled() => continue,
                 next = deliveries.next(), if at_work.beside.len() < self.workers => next,
                 () = &mut stopped => break Ok(()),
-                () = until(used_up) => {
+                () = until(used_up), if at_work.beside.len() < self.workers => {
                     let mut renewing = std::pin::pin!(deliveries.renew());
                     let renewed = loop {
                         tokio::select! {
@@ -383,8 +387,8 @@ impl Loop {
             };
             match next {
                 Some(Ok(delivery)) => {
-                    let shared = Arc::clone(&self.shared);
-                    let handling = async move { shared.handle(delivery).await };
+                    let (shared, consumer) = (Arc::clone(&self.shared), done.consumer);
+                    let handling = async move { (consumer, shared.handle(delivery).await) };
                     at_work.beside.push(AssertUnwindSafe(handling).catch_unwind());
                 }
                 Some(Err(error)) => break Err(error),
@@ -419,9 +423,9 @@ struct AtWork<F: Future + Send + 'static> {
     have_tasks: bool,
 }
 
-impl<F: Future<Output = std::thread::Result<Handled>> + Send + 'static> AtWork<F> {
-    /// Waits until one more is handled. `None` if there is none.
-    async fn next(&mut self) -> Option<Result<Handled, Panicked>> {
+impl<F: Future<Output = std::thread::Result<(u64, Handled)>> + Send + 'static> AtWork<F> {
+    /// Waits until one more is handled, of a consumer with this number. `None` if there is none.
+    async fn next(&mut self) -> Option<Result<(u64, Handled), Panicked>> {
         let handled = poll_fn(|context| self.beside.poll_next(context)).await?;
         Some(handled.map_err(|_| Panicked))
     }
@@ -484,24 +488,27 @@ impl Done {
             }
             Err(diagnosis) => {
                 if let Some(delivery) = at_hand.take() {
-                    self.settle(delivery, *diagnosis, shared);
+                    self.settle(self.consumer, delivery, *diagnosis, shared);
                 }
             }
         }
     }
 
-    fn join(&mut self, handled: Result<Handled, Panicked>, shared: &Shared) {
+    fn join(&mut self, handled: Result<(u64, Handled), Panicked>, shared: &Shared) {
         match handled {
-            Ok(Ok(fate)) => self.summary.count(fate),
-            Ok(Err(failed)) => self.settle(failed.0, failed.1, shared),
+            Ok((_, Ok(fate))) => self.summary.count(fate),
+            Ok((consumer, Err(failed))) => self.settle(consumer, failed.0, failed.1, shared),
             Err(_) => self.summary.failed += 1,
         }
     }
 
-    fn settle(&mut self, delivery: Delivery, diagnosis: Diagnosis, shared: &Shared) {
-        let (failing, consumer) = (Arc::clone(&shared.failing), self.consumer);
+    fn settle(&mut self, consumer: u64, delivery: Delivery, diagnosis: Diagnosis, shared: &Shared) {
+        let failing = Arc::clone(&shared.failing);
+        // Another consumer of a stream would begin elsewhere.
+        let is_of_stream = delivery.header("x-stream-offset").is_some();
+        let consumer = if is_of_stream { NO_CONSUMER } else { consumer };
         self.settling.spawn(async move { (consumer, failing.settle(delivery, diagnosis).await) });
-        self.hold(self.held + 1);
+        self.hold(self.held + usize::from(consumer == self.consumer));
     }
 
     /// So many failed messages of the present consumer are being settled. With fewer than half of the prefetch, most workers

@@ -64,12 +64,15 @@ impl Source {
         }
     }
 
-    /// Begins once more, on the channel of the consumer that there is. `None` if that cannot be now.
-    pub(super) async fn beside(&self, consumer: &Consumer) -> Option<Consumer> {
+    /// Begins once more, on the channel of the consumer that there is. No error means that it took too long.
+    pub(super) async fn beside(
+        &self,
+        consumer: &Consumer,
+    ) -> Result<Consumer, Option<amqp::Error>> {
         let channel: Channel = consumer.channel();
         let name = self.core.remembered.name_of(&self.settings.queue);
         let begun = channel.consume(&name, self.options.clone());
-        timeout(self.core.options.timeout, begun).await.ok()?.ok()
+        timeout(self.core.options.timeout, begun).await.map_err(|_| None)?.map_err(Some)
     }
 
     /// Begins again after a loss, when the broker is back. What it refuses is tried again for a while.

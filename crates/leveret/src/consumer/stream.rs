@@ -1,6 +1,7 @@
 //! The stream of deliveries that an application reads.
 
 use std::fmt;
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -11,7 +12,7 @@ use tokio::time::timeout;
 
 use super::incoming::Common;
 use super::source::Source;
-use crate::amqp::{self, Channel, Consumer, Tx};
+use crate::amqp::{self, Channel, Consumer, ReplyCode, Tx};
 use crate::client::Client;
 use crate::delivery::Delivery;
 use crate::error::Error;
@@ -28,6 +29,7 @@ pub struct Deliveries {
     /// A cancelled consumer on the channel of the live one. Deliveries of one channel come in the order of the queue, so those
     /// of both are handed out in the order of their tags.
     replaced: Option<Consumer>,
+    may_renew: bool,
     client: Client,
     common: Arc<Common>,
 }
@@ -57,19 +59,26 @@ impl Deliveries {
         client: Client,
         common: Arc<Common>,
     ) -> Self {
-        Deliveries { source, state: State::Live(consumer), replaced: None, client, common }
+        Deliveries {
+            source,
+            state: State::Live(consumer),
+            replaced: None,
+            may_renew: true,
+            client,
+            common,
+        }
     }
 
     /// The next delivery, or the reason why there is none any more, or `None` once it ended.
     ///
     /// Nothing is lost if the future is dropped.
     pub async fn next(&mut self) -> Option<Result<Delivery, Error>> {
-        std::future::poll_fn(|context| self.poll_delivery(context)).await
+        poll_fn(|context| self.poll_delivery(context)).await
     }
 
     /// Waits until there is one to be [taken](Self::take_ready): true. False once it ended, after the reason for it.
     pub(super) async fn ready(&mut self) -> Result<bool, Error> {
-        std::future::poll_fn(|context| self.poll_ready(context)).await
+        poll_fn(|context| self.poll_ready(context)).await
     }
 
     /// The next delivery, if it is here already.
@@ -87,11 +96,23 @@ impl Deliveries {
     /// Replaces the consumer by a new one on its channel, which has a prefetch of its own. What is unsettled stays. False if
     /// the old one stays: there is none that is live, it has a delivery, or the broker does not begin another.
     pub(super) async fn renew(&mut self) -> bool {
+        // A loss is not passed over: the stream resumes then.
+        let has_news = poll_fn(|context| Poll::Ready(self.poll_live(context).is_ready())).await;
         let State::Live(old) = &mut self.state else { return false };
-        if old.first_tag().is_some() || self.replaced.is_some() {
+        if has_news || self.replaced.is_some() || !self.may_renew {
             return false;
         }
-        let Some(new) = self.source.beside(old).await else { return false };
+        let new = match self.source.beside(old).await {
+            Ok(new) if old.pulse().is_alive() => new,
+            Ok(_) => return false,
+            // To be refused costs the channel, or the connection: the broker is not asked again.
+            Err(error) => {
+                let code = error.and_then(|error| error.reply_code());
+                let refused = [ReplyCode::ACCESS_REFUSED, ReplyCode::NOT_ALLOWED];
+                self.may_renew = code.is_none_or(|code| !refused.contains(&code));
+                return false;
+            }
+        };
         self.source.began(&new);
         self.replaced = Some(std::mem::replace(old, new));
         // Once the broker has agreed, no more deliveries come for the old one. Should it not agree, the channel is lost.

@@ -65,6 +65,10 @@ impl Profile for InPlace {
         }
     }
 
+    fn holds_failed(&self) -> bool {
+        true
+    }
+
     /// Nobody counts what goes back to its queue.
     fn failures(&self, _properties: &RawProperties, _queue: &str) -> u32 {
         0

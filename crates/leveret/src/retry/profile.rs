@@ -76,6 +76,11 @@ pub(crate) trait Profile: Debug + Send + Sync {
         false
     }
 
+    /// Whether failed messages wait at their consumer, and take up its prefetch meanwhile.
+    fn holds_failed(&self) -> bool {
+        false
+    }
+
     /// The same message for the end of its queue, as a new one whose deliveries nobody has counted. By default it comes by
     /// the default exchange, under the name of the queue, and says where it had come from.
     fn anew(&self, delivery: &Delivery, queue: &str, origin: &Origin) -> Parcel {

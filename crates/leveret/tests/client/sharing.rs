@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use leveret::{Client, ClientEvent, ConsumerBuilder, Queue};
+use leveret::{Client, ClientEvent, ConsumerBuilder, Queue, Retry};
 use leveret_broker::{Broker, Profile};
 use leveret_testkit::eventually;
 use tokio::sync::mpsc;
@@ -23,6 +23,12 @@ async fn a_pool_handles_as_many_messages_at_a_time_as_it_has_subscribers() {
 async fn a_pool_of_an_exclusive_queue_is_busy() {
     let (_broker, client, _) = two().await;
     sharing::a_pool_of_an_exclusive_queue(&client).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn messages_that_fail_in_place_keep_no_others_waiting() {
+    let (_broker, client, _) = two().await;
+    sharing::beside_messages_that_fail_in_place(&client).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -139,6 +145,9 @@ async fn messages_that_no_other_consumer_could_handle_are_taken_in_large_pieces(
     assert_eq!(taken_by(single(), |consumer| consumer.workers(80)).await, 160);
     let classic = || Queue::classic("q");
     assert_eq!(taken_by(classic(), ConsumerBuilder::exclusive).await, 100);
+    // Failed messages stay with it and take up its prefetch.
+    let in_place = |consumer: ConsumerBuilder| consumer.retry(Retry::in_place(Duration::ZERO));
+    assert_eq!(taken_by(classic(), in_place).await, 100);
 }
 
 #[tokio::test(start_paused = true)]

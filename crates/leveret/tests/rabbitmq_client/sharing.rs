@@ -23,6 +23,12 @@ async fn a_pool_of_an_exclusive_queue_is_busy() {
 }
 
 #[tokio::test]
+async fn messages_that_fail_in_place_keep_no_others_waiting() {
+    let (_vhost, client, _) = two().await;
+    sharing::beside_messages_that_fail_in_place(&client).await;
+}
+
+#[tokio::test]
 async fn waiting_messages_are_shared_by_two_clients() {
     let (_vhost, one, other) = two().await;
     sharing::two_clients(&one, &other).await;

@@ -17,6 +17,8 @@ use tokio::sync::Barrier;
 /// Long enough for anything that is going to happen.
 const SOON: Duration = Duration::from_secs(60);
 
+const SECOND: Duration = Duration::from_secs(1);
+
 /// Fails the test if something takes longer than anything should.
 async fn soon<F: IntoFuture>(what: &str, future: F) -> F::Output {
     match tokio::time::timeout(SOON, future).await {
@@ -82,10 +84,42 @@ pub async fn a_pool(client: &Client) {
     }
 }
 
-/// No other program can read an exclusive queue, but the subscribers of its pool can.
+/// No other program can read an exclusive queue, but the subscribers of its pool can. Its failed messages wait in place.
 pub async fn a_pool_of_an_exclusive_queue(client: &Client) {
     filled(client, Queue::classic("own").exclusive(), 70).await;
     are_all_busy(vec![(client.consumer("own").subscribers(7), 7)], 70).await;
+    filled(client, Queue::quorum("q"), 70).await;
+    let pool = client.consumer("q").subscribers(7).retry(Retry::in_place(Duration::ZERO));
+    are_all_busy(vec![(pool, 7)], 70).await;
+}
+
+/// Messages that go back to the head of their queue after a while do not keep the others from being handled.
+pub async fn beside_messages_that_fail_in_place(client: &Client) {
+    for (pause, bad) in
+        [(Duration::from_millis(1), 1), (Duration::from_millis(200), 1), (SECOND, 4)]
+    {
+        filled(client, Queue::classic("q"), 0).await;
+        let publisher = soon("a publisher", client.publisher("").build()).await.unwrap();
+        let bodies = std::iter::repeat_n("bad", bad).chain(["good"; 20]);
+        let batch = bodies.map(|body| ("q", body));
+        soon("confirms", publisher.publish_batch(batch)).await.unwrap();
+        let round = Round::of(1);
+        let handler = async |State(round): State<Round>, body: String| match body.as_str() {
+            "bad" => Err("not now"),
+            _ => {
+                round.meet(1).await;
+                Ok(())
+            }
+        };
+        let consumer = client.consumer("q").retry(Retry::in_place(pause)).drain(Duration::ZERO);
+        let all_good = round.until_handled(20);
+        let runner = consumer.state(round.clone()).handle(handler);
+        let summary = soon("the end", runner.run_until(all_good)).await.unwrap();
+        assert_eq!(summary.handled, 20);
+        soon("a delete", client.delete_queue("q", leveret::amqp::DeleteQueue::default()))
+            .await
+            .unwrap();
+    }
 }
 
 /// Two programs share what waited before they began.
@@ -95,9 +129,6 @@ pub async fn two_clients(one: &Client, other: &Client) {
         let consumer = |client: &Client| (client.consumer("q").workers(workers), workers);
         are_all_busy(vec![consumer(one), consumer(other)], 40).await;
     }
-    filled(one, Queue::quorum("q"), 40).await;
-    let consumer = |client: &Client| client.consumer("q").retry(Retry::in_place(Duration::ZERO));
-    are_all_busy(vec![(consumer(one), 1), (consumer(other), 1)], 40).await;
 }
 
 pub async fn two_instances_of_a_service(one: &Client, other: &Client) {
