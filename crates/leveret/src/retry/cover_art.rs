@@ -119,11 +119,17 @@ impl CoverArt {
         self
     }
 
-    /// A kind of jobs whose queue has this name, bound with this key. It takes the place of one with the same key.
+    /// A kind of jobs whose queue has this name, bound with this key. It takes the place of one with the same key, and of a
+    /// known kind whose queue has that name.
     pub fn job(mut self, queue: impl Into<String>, key: impl Into<String>) -> Self {
         let job = Job { key: key.into(), queue: Some(queue.into()) };
-        self.jobs.retain(|known| known.key != job.key);
-        self.jobs.push(job);
+        let queue = self.queue_of(&job);
+        let mut jobs = std::mem::take(&mut self.jobs);
+        jobs.retain(|known| {
+            known.key != job.key && (known.queue.is_some() || self.queue_of(known) != queue)
+        });
+        jobs.push(job);
+        self.jobs = jobs;
         self
     }
 

@@ -295,21 +295,25 @@ impl Orb {
         traps::check_work_queue(work, &self.policy)?;
         let name = work.name().to_owned();
         let topology = self.shared().queue(queue.bind(self.exchange.as_str(), name.as_str()));
+        self.check(Some(&name), &topology)?;
+        Ok(topology)
+    }
+
+    /// Checks that names and keys lead each message to one queue, with a work queue if there is one.
+    fn check(&self, work: Option<&str>, topology: &Topology) -> Result<(), Error> {
         let (redelivery, wait, parked) = (&self.redelivery, &self.wait, &self.parked);
-        let queues = vec![&*name, &redelivery.queue, &wait.queue, &parked.queue];
-        let routes = [
-            (
-                "a rejected message",
-                &*redelivery.exchange,
-                Some(&*redelivery.key),
-                &*redelivery.queue,
-            ),
-            ("a message that has to wait", &wait.exchange, Some(&wait.key), &wait.queue),
-            ("a message that is sent back", &self.exchange, Some(&name), &name),
+        let (rejected, waits) = (Some(&*redelivery.key), Some(&*wait.key));
+        let mut queues = vec![&*redelivery.queue, &wait.queue, &parked.queue];
+        let mut routes = vec![
+            ("a rejected message", &*redelivery.exchange, rejected, &*redelivery.queue),
+            ("a message that has to wait", &wait.exchange, waits, &wait.queue),
             ("a parked message", &parked.exchange, None, &parked.queue),
         ];
-        traps::check_routes(&name, &topology, queues, &routes)?;
-        Ok(topology)
+        if let Some(work) = work {
+            queues.push(work);
+            routes.push(("a message that is sent back", &self.exchange, Some(work), work));
+        }
+        traps::check_routes(work.unwrap_or(&redelivery.queue), topology, queues, &routes)
     }
 
     /// What all queues share.

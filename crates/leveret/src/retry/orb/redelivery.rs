@@ -67,8 +67,10 @@ impl Redelivery {
             let text = format!("messages cannot be redelivered like this: {fault}");
             return Err(Error::new(ErrorKind::Invalid, text));
         }
+        let shared = orb.shared();
+        orb.check(None, &shared)?;
         let mut stop = std::pin::pin!(stop);
-        match unless(&mut stop, client.apply(&orb.shared())).await {
+        match unless(&mut stop, client.apply(&shared)).await {
             Some(applied) => applied.map(drop)?,
             None => return Ok(Redelivered::default()),
         }

@@ -54,8 +54,10 @@ async fn a_queue_that_the_client_knows_without_its_dead_letter_exchange_is_refus
         let runner = client.consumer("mine").retry(profile).handle(async || ());
         assert_eq!(runner.run().await.unwrap_err().kind(), ErrorKind::Invalid);
     }
-    let error = Orb::new().multiplier(0.5).redelivery(&client).run().await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Invalid);
+    for orb in [Orb::new().multiplier(0.5), Orb::new().parked_queue("orb.wait")] {
+        let error = orb.redelivery(&client).run().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+    }
 }
 
 #[test]
