@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 /// From here on the consumers of a connection get nothing more until its writer has taken the buffer: what they would
 /// get stays in its queues, for others to take. Enough to keep a socket busy for some milliseconds.
-const HIGH_WATER_MARK: usize = 1024 * 1024;
+pub(crate) const HIGH_WATER_MARK: usize = 1024 * 1024;
 
 /// From here on the client's frames wait: answers that it does not read must not fill the memory. Deliveries alone do not get
 /// there, unless a single message is as large.
@@ -119,12 +119,14 @@ impl Outlet {
         (std::mem::take(&mut state.writer_waits), room)
     }
 
-    /// How many bytes the writer has not taken yet. If there are any, [`Taken::Drained`] will tell when they are written.
-    pub(crate) fn remaining_until_drained(&self) -> usize {
+    /// How many bytes the writer has not taken yet, if there is no room for more. Then [`Taken::Drained`] will tell when they
+    /// are written.
+    pub(crate) fn remaining_if_full(&self) -> usize {
         let mut state = self.lock();
         let remaining = state.outbound.remaining();
-        state.was_full |= remaining > 0;
-        remaining
+        let full = remaining >= HIGH_WATER_MARK;
+        state.was_full |= full;
+        if full { remaining } else { 0 }
     }
 
     /// Whether the client may ask for more.

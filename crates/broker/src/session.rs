@@ -265,7 +265,9 @@ async fn read<R: AsyncRead + Unpin>(
             };
             let mut frames = batch.frames();
             loop {
-                match agreed.host.with(|vhost| channels.frames(vhost, &batch, &mut frames)) {
+                let left = agreed.host.with(|vhost| channels.frames(vhost, &batch, &mut frames));
+                enrolled.set_unfinished(channels.unfinished());
+                match left {
                     Ok(true) => {}
                     Ok(false) => break,
                     Err(end) => return end,
@@ -275,7 +277,6 @@ async fn read<R: AsyncRead + Unpin>(
                     return end;
                 }
             }
-            enrolled.set_unfinished(channels.unfinished());
         }
         if let Err(end) = until_allowed(agreed, channels, &mut alarm).await {
             return end;

@@ -36,7 +36,7 @@ use slotmap::SlotMap;
 use crate::events::Record;
 use crate::exchange::{Bindings, Kind};
 use crate::message::{Name, Scratch};
-use crate::outlet::Outlet;
+use crate::outlet::{HIGH_WATER_MARK, Outlet};
 use crate::profile::Profile;
 use crate::queue::Queue;
 use crate::snapshot::Tally;
@@ -107,6 +107,8 @@ pub(crate) struct Connection {
     closed: Vec<u16>,
     /// The size of messages that went out when there was no room in its outlet, until the client has read them.
     unread: usize,
+    /// Those of them that are direct replies.
+    unread_replies: usize,
     /// Its outlet has no room: its consumers wait.
     full: bool,
 }
@@ -232,6 +234,7 @@ impl Vhost {
             channels: Vec::new(),
             closed: Vec::new(),
             unread: 0,
+            unread_replies: 0,
             full: false,
         })
     }
@@ -268,9 +271,10 @@ impl Vhost {
         let Some(found) = self.connections.get_mut(connection) else { return };
         found.full = false;
         if found.unread > 0 {
-            // Some went out since, and are still in the outlet.
-            let left = found.unread.min(found.outlet.remaining_until_drained());
+            // Some went out since, and are still in the outlet. What found room there was not counted.
+            let left = found.unread.min(found.outlet.remaining_if_full());
             self.memory -= std::mem::replace(&mut found.unread, left) - left;
+            found.unread_replies = found.unread_replies.min(left);
         }
         for channel in found.channels.clone() {
             self.resume_channel(channel);
@@ -288,9 +292,15 @@ impl Vhost {
         }
     }
 
-    /// Whether messages wait for a client to read them, beyond what an outlet has room for.
+    /// Whether messages that count wait for a client to read them. What is no more than an outlet has room for is not worth a
+    /// connection.
     pub(crate) fn has_unread(&self, connection: ConnectionId) -> bool {
-        self.connections.get(connection).is_some_and(|found| found.unread > 0)
+        self.connections.get(connection).is_some_and(|found| found.unread >= HIGH_WATER_MARK)
+    }
+
+    /// Whether an outlet has no room for more messages.
+    pub(crate) fn is_full(&self, connection: ConnectionId) -> bool {
+        self.connections.get(connection).is_some_and(|found| found.full)
     }
 
     /// Sends a method on a channel.

@@ -209,7 +209,7 @@ impl Channels {
                 (_, 0) => return Err(content_on_channel_0(&frame, vhost.profile())),
                 _ => self.channel_frame(vhost, frame, batch)?,
             }
-            if number.is_multiple_of(CHECK_EVERY)
+            if (number.is_multiple_of(CHECK_EVERY) || vhost.is_full(self.connection))
                 && (began.elapsed() >= TIME_SLICE || !self.outlet.has_room())
             {
                 left = true;

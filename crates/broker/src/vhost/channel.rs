@@ -223,6 +223,9 @@ impl Channel {
         tag: u64,
         multiple: bool,
     ) -> (Vec<ConsumerId>, Option<Vec<Unsettled>>) {
+        if self.overdue.is_empty() {
+            return (Vec::new(), None);
+        }
         let is_overdue = self.overdue.contains_key(&tag);
         let tags = match (multiple, tag) {
             (true, 0) => 0..=u64::MAX,

@@ -141,7 +141,7 @@ impl Vhost {
             let Some(id) = asker else { continue };
             let Some(channel) = self.channels.get_mut(id) else { continue };
             let connection = self.connections.get(channel.connection);
-            if connection.is_none_or(|connection| connection.unread >= MOST_UNREAD) {
+            if connection.is_none_or(|connection| connection.unread_replies >= MOST_UNREAD) {
                 continue;
             }
             let delivery_tag = channel.next_tag();
@@ -163,6 +163,9 @@ impl Vhost {
             if room == Room::None {
                 let connection = channel.connection;
                 self.count_unread(connection, message.size());
+                if let Some(connection) = self.connections.get_mut(connection) {
+                    connection.unread_replies += message.size();
+                }
             }
         }
     }
