@@ -39,13 +39,23 @@ fn write_beside(path: &Path, text: &str) -> io::Result<()> {
     }
     // Of a symbolic link, the file is replaced.
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let mut beside = new_beside(&path)?;
+    let mut beside = match new_beside(&path) {
+        // The file may be written to, but not its folder.
+        Err(error) if old.is_some() && error.kind() != io::ErrorKind::StorageFull => {
+            return fs::write(path, text);
+        }
+        beside => beside?,
+    };
     beside.write_all(text.as_bytes())?;
     if let Some(old) = old {
         beside.as_file().set_permissions(old.permissions())?;
     }
     beside.as_file().sync_all()?;
-    beside.persist(path).map(drop).map_err(|error| error.error)
+    match beside.persist(&path) {
+        // The file is mounted there.
+        Err(error) if error.error.kind() == io::ErrorKind::ResourceBusy => fs::write(path, text),
+        persisted => persisted.map(drop).map_err(|error| error.error),
+    }
 }
 
 /// A file beside a path, in the same folder, which is to be renamed to it. It is deleted if that does not come to pass.

@@ -39,6 +39,9 @@ use running::{Context, Definition, Ended, MissingQueue, Prepared, Tasks, needed}
 /// A service that starts together with its broker waits for it for so long.
 const CONNECT_WITHIN: Duration = Duration::from_secs(60);
 
+/// How long reading the file again may take.
+const READING: Duration = Duration::from_secs(30);
+
 /// Runs a service from a TOML or YAML file: for each queue a command or an HTTP endpoint that handles its messages.
 ///
 /// A command gets the message on its standard input, and what is known of it in variables as LEVERET_ROUTING_KEY. Its exit status
@@ -263,7 +266,9 @@ async fn serve(
 
 /// Reads the file on a thread of its own: a pipe or a file system that is away may never answer.
 async fn read_again(path: PathBuf) -> Result<Step, Failure> {
-    let read = spawn_blocking(move || File::read(&path)).await;
+    let late = |_| Failure::new(format!("{} could not be read within {READING:?}", path.display()));
+    let file = path.clone();
+    let read = timeout(READING, spawn_blocking(move || File::read(&file))).await.map_err(late)?;
     read.map_err(Failure::new)?.map(Step::Read)
 }
 

@@ -104,7 +104,7 @@ async fn a_service_that_is_killed_takes_its_commands_along() {
         r#"{TOPOLOGY}
 [[consumer]]
 queue = "billing"
-command = ["sh", "-c", "sleep 600 & echo $! >> FOLDER/sleeping; echo $$ >> FOLDER/sleeping; wait"]
+command = ["sh", "-c", "cat > FOLDER/body; sleep 600 & echo $! >> FOLDER/sleeping; echo $$ >> FOLDER/sleeping; wait"]
 "#
     );
     let running = Running::start(&place, &file, &[]);
@@ -192,7 +192,8 @@ async fn replace_reaper(service: &Running) {
     .await;
 }
 
-/// A consumer whose command starts a process that stays until it is ended.
+/// A consumer whose command starts a process that stays until it is ended. It reads the body first: by then the reaper knows
+/// the command.
 fn sleeping_command() -> String {
     format!(
         r#"{TOPOLOGY}
@@ -200,7 +201,7 @@ fn sleeping_command() -> String {
 queue = "billing"
 workers = 2
 timeout = "1h"
-command = ["sh", "-c", "sleep 600 & echo $! >> FOLDER/sleeping; wait"]
+command = ["sh", "-c", "cat > FOLDER/body; sleep 600 & echo $! >> FOLDER/sleeping; wait"]
 "#
     )
 }
@@ -229,7 +230,8 @@ async fn a_reaper_is_replaced_although_the_program_is_gone_from_its_path() {
     fs::copy(env!("CARGO_BIN_EXE_leveret"), &copy).unwrap();
     let mut command = Command::new(&copy);
     command.env("LEVERET_URL", place.url());
-    let running = Running::spawn_by(command, &sleeping_command(), &[]);
+    let mut running = Running::spawn_by(command, &sleeping_command(), &[]);
+    running.until("running: ");
     place.run(&["publish", "order.new", "x", "-e", "orders"]).ok();
     until_lines(&running.path("sleeping"), 1).await;
     fs::remove_file(&copy).unwrap();
