@@ -20,8 +20,9 @@
 //!   has come; and one whose body is longer than announced is refused by 3.10, too, which would wait for ever.
 //! - Messages that are still being received count as memory ([`Builder::memory_limit`]). Clients that send too much of them lose
 //!   their connection (506), where RabbitMQ takes all of it or stops reading.
-//! - Direct replies, and what `basic.get` brings without acks, count as memory until the client has read them. One that reads
-//!   nothing for a minute is cut off, and gets no more direct replies once it has left 64 MiB unread. RabbitMQ keeps all of it.
+//! - Messages count as memory until the client has read them, acked or not, if it leaves a mebibyte and more unread. One that reads
+//!   nothing for a minute is cut off while memory is short, and gets no more direct replies once it has left 64 MiB of them unread.
+//!   RabbitMQ keeps all of it.
 //! - A client that is blocked for want of memory gets heartbeats, whether or not it has asked for any, so that the broker notices
 //!   when it is gone. If it has deliveries, or something in a transaction, its connection is closed (506) after the consumer timeout.
 //! - If a queue is gone at the commit that something was published to in the transaction, RabbitMQ 4.3 closes the connection

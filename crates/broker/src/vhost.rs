@@ -113,6 +113,14 @@ pub(crate) struct Connection {
     full: bool,
 }
 
+impl Connection {
+    /// How much of what is unread counts as memory. Less than an outlet has room for does not: it is not worth the connection,
+    /// and nothing else would end the alarm.
+    fn counted(&self) -> usize {
+        if self.unread >= HIGH_WATER_MARK { self.unread } else { 0 }
+    }
+}
+
 /// What a virtual host is to be like.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -250,7 +258,7 @@ impl Vhost {
             self.remove_queue(queue);
         }
         if let Some(gone) = self.connections.remove(connection) {
-            self.memory -= gone.unread;
+            self.memory -= gone.counted();
         }
     }
 
@@ -272,9 +280,10 @@ impl Vhost {
         found.full = false;
         if found.unread > 0 {
             // Some went out since, and are still in the outlet. What found room there was not counted.
-            let left = found.unread.min(found.outlet.remaining_if_full());
-            self.memory -= std::mem::replace(&mut found.unread, left) - left;
-            found.unread_replies = found.unread_replies.min(left);
+            self.memory -= found.counted();
+            found.unread = found.unread.min(found.outlet.remaining_if_full());
+            found.unread_replies = found.unread_replies.min(found.unread);
+            self.memory += found.counted();
         }
         for channel in found.channels.clone() {
             self.resume_channel(channel);
@@ -287,15 +296,15 @@ impl Vhost {
     pub(super) fn count_unread(&mut self, connection: ConnectionId, size: usize) {
         if let Some(connection) = self.connections.get_mut(connection) {
             connection.full = true;
+            self.memory -= connection.counted();
             connection.unread += size;
-            self.memory += size;
+            self.memory += connection.counted();
         }
     }
 
-    /// Whether messages that count wait for a client to read them. What is no more than an outlet has room for is not worth a
-    /// connection.
+    /// Whether messages that count wait for a client to read them.
     pub(crate) fn has_unread(&self, connection: ConnectionId) -> bool {
-        self.connections.get(connection).is_some_and(|found| found.unread >= HIGH_WATER_MARK)
+        self.connections.get(connection).is_some_and(|found| found.counted() > 0)
     }
 
     /// Whether an outlet has no room for more messages.

@@ -26,7 +26,8 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, Failure> {
     }
 }
 
-/// Writes a file, in place of one that is there. If that fails, the latter stays as it was, and nothing half-written is left.
+/// Writes a file, in place of one that is there. If that fails, the latter stays as it was, and nothing half-written is left,
+/// unless the folder lets no file take its place.
 pub(crate) fn write(path: &Path, text: &str) -> Result<(), Failure> {
     write_beside(path, text).map_err(|error| Failure::writing(path, &error))
 }
@@ -41,9 +42,7 @@ fn write_beside(path: &Path, text: &str) -> io::Result<()> {
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let mut beside = match new_beside(&path) {
         // The file may be written to, but not its folder.
-        Err(error) if old.is_some() && error.kind() != io::ErrorKind::StorageFull => {
-            return fs::write(path, text);
-        }
+        Err(error) if old.is_some() && is_denied(&error) => return fs::write(path, text),
         beside => beside?,
     };
     beside.write_all(text.as_bytes())?;
@@ -56,6 +55,10 @@ fn write_beside(path: &Path, text: &str) -> io::Result<()> {
         Err(error) if error.error.kind() == io::ErrorKind::ResourceBusy => fs::write(path, text),
         persisted => persisted.map(drop).map_err(|error| error.error),
     }
+}
+
+fn is_denied(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
 }
 
 /// A file beside a path, in the same folder, which is to be renamed to it. It is deleted if that does not come to pass.

@@ -401,6 +401,23 @@ async fn a_client_that_does_not_read_its_deliveries_is_cut_off_while_memory_is_s
     }
 }
 
+/// Clients that read nothing are not cut off for little, so that must not raise an alarm either: nothing would end it.
+#[tokio::test]
+async fn what_a_client_leaves_unread_counts_from_a_mebibyte_on() {
+    let broker = Broker::builder().memory_limit(1_000_000).start().unwrap();
+    let mut slow = client(&broker).await;
+    declare(&mut slow, Table::new()).await;
+    slow.send(1, &basic::Consume { queue: Q, no_ack: true, ..Default::default() }).await;
+    slow.expect::<basic::ConsumeOk<'_>>(1).await;
+    let mut publisher = client(&broker).await;
+    for delivered in 1..=3 {
+        publisher.send_content(1, &to("q"), &Properties::default(), vec![7; 600_000]).await;
+        let tally = || broker.statistics().tally;
+        eventually(SOON, "a delivery", async || tally().delivered == delivered).await;
+        eventually(SOON, "nothing to count", async || broker.statistics().memory == 0).await;
+    }
+}
+
 /// One reply fills the buffer, another comes while that is written: both count no longer when the client has read them.
 #[tokio::test]
 async fn nothing_counts_when_a_client_has_read_all() {

@@ -120,7 +120,7 @@ impl CoverArt {
     }
 
     /// A kind of jobs whose queue has this name, bound with this key. It takes the place of one with the same key, and of a
-    /// known kind whose queue has that name.
+    /// known kind whose queue has that name. Comes after [`name`](Self::name).
     pub fn job(mut self, queue: impl Into<String>, key: impl Into<String>) -> Self {
         let job = Job { key: key.into(), queue: Some(queue.into()) };
         let queue = self.queue_of(&job);

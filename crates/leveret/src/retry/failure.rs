@@ -65,6 +65,9 @@ impl Failure {
 
     /// Back to its queue at once, without counting: another consumer may be luckier. Where the broker may count, to drop the
     /// message in the end, it goes to the end of its queue as a new one: see [`Retry`](super::Retry#delivery-limits).
+    ///
+    /// Elsewhere it goes to the head, and the same consumer may get it again before all others: with a
+    /// [prefetch](crate::ConsumerBuilder::prefetch) of 1, which is the default, they wait until it is handled.
     pub fn requeue(error: impl Into<BoxError>) -> Self {
         Failure::new(Verdict::Requeue, error)
     }
