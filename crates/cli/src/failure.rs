@@ -2,13 +2,11 @@
 
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::mpsc;
-use std::time::Duration;
-use std::{fmt, io, thread};
+use std::{fmt, io};
 
 use leveret::{ErrorKind, amqp};
 
-use crate::output::say_beside;
+use crate::output::{say_beside, say_beside_at_once};
 use crate::signals::Signal;
 
 /// Why a command could not be done, and what to do about it.
@@ -127,28 +125,23 @@ impl Failure {
         ExitCode::from(self.status as u8)
     }
 
-    /// Says why, and ends the process at once. A full pipe and a terminal that is stopped block the thread that writes to them,
-    /// and what waits for its lock: they get a moment only.
+    /// Says why, if that needs no waiting, and ends the process at once.
     pub(crate) fn exit(self) -> ! {
-        const MOMENT: Duration = Duration::from_millis(100);
-        let status = self.status as i32;
-        let (said, is_said) = mpsc::channel();
-        let saying = thread::Builder::new().spawn(move || {
-            self.say();
-            let _ = said.send(());
-        });
-        if saying.is_ok() {
-            let _ = is_said.recv_timeout(MOMENT);
+        if !self.text.is_empty() {
+            say_beside_at_once(&self.text, self.form());
         }
         // The standard output is flushed only if it is not locked, and has nothing to flush then: see `output::unbuffered`.
-        std::process::exit(status)
+        std::process::exit(self.status as i32)
     }
 
     fn say(&self) {
         if !self.text.is_empty() {
-            let form = serde_json::json!({ "error": self.text, "status": self.status as u8 });
-            say_beside(&self.text, form);
+            say_beside(&self.text, self.form());
         }
+    }
+
+    fn form(&self) -> serde_json::Value {
+        serde_json::json!({ "error": self.text, "status": self.status as u8 })
     }
 }
 

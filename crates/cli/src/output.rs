@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use clap::Args;
 use console::{measure_text_width, style, truncate_str};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -47,11 +48,23 @@ pub(crate) fn fault(text: &str) {
 
 /// Says something on the standard error: what it is about is named by others, and is escaped.
 pub(crate) fn say_beside(text: &str, form: Value) {
-    let line = match JSON_ERRORS.load(Ordering::Relaxed) {
-        true => escape_json(&form.to_string()),
-        false => format!("leveret: {}", escape_lines(text)),
-    };
-    let _ = writeln!(io::stderr().lock(), "{line}");
+    let _ = io::stderr().lock().write_all(line_beside(text, form).as_bytes());
+}
+
+/// The same unless it would have to wait: for a full pipe, for a terminal that is stopped, or for others that do.
+pub(crate) fn say_beside_at_once(text: &str, form: Value) {
+    let stderr = rustix::stdio::stderr();
+    let mut wanted = [PollFd::new(&stderr, PollFlags::OUT)];
+    if matches!(poll(&mut wanted, Some(&Timespec::default())), Ok(1)) {
+        let _ = rustix::io::write(stderr, line_beside(text, form).as_bytes());
+    }
+}
+
+fn line_beside(text: &str, form: Value) -> String {
+    match JSON_ERRORS.load(Ordering::Relaxed) {
+        true => format!("{}\n", escape_json(&form.to_string())),
+        false => format!("leveret: {}\n", escape_lines(text)),
+    }
 }
 
 /// Says a result. If nobody reads any more, there is no use in going on.

@@ -17,7 +17,7 @@ use crate::support::{Place, Said};
 
 /// By then a command with a timeout of a second, or that was stopped, has ended, on a busy machine too; one that waits for the
 /// client's own deadlines has not.
-const SECONDS: Duration = Duration::from_secs(8);
+const SECONDS: Duration = Duration::from_secs(20);
 
 /// Passes so many frames of the broker on each connection, and none after that.
 struct Proxy {
@@ -245,6 +245,8 @@ async fn the_timeout_bounds_a_command_whenever_the_broker_falls_silent() {
         // A service that does not answer is no silence of the broker's; of lines, some may have been published.
         let is_partial =
             said.status == 1 && matches!(case.name, "call" | "lines" | "bench" | "migrate");
+        // Of a queue that hands out nothing for so long, its leader may be as silent.
+        let is_partial = is_partial || said.err.contains("its leader does not answer");
         let is_right = matches!(said.status, 0 | 69) || is_partial;
         assert!(is_right, "{what}: {said:?}");
         assert!(said.status == 0 || !said.err.is_empty(), "{what}: {said:?}");

@@ -189,7 +189,8 @@ async fn stopping_lets_handlers_finish_and_gives_the_rest_back() {
             until_depth(&client, "q", 50 - workers as u32).await;
             (0..workers).for_each(|_| go_on.notify_one());
         };
-        let runner = client.consumer("q").workers(workers).state(state).handle(handler);
+        let consumer = client.consumer("q").workers(workers).prefetch(20);
+        let runner = consumer.state(state).handle(handler);
         let running = soon("the end", runner.run_until(stop));
         let (summary, ()) = tokio::join!(running, releasing);
         assert_eq!(summary.unwrap().handled, workers as u64);
