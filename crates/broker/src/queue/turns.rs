@@ -81,7 +81,7 @@ pub(crate) struct Turn {
 }
 
 impl Sharing {
-    /// Who has the highest follows first.
+    /// The consumer with the highest rank follows first.
     fn rank(self, turn: &Turn) -> (i64, u16) {
         match self {
             Sharing::Competing | Sharing::OneAsTheyCame => (0, 0),

@@ -27,7 +27,7 @@ const DEATHS_AT_ONCE: usize = 128;
 /// How many routing keys of a message are copied in that time.
 const KEYS_AT_ONCE: usize = 16;
 
-/// How many bytes of headers are taken apart and written anew in that time.
+/// How many bytes of headers are decoded and encoded in that time.
 const HEADERS_AT_ONCE: usize = 512;
 
 /// How many queues a message is put into in that time.
@@ -76,8 +76,8 @@ pub(super) struct Dying {
 }
 
 impl Dying {
-    /// How much work it is to send it on, in terms of messages that die for the first time: its headers are written anew, its
-    /// deaths are looked through, and its keys are copied.
+    /// The work of routing it, in units of a message that dies for the first time: encoding its headers, searching its deaths
+    /// and copying its keys.
     fn work(&self) -> usize {
         let work = 1 + self.message.published_properties().len() / HEADERS_AT_ONCE;
         let Some(aside) = self.message.aside() else { return work };

@@ -451,7 +451,7 @@ fn many_deliveries_are_taken_away_and_acked_late() {
         stage.ack(tag as u64);
         stage.read_now_and_then(tag);
     }
-    // Those who have acked get messages again.
+    // Consumers get messages again once they have acked.
     assert_eq!((stage.vhost.tally.acked, stage.ready("q")), (0, 0));
 }
 

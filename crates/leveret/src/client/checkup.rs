@@ -6,8 +6,8 @@
 //! against what it has said before: where it once counted a client's consumers and now counts fewer, some of them are gone,
 //! whoever else consumes. It is asked for the first time as soon as a consumer has begun, and again until it counts it.
 //! A new consumer hides one that was forgotten just before: the number is the same. So where the broker once counted one, and
-//! the queue has no standbys, those that began some seconds ago have to be counted, too. Which of them is gone cannot be told:
-//! all that get no delivery meanwhile begin anew.
+//! the queue has no standbys, those that began some seconds ago have to be counted, too. The count does not tell
+//! which of them is gone, so each one that gets no delivery meanwhile is replaced.
 //!
 //! Where other programs consume the same queue, a lower number says only that a consumer has left, theirs or ours. Then a
 //! consumer is gone if the queue has messages for it, all its deliveries are settled, and it gets none of them. That says
