@@ -85,7 +85,8 @@ impl Faults {
         host.map_or(0, |host| host.with(|vhost| vhost.forget_all_consumers(queue)))
     }
 
-    /// Neither reads nor writes, on any connection, until [`Faults::thaw`]. Time goes on.
+    /// Neither reads nor writes, on any connection, until [`Faults::thaw`]. New connections are accepted and get no answer. Time goes
+    /// on.
     pub fn freeze(&self) {
         self.shared.set_frozen(true);
     }

@@ -176,6 +176,7 @@ pub(crate) async fn run<R, W>(
     W: AsyncWrite + Unpin,
 {
     shared.until_started().await;
+    shared.frozen().thawed().await;
     let outlet = Arc::new(Outlet::new());
     let reader =
         Reader { stream: reader, inbound: Inbound::new(shared.profile().handshake_frame_max()) };

@@ -6,6 +6,8 @@ const ON_RABBITMQ: bool = false;
 
 #[path = "program/calling.rs"]
 mod calling;
+#[path = "program/deadlines.rs"]
+mod deadlines;
 #[path = "program/demo.rs"]
 mod demo;
 #[path = "program/guide.rs"]

@@ -325,7 +325,8 @@ impl Delays {
     }
 
     /// How many messages wait. The queues are asked one after the other: what moves meanwhile may be counted twice, or not,
-    /// and what is between two queues is not counted.
+    /// and what is between two queues is not counted. So are messages for a target that is full: at most 32 of them wait between the
+    /// last queue and the target.
     pub async fn pending(&self) -> Result<u64, Error> {
         let mut pending = self.ready_in(ladder::EXIT).await? + self.ready_in(ladder::RELAY).await?;
         for level in 0..LEVELS {

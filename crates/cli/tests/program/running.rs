@@ -38,14 +38,14 @@ mod stopping;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A service that runs, and where its file is. Its log is the file `log` beside it.
-struct Running {
-    child: Killed,
+pub(crate) struct Running {
+    pub(crate) child: Killed,
     out: BufReader<ChildStdout>,
     folder: TempDir,
 }
 
 impl Running {
-    fn start(place: &Place, file: &str, options: &[&str]) -> Running {
+    pub(crate) fn start(place: &Place, file: &str, options: &[&str]) -> Running {
         Running::start_with(place, file, options, &[])
     }
 
@@ -61,13 +61,18 @@ impl Running {
     }
 
     /// The same, but does not wait until it runs.
-    fn spawn(place: &Place, file: &str, options: &[&str], variables: &[(&str, &Path)]) -> Running {
+    pub(crate) fn spawn(
+        place: &Place,
+        file: &str,
+        options: &[&str],
+        variables: &[(&str, &Path)],
+    ) -> Running {
         let mut command = place.program(&[]);
         command.envs(variables.iter().copied());
         Running::spawn_by(command, file, options)
     }
 
-    fn spawn_by(mut command: Command, file: &str, options: &[&str]) -> Running {
+    pub(crate) fn spawn_by(mut command: Command, file: &str, options: &[&str]) -> Running {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("service.toml");
         fs::write(&path, file.replace("FOLDER", folder.path().to_str().unwrap())).unwrap();
@@ -96,11 +101,11 @@ impl Running {
         panic!("it ended before it said {begin:?}");
     }
 
-    fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child.0), signal).unwrap();
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
@@ -110,7 +115,7 @@ impl Running {
         fs::write(self.path("service.toml"), text).unwrap();
     }
 
-    fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.path("log")).unwrap()
     }
 
@@ -154,7 +159,7 @@ async fn open_read_pipe(path: &Path) -> fs::File {
 }
 
 /// Waits until a file has so many lines.
-async fn until_lines(path: &Path, count: usize) -> Vec<String> {
+pub(crate) async fn until_lines(path: &Path, count: usize) -> Vec<String> {
     eventually(PATIENCE, format!("{count} lines in {}", path.display()), || async {
         let text = fs::read_to_string(path).unwrap_or_default();
         let lines: Vec<String> = text.lines().map(str::to_owned).collect();
@@ -163,7 +168,7 @@ async fn until_lines(path: &Path, count: usize) -> Vec<String> {
     .await
 }
 
-const TOPOLOGY: &str = r#"
+pub(crate) const TOPOLOGY: &str = r#"
 [[topology.exchange]]
 name = "orders"
 type = "topic"

@@ -7,6 +7,7 @@ use leveret::{Client, ErrorKind, Exchange, Filter, Message, Overflow, Queue, Que
 use leveret_broker::{Broker, Profile, snapshot};
 use tokio::time::sleep;
 
+use crate::client::failover::Log;
 use crate::{broker, client_of, client_with, depth};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -97,8 +98,16 @@ async fn queues_of_the_brokers_default_type_are_used_as_they_are() {
         earlier.apply(&levels.queue(Queue::new(PARKED))).await.unwrap();
 
         let publisher = client.publisher("").build().await.unwrap();
+        let log = Log::default();
+        let logging = log.collect();
         publisher.publish_in("q", "soon", SECOND).await.unwrap();
         publisher.publish_in("q", "later", HOUR).await.unwrap();
+        drop(logging);
+        let warning = log.text();
+        for named in ["WARN", "leveret.delay.00", "leveret.delay.03", PARKED] {
+            assert!(warning.contains(named), "{named} is not in {warning}");
+        }
+        assert!(!warning.contains("leveret.delay.04"), "{warning}");
         assert_eq!(client.delays().pending().await.unwrap(), 2);
         sleep(HOUR + SECOND).await;
         assert_eq!(depth(&broker, "q"), Some(2));

@@ -267,6 +267,55 @@ async fn a_broker_that_accepts_and_does_not_answer_is_passed_over() {
     scene.works("at once").await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_broker_that_accepts_and_is_silent_is_given_ten_seconds() {
+    let (silent, standby) = (broker(), broker());
+    silent.faults().freeze();
+    let began = Instant::now();
+    builder(&[&silent, &standby]).connect().await.unwrap();
+    let took = began.elapsed().as_secs();
+    assert!((10..12).contains(&took), "{took} s");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broker_that_has_just_fallen_silent_is_given_three_seconds_to_let_the_client_in_again() {
+    let (main, standby) = (broker(), broker());
+    let mut scene = Scene::of(&[&main, &standby]).await;
+    main.faults().freeze();
+    let _ticket = scene.publisher.send("q", "to the standby").await.unwrap();
+    let mut lost_at = None;
+    let took = soon("a connection", async {
+        loop {
+            match (scene.events.next().await, lost_at) {
+                (Some(ClientEvent::Lost { .. }), None) => lost_at = Some(Instant::now()),
+                (Some(ClientEvent::Connected { .. }), Some(lost_at)) => break lost_at.elapsed(),
+                _ => {}
+            }
+        }
+    })
+    .await;
+    assert!((3..5).contains(&took.as_secs()), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_broker_what_is_asked_for_takes_thirty_seconds_at_most() {
+    let broker = broker();
+    let scene = Scene::of(&[&broker]).await;
+    broker.shutdown().await;
+    let began = Instant::now();
+    let topology = Topology::new().queue(Queue::quorum("another"));
+    let (published, declared, asked) = tokio::join!(
+        scene.publisher.publish("q", "x"),
+        scene.client.apply(&topology),
+        scene.client.inspect_queue("q"),
+    );
+    for error in [published.unwrap_err(), declared.unwrap_err(), asked.unwrap_err()] {
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    }
+    let took = began.elapsed().as_secs();
+    assert!((30..32).contains(&took), "{took} s");
+}
+
 /// What was logged in this thread.
 #[derive(Clone, Default)]
 pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use leveret::amqp::{GetOptions, Properties, Table};
 use leveret::{
-    Client, Delivery, ErrorKind, Exchange, Message, Publisher, Queue, QueueType, Topology,
+    Client, Delivery, ErrorKind, Exchange, Message, Overflow, Publisher, Queue, QueueType, Topology,
 };
 use leveret_testkit::rabbitmq::{self, Version};
 use tokio::time::Instant;
@@ -388,4 +388,89 @@ async fn what_a_client_says_of_deaths_is_not_believed() {
     let message = Message::new("alive").header("x-death", deaths);
     publish_in(&publisher, "order.paid", message).await;
     assert_eq!(only(&client, "paid").await.body(), "alive");
+}
+
+/// RabbitMQ sends what a queue has refused again after three minutes.
+#[tokio::test]
+async fn a_full_target_holds_others_up_until_there_is_room_and_then_gets_what_was_delayed() {
+    const RESENT: Duration = Duration::from_secs(240);
+    let vhost = rabbitmq::vhost().await;
+    let full = Queue::quorum("full").max_length(40).overflow(Overflow::RejectPublish);
+    let client = client_with(&vhost, full).await;
+    let topology = Topology::new().queue(Queue::quorum("free"));
+    soon("a queue", client.apply(&topology)).await.unwrap();
+    let publisher = publisher(&client).await;
+    // A quorum queue takes one more than its limit before it says that it is full.
+    while soon("an outcome", publisher.publish("full", "in the way")).await.is_ok() {}
+    for n in 0..32 {
+        let sent = publisher.publish_in("full", n.to_string(), SHORT);
+        soon("an outcome", sent).await.unwrap();
+    }
+    // When the last of these has left the first queue, the next one has all 32 and waits.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    soon("an outcome", publisher.publish_in("free", "behind them", SHORT)).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(client.inspect_queue("free").await.unwrap().messages, 0);
+    client.purge_queue("full").await.unwrap();
+
+    let mut missing: std::collections::HashSet<u32> = (0..32).collect();
+    let mut deliveries = soon("a consumer", client.consumer("full").stream()).await.unwrap();
+    while !missing.is_empty() {
+        let delivery = tokio::time::timeout(RESENT, deliveries.next()).await;
+        let delivery =
+            delivery.expect("the delayed messages").expect("the stream goes on").unwrap();
+        if let Ok(number) = std::str::from_utf8(delivery.body()).unwrap().parse() {
+            missing.remove(&number);
+        }
+        delivery.ack().unwrap();
+    }
+    assert_eq!(only(&client, "free").await.body(), "behind them");
+}
+
+#[tokio::test]
+async fn a_target_that_is_deleted_and_declared_again_gets_what_was_delayed_before() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client(&vhost).await;
+    let topology = Topology::new()
+        .exchange(Exchange::fanout("orders").alternate(PARKED))
+        .queue(Queue::quorum("q"))
+        .queue(Queue::quorum("paid").bind("orders", ""));
+    soon("a topology", client.apply(&topology)).await.unwrap();
+    let to_queue = publisher(&client).await;
+    let to_exchange = soon("a publisher", client.publisher("orders").build()).await.unwrap();
+    // Long enough for the targets to be deleted and declared before it is over.
+    let delay = Duration::from_secs(8);
+    soon("an outcome", to_queue.publish_in("q", "one", delay)).await.unwrap();
+    soon("an outcome", to_exchange.publish_in("order.paid", "two", delay)).await.unwrap();
+    client.delete_queue("q", Default::default()).await.unwrap();
+    client.delete_exchange("orders", Default::default()).await.unwrap();
+    soon("a topology", client.apply(&topology)).await.unwrap();
+    assert_eq!(only(&client, "q").await.body(), "one");
+    assert_eq!(only(&client, "paid").await.body(), "two");
+    assert_eq!(client.delays().unroutable().await.unwrap(), 0);
+}
+
+/// As docs/delay.md names them.
+#[tokio::test]
+async fn the_permissions_for_the_delay_queues_and_their_targets_suffice() {
+    let vhost = rabbitmq::vhost().await;
+    let owner = client(&vhost).await;
+    let topology = Topology::new()
+        .exchange(Exchange::fanout("orders"))
+        .queue(Queue::quorum("q").bind("orders", ""));
+    soon("a topology", owner.apply(&topology)).await.unwrap();
+    let management = vhost.broker().management();
+    let user = serde_json::json!({ "password": "carrot", "tags": "" });
+    management.put(&["users", "delayer"], user).await.unwrap();
+    let (delays, targets) = (r"leveret\.delay.*", r"leveret\.delay.*|q|orders");
+    let allowed = serde_json::json!({ "configure": delays, "write": targets, "read": delays });
+    management.put(&["permissions", vhost.name(), "delayer"], allowed).await.unwrap();
+    let url = vhost.url().replacen("guest:guest@", "delayer:carrot@", 1);
+    let limited = soon("a client", Client::connect(url)).await.unwrap();
+    let to_queue = publisher(&limited).await;
+    let to_exchange = soon("a publisher", limited.publisher("orders").build()).await.unwrap();
+    soon("an outcome", to_queue.publish_in("q", "one", SHORT)).await.unwrap();
+    soon("an outcome", to_exchange.publish_in("", "two", SHORT)).await.unwrap();
+    until_depth(&owner, "q", 2).await;
+    management.delete(&["users", "delayer"]).await.unwrap();
 }

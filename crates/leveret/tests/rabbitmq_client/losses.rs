@@ -7,7 +7,10 @@ use leveret::{Client, ClientEvent, ErrorKind, Queue, Topology};
 use leveret_testkit::proxy::{Cut, Direction};
 use leveret_testkit::{FaultProxy, eventually, rabbitmq};
 
-use crate::support::client::{CONSUMING, SOON, client, cut, soon, until_event, until_healthy};
+use crate::support::client::{
+    CONSUMING, SOON, client, client_with, cut, next, publisher, soon, until_depth, until_event,
+    until_healthy,
+};
 use crate::support::scene::{DURABLE, MINE, Scene};
 
 #[tokio::test]
@@ -96,4 +99,42 @@ async fn replace(client: &Client, queue: Queue) {
         client.apply(&Topology::new().queue(queue.clone())).await
     })
     .await;
+}
+
+/// The whole program stands still, as by a handler that blocks its only thread: the broker hears no heartbeat.
+#[tokio::test]
+async fn a_program_that_stands_still_loses_its_connections_and_goes_on() {
+    let vhost = rabbitmq::vhost().await;
+    let client = client_with(&vhost, Queue::quorum("q")).await;
+    let publisher = publisher(&client).await;
+    let mut deliveries = soon("a consumer", client.consumer("q").stream()).await.unwrap();
+    let mut events = client.watch();
+    std::thread::sleep(Duration::from_secs(45));
+    let lost = |event: &ClientEvent| matches!(event, ClientEvent::Lost { .. });
+    until_event(&mut events, "the loss of one connection", lost).await;
+    until_event(&mut events, "the loss of the other", lost).await;
+    soon("an outcome", publisher.publish("q", "after")).await.unwrap();
+    let delivery = next(&mut deliveries).await;
+    assert_eq!(delivery.body(), "after");
+    delivery.ack().unwrap();
+    until_healthy(&client).await;
+}
+
+#[tokio::test]
+async fn each_lost_connection_counts_for_the_delivery_limit_of_a_quorum_queue() {
+    let vhost = rabbitmq::vhost().await;
+    let limited =
+        Queue::quorum("q").delivery_limit(2).dead_letter_to("").dead_letter_key("dropped");
+    let client = client_with(&vhost, limited).await;
+    let topology = Topology::new().queue(Queue::classic("dropped"));
+    soon("a queue", client.apply(&topology)).await.unwrap();
+    let mut deliveries = soon("a consumer", client.consumer("q").stream()).await.unwrap();
+    soon("an outcome", publisher(&client).await.publish("q", "x")).await.unwrap();
+    for losses in 0..3 {
+        let delivery = next(&mut deliveries).await;
+        let counted = delivery.header("x-delivery-count").and_then(|count| count.as_i64());
+        assert_eq!(counted.unwrap_or(0), losses);
+        cut(&vhost, &client, CONSUMING).await;
+    }
+    until_depth(&client, "dropped", 1).await;
 }

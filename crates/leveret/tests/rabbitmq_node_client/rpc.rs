@@ -1,11 +1,12 @@
 use std::time::Duration;
 
-use leveret::{Client, Json, OnLoss};
+use leveret::{Client, ErrorKind, Json, OnLoss, Queue, Topology};
+use leveret_testkit::eventually;
 use leveret_testkit::rabbitmq::{RabbitNode, Version};
 use tokio::time::timeout;
 
-use crate::support::client::until_healthy;
-use crate::support::services::{CALLS, crashing, each_its_own, storm};
+use crate::support::client::{SOON, next, publisher, soon, until_healthy};
+use crate::support::services::{CALLS, Running, crashing, each_its_own, storm};
 
 /// A node takes a while to start.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -43,4 +44,41 @@ async fn in_a_storm_every_call_gets_its_own_reply_or_is_told_why_not() {
         assert_eq!(rpc.in_flight(), 0);
     }
     services.abort();
+}
+
+/// With default settings.
+#[tokio::test]
+async fn a_call_on_a_node_that_is_killed_is_lost_and_queues_of_the_connection_are_declared_again() {
+    let mut node = RabbitNode::start(Version::under_test()).await;
+    let client = soon("a client", Client::connect(node.url())).await.unwrap();
+    let mine = Topology::new().queue(Queue::temporary("mine"));
+    soon("a queue", client.apply(&mine)).await.unwrap();
+    let mut deliveries = soon("a consumer", client.consumer("mine").stream()).await.unwrap();
+    let name = client.queue_name("mine");
+    let (asked, mut is_asked) = tokio::sync::mpsc::channel::<()>(1);
+    let never = client.service("slow").fallback(move |_: leveret::Incoming| {
+        let asked = asked.clone();
+        async move {
+            let _ = asked.send(()).await;
+            std::future::pending::<Result<Vec<u8>, leveret::Failure>>().await
+        }
+    });
+    let _service = Running::start(never).await;
+    let rpc = client.rpc("slow").build().await.unwrap();
+    let calling = tokio::spawn(async move { rpc.call::<String>("any", "x".to_owned()).await });
+    soon("the request", is_asked.recv()).await.unwrap();
+    node.kill().await;
+    let (outcome, ()) = tokio::join!(soon("an outcome", calling), node.start_again());
+    let error = outcome.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+
+    let renewed = eventually(SOON, "another queue", async || {
+        let renewed = client.queue_name("mine");
+        (renewed != name).then_some(renewed)
+    })
+    .await;
+    let publisher = publisher(&client).await;
+    soon("an outcome", publisher.publish(&renewed, "to the new queue")).await.unwrap();
+    assert_eq!(next(&mut deliveries).await.body(), "to the new queue");
+    until_healthy(&client).await;
 }
