@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use leveret::amqp::Value;
 use leveret::{Client, ErrorKind, Exchange, Filter, Message, Overflow, Queue, QueueType, Topology};
-use leveret_broker::{Broker, Profile, snapshot};
+use leveret_broker::{Broker, Permissions, Profile, snapshot};
+use leveret_testkit::eventually;
 use tokio::time::sleep;
 
 use crate::client::failover::Log;
-use crate::{broker, client_of, client_with, depth};
+use crate::{broker, broker_with_users, client_of, client_of_user, client_with, depth};
 
 const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
 const PARKED: &str = "leveret.delay.unroutable";
 /// A little more than what RabbitMQ waits before it sends a dead letter again.
@@ -263,4 +265,25 @@ async fn a_restart_of_the_broker_loses_none_of_thousands_of_messages_that_move()
         assert_eq!(depth(&broker, "q"), Some(MESSAGES as usize));
         assert_eq!(client.delays().unroutable().await.unwrap(), 0);
     }
+}
+
+/// As docs/delay.md names them.
+#[tokio::test]
+async fn the_permissions_for_the_delay_queues_and_their_targets_suffice() {
+    let permissions = Permissions {
+        configure: r"leveret\.delay.*".to_owned(),
+        write: r"leveret\.delay.*|q|orders".to_owned(),
+        read: r"leveret\.delay.*".to_owned(),
+    };
+    let (broker, address) = broker_with_users(permissions).await;
+    let owner = client_of_user(address, "all").await;
+    let queue = Queue::quorum("q").bind("orders", "");
+    let topology = Topology::new().exchange(Exchange::fanout("orders")).queue(queue);
+    owner.apply(&topology).await.unwrap();
+    let limited = client_of_user(address, "limited").await;
+    let to_queue = limited.publisher("").build().await.unwrap();
+    let to_exchange = limited.publisher("orders").build().await.unwrap();
+    to_queue.publish_in("q", "one", SECOND).await.unwrap();
+    to_exchange.publish_in("", "two", SECOND).await.unwrap();
+    eventually(MINUTE, "both messages", async || depth(&broker, "q") == Some(2)).await;
 }
