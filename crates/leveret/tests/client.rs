@@ -5,12 +5,14 @@ mod client {
     mod asyncapi;
     mod batches;
     mod classifying;
+    mod compiler_messages;
     mod consuming;
     mod cuts;
     mod delay;
     mod delay_defaults;
     mod errors;
     mod events;
+    mod examples;
     mod failover;
     mod handling;
     mod health;
@@ -42,6 +44,8 @@ mod client {
 mod deployments;
 #[path = "support/drops.rs"]
 mod drops;
+#[path = "support/examples.rs"]
+mod examples;
 #[path = "support/removal.rs"]
 mod removal;
 #[path = "support/services.rs"]

@@ -4,11 +4,15 @@ mod support;
 
 mod engine {
     mod calls;
+    mod closing;
+    mod confirms;
     mod consuming;
     mod ends;
     mod frames;
+    mod handshake;
     mod liveness;
     mod publishing;
+    mod stress;
     mod turns;
 }
 

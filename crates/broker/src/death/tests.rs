@@ -1,4 +1,4 @@
-//! What real nodes of both versions did; `tests/rabbitmq_dead_letters.rs` asks them again.
+//! What real nodes of both versions did; `tests/rabbitmq/dead_letters.rs` asks them again.
 
 use leveret_wire::{Array, Properties, Value};
 

@@ -55,7 +55,7 @@ macro_rules! dead_letter_tests {
     ($run:ident: $($topic:ident::$scenario:ident,)*) => {$(
         #[tokio::test]
         async fn $scenario() {
-            $run(dead_letters::$topic::$scenario).await;
+            $run($crate::dead_letters::$topic::$scenario).await;
         }
     )*};
 }

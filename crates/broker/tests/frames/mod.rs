@@ -29,7 +29,7 @@ macro_rules! frame_tests {
     ($run:ident: $($scenario:ident,)*) => {$(
         #[tokio::test]
         async fn $scenario() {
-            $run(frames::$scenario).await;
+            $run($crate::frames::$scenario).await;
         }
     )*};
 }

@@ -36,7 +36,7 @@ macro_rules! lapin_tests {
     ($run:ident: $($scenario:ident,)*) => {$(
         #[tokio::test]
         async fn $scenario() {
-            $run(lapin_client::$scenario).await;
+            $run($crate::lapin_client::$scenario).await;
         }
     )*};
 }

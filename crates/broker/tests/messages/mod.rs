@@ -54,7 +54,7 @@ macro_rules! message_tests {
     ($run:ident: $($topic:ident::$scenario:ident,)*) => {$(
         #[tokio::test]
         async fn $scenario() {
-            $run(messages::$topic::$scenario).await;
+            $run($crate::messages::$topic::$scenario).await;
         }
     )*};
 }

@@ -1,6 +1,6 @@
 //! What RabbitMQ routes where, written as plainly as possible, and bindings and messages to try it with.
 //!
-//! The unit tests compare the exchanges with this, and `rabbitmq_routing.rs` compares this with a real RabbitMQ.
+//! The unit tests compare the exchanges with this, and `rabbitmq/routing.rs` compares this with a real RabbitMQ.
 
 use leveret_wire::{Array, Table, Value};
 use proptest::prelude::*;

@@ -7,8 +7,8 @@ use leveret::{Acapi, AcapiSite, AcapiTraffic, ErrorKind, ExchangeKind, Queue, Re
 use serde_json::json;
 use tokio::sync::oneshot;
 
-use crate::foreign::everywhere;
-use crate::program::Program;
+use super::program::Program;
+use crate::clients::everywhere;
 use crate::{Said, WAIT, connect, consumer, counted, expected, failures, jobs, soon, until_depth};
 
 const QUEUE: &str = "dc0.preprod.q.app.jobs";

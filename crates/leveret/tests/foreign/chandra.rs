@@ -3,8 +3,8 @@
 use leveret::{Chandra, Exchange, Queue};
 use serde_json::json;
 
-use crate::foreign::everywhere;
-use crate::program::Program;
+use super::program::Program;
+use crate::clients::everywhere;
 use crate::{Said, WAIT, connect, consumer, counted, expected, failures, jobs, until_depth};
 
 #[tokio::test]

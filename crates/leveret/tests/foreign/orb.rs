@@ -6,8 +6,8 @@ use leveret::{Orb, Queue};
 use leveret_testkit::eventually;
 use serde_json::json;
 
-use crate::foreign::everywhere;
-use crate::program::Program;
+use super::program::Program;
+use crate::clients::everywhere;
 use crate::{
     SOON, Said, WAIT, connect, consumer, counted, expected, handler, jobs, soon, until_depth,
 };

@@ -7,6 +7,7 @@ pub mod books;
 pub mod client;
 pub mod deployments;
 pub mod drops;
+pub mod examples;
 pub mod kills;
 pub mod plan;
 pub mod removal;

@@ -1,8 +1,0 @@
-//! On PostgreSQL.
-
-mod support;
-
-mod postgres {
-    mod migrating;
-    mod outbox;
-}
