@@ -54,11 +54,12 @@ mod tls;
 mod uri;
 
 pub(crate) use channel::DIRECT_REPLIES;
+pub(crate) use channel::Tracked;
 pub use channel::{
     Access, Channel, Confirm, ConsumeOptions, DeleteExchange, DeleteQueue, ExchangeOptions, Flow,
     GetOptions, Plain, QueueInfo, QueueOptions, Tx,
 };
-pub(crate) use confirm::Look;
+pub(crate) use confirm::{ConfirmSink, ConfirmTracker, Fingerprints};
 pub use confirm::{Confirmation, Outcome, Returned, Tally};
 pub use connection::Connection;
 pub use consumer::Consumer;

@@ -1,16 +1,15 @@
 //! Publishing: each message has one outcome, and survives the loss of the connection.
 //!
 //! ```text
-//!  send --> engine's channel --> Confirmation --+
-//!    |                                          v
-//!    +--- key, properties, body ----------> Book: all that is not confirmed, in order
-//!                                               |         ^
-//!  Ticket <---- outcome -----------------------+         | channel lost: a new one, all that is unconfirmed again
-//!                                                      Keeper
+//!  send --> PublisherState: number, head, body --> engine's channel
+//!                 |   ^       ^
+//!  Ticket <-------+   |       +-- channel lost: the publisher's task opens another, and sends again what is unconfirmed
+//!        outcome      +-- ChannelSink: acks, nacks, returns, the loss of the channel
 //! ```
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
+use std::task::Waker;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,9 +18,7 @@ use tokio::sync::{Notify, OnceCell, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
-use crate::amqp::{
-    self, Channel, Confirm, Confirmation, Look, Prepared, Properties, Publish, deadline_in, lock,
-};
+use crate::amqp::{self, Channel, Connection, Properties, Tracked, deadline_in, lock};
 use crate::client::Client;
 use crate::client::health::PublisherHealth;
 use crate::client::line::Line;
@@ -30,11 +27,11 @@ use crate::error::{Error, ErrorKind};
 use crate::message::{IntoMessage, Message};
 
 mod batch;
-mod book;
 mod heads;
 mod ids;
 mod keeper;
 mod span;
+mod state;
 mod ticket;
 mod unconfirmed;
 
@@ -42,11 +39,11 @@ pub use batch::BatchError;
 pub use ticket::Ticket;
 pub use unconfirmed::UnconfirmedPublisher;
 
-use book::{Book, Progress};
-use heads::{Head, Place};
+use heads::Head;
 use keeper::Keeper;
 pub(crate) use keeper::Why;
 pub(crate) use span::PublishSpan;
+use state::{Attempt, ChannelSink, Progress, PublisherState};
 
 /// What becomes of messages that the broker had not confirmed when the connection or channel was lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -146,21 +143,19 @@ impl PublisherBuilder {
                 "a publisher that resends has to replay: leave out resend_after, or OnLoss::Fail";
             return Err(Error::new(ErrorKind::Invalid, text));
         }
-        let line = client.core().publishing();
-        let channel = opened(&line, &settings).await?;
         let progress = Arc::new(Progress::default());
         let shared = Arc::new(Shared {
-            line,
+            line: client.core().publishing(),
             phase: watch::Sender::new(Phase::Interrupted { since: Instant::now() }),
-            desk: Mutex::new(Desk {
-                open: None,
-                book: Book::new(&settings, Arc::clone(&progress)),
-            }),
+            state: Mutex::new(PublisherState::new(&settings, Arc::clone(&progress))),
             progress,
             kick: Notify::new(),
+            turn: tokio::sync::Mutex::default(),
+            room: Notify::new(),
             settings,
         });
-        shared.set_phase(Phase::Open(Open { channel: Arc::new(channel), epoch: 0 }));
+        let channel = shared.open_first().await?;
+        shared.set_phase(Phase::Open(Arc::new(channel)));
         client.core().health.publishers.add(&shared);
         let keeper = Keeper::new(Arc::clone(&shared), Arc::clone(client.core()));
         let keeper = client.core().spawn(keeper.run());
@@ -174,29 +169,6 @@ impl PublisherBuilder {
     }
 }
 
-/// Waits for the line and opens a channel with confirms on it.
-async fn opened(line: &Line, settings: &Settings) -> Result<Channel<Confirm>, Error> {
-    let deadline = deadline_in(settings.timeout);
-    let late = |_| line.timed_out(settings.what(), settings.timeout);
-    loop {
-        let up = timeout_at(deadline, line.up()).await.map_err(late)??;
-        match timeout_at(deadline, open(&up.connection, settings)).await.map_err(late)? {
-            Ok(channel) => return Ok(channel),
-            Err(error) if error.is_connection_error() => {}
-            Err(error) => return Err(line.failed(settings.what(), error)),
-        }
-    }
-}
-
-async fn open(
-    connection: &amqp::Connection,
-    settings: &Settings,
-) -> Result<Channel<Confirm>, amqp::Error> {
-    let channel = connection.open_channel().await?.into_confirm().await?;
-    channel.limit_unconfirmed(settings.window);
-    Ok(channel)
-}
-
 impl Settings {
     /// What a failure is a failure of.
     fn what(&self) -> String {
@@ -207,26 +179,10 @@ impl Settings {
     }
 }
 
-/// A channel to publish on.
-#[derive(Clone, Debug)]
-struct Open {
-    channel: Arc<Channel<Confirm>>,
-    /// Counts the channels, so that one can tell whether a message went over the present one.
-    epoch: u64,
-}
-
-/// What it takes to publish, under one lock: so what is in the book is in the order of publishing.
-#[derive(Debug)]
-struct Desk {
-    /// The channel that messages go over now, if there is one.
-    open: Option<Open>,
-    book: Book,
-}
-
 /// Whether there is a channel to publish on.
 #[derive(Clone, Debug)]
 enum Phase {
-    Open(Open),
+    Open(Arc<Channel<Tracked>>),
     /// Not now.
     Interrupted {
         since: Instant,
@@ -241,11 +197,15 @@ pub(crate) struct Shared {
     settings: Settings,
     line: Arc<Line>,
     phase: watch::Sender<Phase>,
-    desk: Mutex<Desk>,
-    /// How far the book has come.
+    state: Mutex<PublisherState>,
+    /// Up to which message all are confirmed.
     progress: Arc<Progress>,
-    /// Wakes the keeper: there is something to watch over, or to send again.
+    /// Wakes the keeper: there is something to watch over.
     kick: Notify,
+    /// Held by the one of those that wait that is the next to send: they are served in order, and each confirm wakes one.
+    turn: tokio::sync::Mutex<()>,
+    /// Wakes that one: messages were confirmed, or the channel is gone.
+    room: Notify,
 }
 
 /// Holds the publisher: its clones and its tickets share one. The keeper ends with the last.
@@ -378,7 +338,7 @@ impl Publisher {
 
     /// How many messages have no outcome yet.
     pub fn unconfirmed(&self) -> usize {
-        let of = |publisher: &Publisher| lock(&publisher.shared().desk).book.unanswered();
+        let of = |publisher: &Publisher| lock(&publisher.shared().state).unanswered();
         of(self) + self.handle.to_ladder.get().map_or(0, of)
     }
 
@@ -408,124 +368,138 @@ impl fmt::Debug for Publisher {
 }
 
 impl Shared {
-    /// Publishes if it need not wait, and gives the message's number in the book; else gives its head back.
+    /// Waits for the line and opens the first channel on it.
+    async fn open_first(self: &Arc<Self>) -> Result<Channel<Tracked>, Error> {
+        let (line, settings) = (&self.line, &self.settings);
+        let deadline = deadline_in(settings.timeout);
+        let late = |_| line.timed_out(settings.what(), settings.timeout);
+        loop {
+            let up = timeout_at(deadline, line.up()).await.map_err(late)??;
+            match timeout_at(deadline, self.open_on(&up.connection)).await.map_err(late)? {
+                Ok(channel) => return Ok(channel),
+                Err(error) if error.is_connection_error() => {}
+                Err(error) => return Err(line.failed(settings.what(), error)),
+            }
+        }
+    }
+
+    /// Opens the next channel to publish on. What the one before has not confirmed is lost.
+    async fn open_on(
+        self: &Arc<Self>,
+        connection: &Connection,
+    ) -> Result<Channel<Tracked>, amqp::Error> {
+        let epoch = self.with_state(PublisherState::begin_epoch);
+        let sink = ChannelSink::new(self, epoch);
+        connection.open_channel().await?.into_tracked(sink).await
+    }
+
+    /// Changes the state, and wakes those whose messages have their outcomes then.
+    fn with_state<T>(&self, change: impl FnOnce(&mut PublisherState, &mut Vec<Waker>) -> T) -> T {
+        let mut wakers = Vec::new();
+        let changed = change(&mut lock(&self.state), &mut wakers);
+        wakers.into_iter().for_each(Waker::wake);
+        changed
+    }
+
+    /// Publishes if it need not wait, and gives the message's number; else gives its head back.
     fn send_now(
         &self,
         span: &PublishSpan,
         routing_key: &str,
         message: &mut Message,
     ) -> Result<u64, Box<Head>> {
-        let mut desk = lock(&self.desk);
-        let Desk { open, book } = &mut *desk;
-        let channel = open.as_ref().map(|open| &*open.channel);
-        let mut look = None;
-        let head = self.write(book, span, routing_key, message, channel, &mut look);
-        if let Some(Open { channel, epoch }) = open {
-            let properties = book.written(head);
-            let publish = self.prepared(routing_key, &properties, &message.body);
-            if let Some(Ok(confirmation)) = channel.publish_prepared(publish, look.as_ref()) {
-                let body = std::mem::take(&mut message.body);
-                let (number, kick) = book.enter(head, body, confirmation, *epoch);
-                drop(desk);
-                self.kick_if(kick);
-                return Ok(number);
-            }
-        }
-        Err(Box::new(book.take_back(head)))
-    }
-
-    /// Writes down the head of a message, with what every message of this publisher has, unless it says otherwise. And
-    /// says how it looks, if it may come back over this channel.
-    #[inline]
-    fn write(
-        &self,
-        book: &mut Book,
-        span: &PublishSpan,
-        routing_key: &str,
-        message: &mut Message,
-        channel: Option<&Channel<Confirm>>,
-        look: &mut Option<Look>,
-    ) -> Place {
+        let mut state = lock(&self.state);
         let extra = message.extra.take();
-        if extra.is_none() && span.is_none() && self.settings.identifies {
-            let delivery_mode = self.settings.persistent.then_some(2);
-            let (head, properties) = book.write_plain(delivery_mode, routing_key);
-            let publish = self.prepared(routing_key, &properties, &message.body);
-            *look = channel.and_then(|channel| channel.look(publish));
-            return head;
+        let head = if extra.is_none() && span.is_none() && self.settings.identifies {
+            state.write_plain(self.settings.persistent.then_some(2), routing_key)
+        } else {
+            let mut properties = extra.map_or_else(Properties::default, |extra| extra.properties);
+            self.settings.complete(&mut properties);
+            span.put_into(&mut properties);
+            let head = state.write(&mut properties, routing_key);
+            span.describe(&properties);
+            head
+        };
+        if state.waiting == 0
+            && let Attempt::Sent { number, kick } =
+                state.send(&self.settings, routing_key, head, &mut message.body)
+        {
+            drop(state);
+            self.kick_if(kick);
+            return Ok(number);
         }
-        let mut properties = extra.map_or_else(Properties::default, |extra| extra.properties);
-        self.settings.complete(&mut properties);
-        span.put_into(&mut properties);
-        let head = book.write(&mut properties, routing_key);
-        span.describe(&properties);
-        let publish = self.prepared(routing_key, &properties, &message.body);
-        *look = channel.and_then(|channel| channel.look(publish));
-        head
+        Err(Box::new(state.take_back(head)))
     }
 
-    #[inline]
-    fn prepared<'p, P>(
-        &'p self,
-        routing_key: &'p str,
-        properties: &'p P,
-        body: &'p Bytes,
-    ) -> Prepared<'p, P> {
-        let Settings { exchange, mandatory, .. } = &self.settings;
-        Prepared { exchange, routing_key, mandatory: *mandatory, properties, body }
-    }
-
-    /// Publishes once there is a channel and room on it, and gives the message's number in the book.
-    async fn send(&self, head: &Head, body: Bytes) -> Result<u64, Error> {
-        let Settings { exchange, mandatory, timeout, on_loss, .. } = &self.settings;
-        let (routing_key, properties) = (&head.routing_key, head.properties());
-        let publish = Publish { exchange, routing_key, mandatory: *mandatory, properties, body };
-        let deadline = deadline_in(*timeout);
+    /// Publishes after those that wait already, once there is a channel and room on it, and gives the message's number.
+    async fn send(&self, head: &Head, mut body: Bytes) -> Result<u64, Error> {
+        let Settings { window, timeout, on_loss, .. } = self.settings;
+        let deadline = deadline_in(timeout);
+        let late = |_| self.line.timed_out(self.settings.what(), timeout);
+        let _waiting = Waiting::new(self);
+        let _turn = timeout_at(deadline, self.turn.lock()).await.map_err(late)?;
         loop {
-            let Open { channel, epoch } = self.until_open(deadline).await?;
-            let left = deadline.saturating_duration_since(Instant::now());
-            match channel.publish_within(&publish, left).await {
-                Ok(confirmation) => {
-                    return self.enter(head, publish.body, confirmation, epoch);
+            let channel = self.until_open(deadline).await?;
+            let attempt = {
+                let mut state = lock(&self.state);
+                if let Some(error) = state.ended() {
+                    return Err(error.clone());
                 }
-                // Nothing was sent: the next channel may take it.
-                Err(error) if channel.is_gone() => {
-                    if *on_loss == OnLoss::Fail {
-                        return Err(Error::from_amqp(self.settings.what(), error));
-                    }
-                    let late = |_| self.line.timed_out(self.settings.what(), self.settings.timeout);
-                    timeout_at(deadline, self.until_closed(&channel)).await.map_err(late)?;
+                state.send_again(&self.settings, head, &mut body)
+            };
+            let failed = match attempt {
+                Attempt::Sent { number, kick } => {
+                    self.kick_if(kick);
+                    return Ok(number);
                 }
-                Err(error) => return Err(self.line.failed(self.settings.what(), error)),
+                Attempt::WindowFull => {
+                    timeout_at(deadline, self.room.notified()).await.map_err(|_| {
+                        let what = format!("confirming the oldest of {window} publishes");
+                        amqp::Error::timeout(&what, timeout)
+                    })
+                }
+                Attempt::NoRoom => channel.until_room(deadline, timeout).await,
+                Attempt::NoChannel => Ok(()),
+                Attempt::Failed(error) => Err(error),
+            };
+            // Nothing was sent: the next channel may take it.
+            if channel.is_gone() {
+                if let (OnLoss::Fail, Err(error)) = (on_loss, failed) {
+                    return Err(Error::from_amqp(self.settings.what(), error));
+                }
+                timeout_at(deadline, self.until_closed(&channel)).await.map_err(late)?;
+            } else if let Err(error) = failed {
+                return Err(self.line.failed(self.settings.what(), error));
             }
         }
     }
 
     fn set_phase(&self, phase: Phase) {
-        let open = match &phase {
-            Phase::Open(open) => Some(open.clone()),
+        let channel = match &phase {
+            Phase::Open(channel) => Some(Arc::clone(channel)),
             _ => None,
         };
-        lock(&self.desk).open = open;
+        // The last handle to a channel closes it, which takes the lock again.
+        let _before = std::mem::replace(&mut lock(&self.state).channel, channel);
         self.phase.send_replace(phase);
     }
 
-    fn open_now(&self) -> Option<Open> {
+    fn open_now(&self) -> Option<Arc<Channel<Tracked>>> {
         match &*self.phase.borrow() {
-            Phase::Open(open) => Some(open.clone()),
+            Phase::Open(channel) => Some(Arc::clone(channel)),
             _ => None,
         }
     }
 
     /// Waits for a channel.
-    async fn until_open(&self, deadline: Instant) -> Result<Open, Error> {
+    async fn until_open(&self, deadline: Instant) -> Result<Arc<Channel<Tracked>>, Error> {
         let patience = self.settings.timeout;
         let mut phase = self.phase.subscribe();
         let settled = phase.wait_for(|phase| !matches!(phase, Phase::Interrupted { .. }));
         match timeout_at(deadline, settled).await {
             Err(_) => Err(self.line.timed_out(self.settings.what(), patience)),
             Ok(Ok(phase)) => match &*phase {
-                Phase::Open(open) => Ok(open.clone()),
+                Phase::Open(channel) => Ok(Arc::clone(channel)),
                 Phase::Ended(error) => Err(error.clone()),
                 Phase::Interrupted { .. } => Err(Error::closed("the publisher")),
             },
@@ -534,31 +508,13 @@ impl Shared {
     }
 
     /// Waits until the keeper has noticed that this channel is gone.
-    async fn until_closed(&self, channel: &Arc<Channel<Confirm>>) {
+    async fn until_closed(&self, channel: &Arc<Channel<Tracked>>) {
         let mut phase = self.phase.subscribe();
         let is_other = |phase: &Phase| match phase {
-            Phase::Open(open) => !Arc::ptr_eq(&open.channel, channel),
+            Phase::Open(open) => !Arc::ptr_eq(open, channel),
             _ => true,
         };
         let _ = phase.wait_for(is_other).await;
-    }
-
-    fn enter(
-        &self,
-        head: &Head,
-        body: Bytes,
-        confirmation: Confirmation,
-        epoch: u64,
-    ) -> Result<u64, Error> {
-        let mut desk = lock(&self.desk);
-        if let Some(error) = desk.book.ended() {
-            return Err(error.clone());
-        }
-        let place = desk.book.write_again(head);
-        let (number, kick) = desk.book.enter(place, body, confirmation, epoch);
-        drop(desk);
-        self.kick_if(kick);
-        Ok(number)
     }
 
     #[inline]
@@ -571,12 +527,12 @@ impl Shared {
     async fn flush(&self) -> Result<(), Error> {
         let patience = self.settings.timeout;
         let deadline = deadline_in(patience);
-        let until = lock(&self.desk).book.next();
+        let until = lock(&self.state).next();
         loop {
-            if lock(&self.desk).book.is_answered_before(until) {
+            if lock(&self.state).is_answered_before(until) {
                 return Ok(());
             }
-            let Open { channel, .. } = self.until_open(deadline).await?;
+            let channel = self.until_open(deadline).await?;
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(self.line.timed_out(self.settings.what(), patience));
@@ -587,6 +543,22 @@ impl Shared {
                 timeout_at(deadline, self.until_closed(&channel)).await.map_err(late)?;
             }
         }
+    }
+}
+
+/// Counts one that waits to send, for as long as it does.
+struct Waiting<'a>(&'a Shared);
+
+impl<'a> Waiting<'a> {
+    fn new(shared: &'a Shared) -> Self {
+        lock(&shared.state).waiting += 1;
+        Waiting(shared)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.state).waiting -= 1;
     }
 }
 
@@ -602,8 +574,8 @@ impl Shared {
             Phase::Ended(error) => (None, Some(error.clone())),
         };
         let (unconfirmed, oldest) = {
-            let book = &mut lock(&self.desk).book;
-            (book.unanswered(), book.oldest_wait())
+            let state = lock(&self.state);
+            (state.unanswered(), state.oldest_wait())
         };
         let waited = keeper::tick(&self.settings) * oldest;
         let is_late = waited > UNCONFIRMED_FOR;

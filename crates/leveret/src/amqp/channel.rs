@@ -10,12 +10,11 @@ use leveret_wire::{Content, ShortStr, Table};
 use tokio::time::timeout;
 
 use super::calls::{Reply, Subject};
-use super::confirm::{Returned, Tally};
+use super::confirm::{ConfirmSink, Returned, Tally};
 use super::consumer::{Bound, Consumer, ConsumerQueue};
 use super::delivery::{Delivery, Envelope, Letter, Parts, Refused, Settles, Source};
 use super::error::Error;
 use super::link::Link;
-use super::lock;
 
 /// Publishes are sent and forgotten.
 #[derive(Debug)]
@@ -24,6 +23,10 @@ pub struct Plain(());
 /// The broker answers each publish.
 #[derive(Debug)]
 pub struct Confirm(());
+
+/// The broker answers each publish, to a [`ConfirmSink`] of the channel's owner.
+#[derive(Debug)]
+pub(crate) struct Tracked(());
 
 /// Publishes and acks wait for a commit.
 #[derive(Debug)]
@@ -159,6 +162,16 @@ impl Channel<Plain> {
         Ok(Channel { link: self.link, mode: PhantomData })
     }
 
+    /// The same, with a sink of the caller's in place of confirmations.
+    pub(crate) async fn into_tracked(
+        self,
+        sink: Arc<dyn ConfirmSink>,
+    ) -> Result<Channel<Tracked>, Error> {
+        self.link.channel.set_sink(sink);
+        self.link.call::<confirm::SelectOk>(&confirm::Select { nowait: false }).await?;
+        Ok(Channel { link: self.link, mode: PhantomData })
+    }
+
     /// Turns transactions on: publishes and acks happen when they are committed.
     pub async fn into_tx(self) -> Result<Channel<Tx>, Error> {
         self.link.channel.tx.store(true, Ordering::Relaxed);
@@ -176,17 +189,13 @@ impl Channel<Plain> {
 impl Channel<Confirm> {
     /// Waits until every publish so far has its outcome, and says how many got which since the channel was opened.
     pub async fn confirmed(&self, patience: Duration) -> Result<Tally, Error> {
-        let confirms = &self.link.channel.confirms;
-        timeout(patience, confirms.until_answered())
-            .await
-            .map_err(|_| Error::timeout("confirming what was published", patience))?;
-        self.link.channel.check_open()?;
-        Ok(lock(&confirms.ledger).tally())
+        self.link.until_confirmed(patience).await?;
+        Ok(self.tally())
     }
 
     /// How many publishes there are from the oldest unconfirmed one on; 0 if all have their outcome.
     pub fn unconfirmed(&self) -> usize {
-        lock(&self.link.channel.confirms.ledger).span()
+        self.link.channel.confirms.span()
     }
 
     /// How many publishes there may be from the oldest unconfirmed one on, before the next one waits, on this channel
@@ -197,12 +206,19 @@ impl Channel<Confirm> {
 
     /// How many publishes got which outcome since the channel was opened, whether it still is or not.
     pub fn tally(&self) -> Tally {
-        lock(&self.link.channel.confirms.ledger).tally()
+        self.link.channel.confirms.tally()
     }
 
     /// Messages that were mandatory, came back, and were published before confirms were turned on.
     pub fn take_returned(&self) -> Vec<Returned> {
         self.link.take_returned()
+    }
+}
+
+impl Channel<Tracked> {
+    /// Waits until every publish so far is confirmed, rejected, returned or lost.
+    pub(crate) async fn confirmed(&self, patience: Duration) -> Result<(), Error> {
+        self.link.until_confirmed(patience).await
     }
 }
 
@@ -536,7 +552,7 @@ impl<M> Channel<M> {
     /// is the error.
     pub async fn close(&self) -> Result<(), Error> {
         let patience = self.link.connection.core.limits.reply_timeout;
-        let _ = timeout(patience, self.link.channel.confirms.until_answered()).await;
+        let _ = timeout(patience, self.link.channel.until_confirmed()).await;
         self.link.close().await
     }
 }

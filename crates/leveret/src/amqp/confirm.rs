@@ -4,32 +4,33 @@
 //! sends back, before the ack, without a number.
 //!
 //! ```text
-//!   publish ------------------> Ledger -- its entry --> Confirmation
-//!   ack, nack (a number) -----> Ledger -- outcome ----> entry
-//!   return (no number) --look--> Ledger: whose ack is to come
+//!   publish ---------------------------> ConfirmTracker -- its entry --> Confirmation
+//!   ack, nack (delivery tag) ----------> ConfirmTracker -- outcome ----> entry
+//!   return (no tag) -- fingerprint ----> ConfirmTracker: whose confirm is to come
 //! ```
 
 use std::fmt;
-use std::pin::{Pin, pin};
+use std::ops::Range;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use leveret_wire::{RawProperties, ReplyCode};
-use tokio::sync::Notify;
 
 use super::error::Error;
 use super::link::Link;
 use super::lock;
 
 mod entry;
-mod ledger;
-mod look;
+mod fingerprint;
+#[cfg(test)]
+mod tests;
+mod tracker;
 
-use entry::Entry;
-use ledger::Ledger;
-use look::Looks;
-pub(crate) use look::{Look, Visible};
+use entry::{Entries, Entry};
+pub(crate) use fingerprint::{Fingerprint, Fingerprints};
+pub(crate) use tracker::ConfirmTracker;
 
 /// What became of a publish.
 #[derive(Clone, Debug)]
@@ -91,13 +92,12 @@ pub struct Confirmation {
 }
 
 impl Confirmation {
-    /// One that holds no channel: for who does that for all of its publishes, and need not for each.
+    /// One that does not hold its channel open, for a caller that does so itself.
     #[inline]
     pub(super) fn new(entry: Entry) -> Self {
         Confirmation { entry, _link: None }
     }
 
-    /// The same, holding its channel open.
     #[inline]
     pub(super) fn holding(self, link: &Arc<Link>) -> Self {
         Confirmation { _link: Some(Arc::clone(link)), ..self }
@@ -132,53 +132,168 @@ impl fmt::Debug for Confirmation {
     }
 }
 
-/// The confirms of one channel: its ledger, and the ones that wait for it to empty.
+/// Where the reader takes the broker's answers to the publishes of a channel.
+///
+/// The channel has one of its own, which makes [`Confirmation`]s. A layer that keeps the messages until they are confirmed
+/// brings its own, so that each publish is registered once.
+pub(crate) trait ConfirmSink: fmt::Debug + Send + Sync {
+    /// The broker has confirmed or rejected a delivery tag, or all up to it. The wakers are woken once nothing is locked.
+    fn answered(
+        &self,
+        tag: u64,
+        multiple: bool,
+        acked: bool,
+        wakers: &mut Vec<Waker>,
+    ) -> Result<(), Error>;
+
+    /// A message came back; the confirm that follows is for the same publish. Gives it back if no publish looks like it.
+    fn returned(&self, returned: Returned) -> Option<Returned>;
+
+    /// The channel is gone, and answers nothing more.
+    fn lost(&self, error: &Error);
+
+    /// From the oldest unconfirmed delivery tag to the next one.
+    fn tags(&self) -> Range<u64>;
+}
+
+/// The confirms of a channel: each publish gets a [`Confirmation`].
 #[derive(Debug)]
 pub(super) struct Confirms {
-    pub(super) ledger: Mutex<Ledger>,
-    /// Woken whenever outcomes came.
-    pub(super) progress: Notify,
-    /// Outside of the ledger, so that nothing is locked while a message is looked at.
-    pub(super) looks: Looks,
+    state: Mutex<State>,
+    /// Outside of the lock, because a message is hashed before.
+    pub(super) fingerprints: Fingerprints,
+}
+
+#[derive(Debug)]
+struct State {
+    tracker: ConfirmTracker<Unconfirmed>,
+    entries: Entries,
+    tally: Tally,
+    /// Why nothing more is answered.
+    closed: Option<Error>,
+}
+
+#[derive(Debug)]
+struct Unconfirmed {
+    entry: Entry,
+    /// Of a mandatory publish.
+    fingerprint: Option<Fingerprint>,
+    /// It came back, and its confirm is to come.
+    returned: Option<Box<Returned>>,
+}
+
+impl State {
+    /// Gives a publish its outcome: this one, or that it came back.
+    #[inline]
+    fn resolve(
+        entries: &mut Entries,
+        tally: &mut Tally,
+        unconfirmed: Unconfirmed,
+        outcome: &Outcome,
+    ) -> Option<Waker> {
+        let Unconfirmed { entry, returned, .. } = unconfirmed;
+        let outcome = returned.map_or_else(|| outcome.clone(), Outcome::Returned);
+        *match &outcome {
+            Outcome::Acked => &mut tally.acked,
+            Outcome::Nacked => &mut tally.nacked,
+            Outcome::Returned(_) => &mut tally.returned,
+            Outcome::Lost(_) => &mut tally.lost,
+        } += 1;
+        if matches!(outcome, Outcome::Returned(_) | Outcome::Lost(_)) {
+            entries.discard(&entry);
+        }
+        entry.resolve(outcome)
+    }
 }
 
 impl Confirms {
     pub(super) fn new() -> Self {
-        Confirms { ledger: Mutex::new(Ledger::new()), progress: Notify::new(), looks: Looks::new() }
+        let state = State {
+            tracker: ConfirmTracker::new(),
+            entries: Entries::default(),
+            tally: Tally::default(),
+            closed: None,
+        };
+        Confirms { state: Mutex::new(state), fingerprints: Fingerprints::default() }
     }
 
-    /// A message came back. Gives it back if no publish looks like it.
-    pub(super) fn returned(&self, returned: Returned) -> Option<Returned> {
-        let look = self.looks.of_returned(&returned);
-        lock(&self.ledger).returned(look, returned)
-    }
-
-    /// The channel is gone: everything without an outcome is lost.
-    pub(super) fn lost(&self, error: &Error) {
-        let mut wakers = Vec::new();
-        lock(&self.ledger).lost(error, &mut wakers);
-        for waker in wakers {
-            waker.wake();
+    /// A message was encoded, and this is its entry. A mandatory one comes with its fingerprint.
+    #[inline]
+    pub(super) fn publish(&self, fingerprint: Option<Fingerprint>) -> Entry {
+        let mut state = lock(&self.state);
+        // The channel may go between the moment a publisher finds it open and this one.
+        if let Some(error) = &state.closed {
+            let lost = Outcome::Lost(error.clone());
+            state.tally.lost += 1;
+            return Entry::done(lost);
         }
-        self.progress.notify_waiters();
+        let entry = state.entries.next();
+        let record = Unconfirmed { entry: entry.share(), fingerprint, returned: None };
+        state.tracker.add(record);
+        entry
     }
 
-    /// Waits until the ledger is as it should be.
-    pub(super) async fn until(&self, is_so: impl Fn(&Ledger) -> bool) {
-        loop {
-            let mut progress = pin!(self.progress.notified());
-            // Registered before the check, so that no wake-up falls between the two.
-            progress.as_mut().enable();
-            if is_so(&lock(&self.ledger)) {
-                return;
+    /// How many publishes there are from the oldest unconfirmed one on.
+    #[inline]
+    pub(super) fn span(&self) -> usize {
+        lock(&self.state).tracker.span()
+    }
+
+    /// How many publishes got which outcome.
+    pub(super) fn tally(&self) -> Tally {
+        lock(&self.state).tally
+    }
+}
+
+impl ConfirmSink for Confirms {
+    fn answered(
+        &self,
+        tag: u64,
+        multiple: bool,
+        acked: bool,
+        wakers: &mut Vec<Waker>,
+    ) -> Result<(), Error> {
+        let outcome = if acked { Outcome::Acked } else { Outcome::Nacked };
+        let State { tracker, entries, tally, .. } = &mut *lock(&self.state);
+        tracker.answered(tag, multiple, |unconfirmed| {
+            wakers.extend(State::resolve(entries, tally, unconfirmed, &outcome));
+        })
+    }
+
+    /// Returns come in the order of the publishes, so it is the oldest one that looks the same. Should none do (another client
+    /// on the way may have altered it), it is the oldest with the same address: one of ours, and not to be taken for delivered.
+    fn returned(&self, returned: Returned) -> Option<Returned> {
+        let fingerprint = self.fingerprints.of_returned(&returned);
+        let mut state = lock(&self.state);
+        let mut oldest = |is_it: &dyn Fn(Fingerprint) -> bool| {
+            let mut open = state.tracker.iter_mut();
+            let found =
+                open.position(|one| one.returned.is_none() && one.fingerprint.is_some_and(is_it));
+            found
+        };
+        let found = oldest(&|one| one == fingerprint)
+            .or_else(|| oldest(&|one| one.has_address_of(fingerprint)));
+        match found.and_then(|index| state.tracker.iter_mut().nth(index)) {
+            Some(unconfirmed) => {
+                unconfirmed.returned = Some(Box::new(returned));
+                None
             }
-            progress.await;
+            None => Some(returned),
         }
     }
 
-    /// Waits until every publish so far has its outcome.
-    pub(super) async fn until_answered(&self) {
-        let next = lock(&self.ledger).next();
-        self.until(|ledger| ledger.is_answered_before(next)).await;
+    fn lost(&self, error: &Error) {
+        let outcome = Outcome::Lost(error.clone());
+        let wakers: Vec<Waker> = {
+            let State { tracker, entries, tally, closed } = &mut *lock(&self.state);
+            closed.get_or_insert_with(|| error.clone());
+            let open = tracker.drain();
+            open.filter_map(|one| State::resolve(entries, tally, one, &outcome)).collect()
+        };
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    fn tags(&self) -> Range<u64> {
+        lock(&self.state).tracker.tags()
     }
 }

@@ -442,7 +442,7 @@ impl Connection {
         let channels = || channels.iter().flatten();
         let confirmed = async {
             for channel in channels() {
-                channel.confirms.until_answered().await;
+                channel.until_confirmed().await;
             }
         };
         let _ = timeout(patience, confirmed).await;

@@ -460,9 +460,7 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
         acked: bool,
     ) -> Result<(), Error> {
         let Some(Slot::Open(lane)) = self.channels.get(index) else { return Ok(()) };
-        let mut ledger = lock(&lane.state.confirms.ledger);
-        ledger.answered(number, multiple, acked, &mut self.wakers)?;
-        drop(ledger);
+        lane.state.sink().answered(number, multiple, acked, &mut self.wakers)?;
         if !self.publishers.last().is_some_and(|last| Arc::ptr_eq(last, &lane.state)) {
             self.publishers.push(Arc::clone(&lane.state));
         }
@@ -527,7 +525,7 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
             waker.wake();
         }
         for channel in self.publishers.drain(..) {
-            channel.confirms.progress.notify_waiters();
+            channel.confirm_progress.notify_waiters();
         }
         for queue in &self.consumers {
             queue.wake();

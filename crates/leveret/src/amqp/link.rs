@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
 
 use leveret_wire::method::{Encode, basic, tx};
 use leveret_wire::{FrameMax, Method, Outbound, RawProperties, ShortStr};
@@ -12,7 +13,7 @@ use tokio::sync::oneshot::Receiver;
 use tokio::time::timeout;
 
 use super::calls::{Calls, Reply, Subject};
-use super::confirm::{Confirms, Returned};
+use super::confirm::{ConfirmSink, Confirms, Returned};
 use super::connection::Guard;
 use super::consumer::{ConsumerQueue, End};
 use super::delivery::Refused;
@@ -36,9 +37,13 @@ pub(super) struct ChannelState {
     /// Which deliveries were settled.
     pub(super) settled: Mutex<Settled>,
     pub(super) confirms: Confirms,
+    /// Where confirms go instead, if a layer above keeps what was published.
+    sink: OnceLock<Arc<dyn ConfirmSink>>,
+    /// Woken whenever confirms came.
+    pub(super) confirm_progress: Notify,
     /// How many publishes there may be from the oldest unconfirmed one on.
     pub(super) max_unconfirmed: AtomicUsize,
-    /// Confirm mode is on: returns belong to the ledger.
+    /// Confirm mode is on: returned messages are of publishes with confirms.
     pub(super) confirming: AtomicBool,
     returned: Mutex<VecDeque<Returned>>,
     /// Why publishes have to wait, as bits of [`Pause`]; 0 if they need not.
@@ -74,6 +79,8 @@ impl ChannelState {
             calls: Calls::default(),
             settled: Mutex::new(Settled::new()),
             confirms: Confirms::new(),
+            sink: OnceLock::new(),
+            confirm_progress: Notify::new(),
             confirming: AtomicBool::new(false),
             returned: Mutex::default(),
             paused: AtomicU8::new(0),
@@ -100,7 +107,42 @@ impl ChannelState {
 
     /// Whether a call or a publish on it has no answer yet.
     pub(super) fn is_waiting(&self) -> bool {
-        self.calls.is_waiting() || lock(&self.confirms.ledger).is_waiting()
+        self.calls.is_waiting() || !self.sink().tags().is_empty()
+    }
+
+    /// Where confirms go.
+    #[inline]
+    pub(super) fn sink(&self) -> &dyn ConfirmSink {
+        self.sink.get().map_or(&self.confirms, |sink| &**sink)
+    }
+
+    /// Before the first publish with confirms, if at all.
+    pub(super) fn set_sink(&self, sink: Arc<dyn ConfirmSink>) {
+        let _ = self.sink.set(sink);
+    }
+
+    /// Waits until every publish so far is confirmed, rejected, returned or lost.
+    pub(super) async fn until_confirmed(&self) {
+        let next = self.sink().tags().end;
+        self.until(|| self.sink().tags().start >= next).await;
+    }
+
+    /// Waits until there is room for another unconfirmed publish.
+    pub(super) async fn until_window(&self) {
+        let max = self.max_unconfirmed.load(Ordering::Relaxed);
+        self.until(|| self.confirms.span() < max).await;
+    }
+
+    async fn until(&self, is_so: impl Fn() -> bool) {
+        loop {
+            let mut progress = pin!(self.confirm_progress.notified());
+            // Registered before the check, so that no wake-up falls between the two.
+            progress.as_mut().enable();
+            if is_so() {
+                return;
+            }
+            progress.await;
+        }
     }
 
     /// Waits until nothing more can be sent, and says why.
@@ -120,7 +162,8 @@ impl ChannelState {
     pub(super) fn fail(&self, error: &Error) {
         let _ = self.closed.set(error.clone());
         self.calls.close(error);
-        self.confirms.lost(error);
+        self.sink().lost(error);
+        self.confirm_progress.notify_waiters();
         for queue in std::mem::take(&mut *lock(&self.consumers)) {
             if let Some(queue) = queue.upgrade() {
                 // What waits can no longer be settled, and is delivered again.
@@ -211,7 +254,7 @@ impl ChannelState {
     /// A message came back.
     pub(super) fn message_returned(&self, returned: Returned) {
         let returned = match self.confirming.load(Ordering::Relaxed) {
-            true => self.confirms.returned(returned),
+            true => self.sink().returned(returned),
             false => Some(returned),
         };
         // Of a publish without confirms: kept for whoever asks.
@@ -487,6 +530,14 @@ impl Link {
                 _ => Err(error),
             },
         }
+    }
+
+    /// Waits until every publish so far has its outcome. An error if the channel is closed by then.
+    pub(super) async fn until_confirmed(&self, patience: Duration) -> Result<(), Error> {
+        timeout(patience, self.channel.until_confirmed())
+            .await
+            .map_err(|_| Error::timeout("confirming what was published", patience))?;
+        self.channel.check_open()
     }
 
     /// Takes the returned messages of a channel without confirms.

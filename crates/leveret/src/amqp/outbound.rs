@@ -18,9 +18,10 @@ use bytes::Buf;
 use leveret_wire::method::basic;
 use leveret_wire::{FrameMax, Outbound};
 use tokio::sync::Notify;
-use tokio::time::timeout;
+use tokio::time::timeout_at;
 
 use super::error::{Error, ErrorKind};
+use super::handshake::deadline_in;
 use super::lock;
 
 /// From here on, publishers wait until the writer has taken the buffer. Enough to keep a socket busy for some
@@ -155,23 +156,41 @@ impl Sender {
         paused: &AtomicU8,
         encode: impl FnOnce(&mut Outbound, FrameMax) -> Result<T, Error>,
     ) -> Result<T, Error> {
+        let deadline = deadline_in(patience);
+        loop {
+            self.until_room(deadline, patience, paused).await?;
+            let mut state = lock(&self.state);
+            state.check_open()?;
+            if state.has_room(paused) {
+                state.published += 1;
+                return self.encode(state, encode);
+            }
+        }
+    }
+
+    /// Waits until there is room for a publish and the broker lets us; up to the deadline, which was so far away.
+    pub(super) async fn until_room(
+        &self,
+        deadline: tokio::time::Instant,
+        patience: Duration,
+        paused: &AtomicU8,
+    ) -> Result<(), Error> {
         let wait = async {
             loop {
                 let mut room = pin!(self.room.notified());
                 // Registered before the check, so that no wake-up falls between the two.
                 room.as_mut().enable();
                 {
-                    let mut state = lock(&self.state);
+                    let state = lock(&self.state);
                     state.check_open()?;
                     if state.has_room(paused) {
-                        state.published += 1;
-                        return self.encode(state, encode);
+                        return Ok(());
                     }
                 }
                 room.await;
             }
         };
-        match timeout(patience, wait).await {
+        match timeout_at(deadline, wait).await {
             Ok(result) => result,
             Err(_) => Err(self.out_of_patience(patience, paused)),
         }

@@ -8,10 +8,9 @@ use leveret_wire::method::basic;
 use leveret_wire::{EncodeProperties, FrameMax, Outbound, Properties};
 use tokio::time::{Instant, timeout};
 
-use super::channel::{Channel, Confirm, Plain, Tx};
-use super::confirm::{Confirmation, Look, Visible};
+use super::channel::{Channel, Confirm, Plain, Tracked, Tx};
+use super::confirm::{Confirmation, Fingerprint};
 use super::error::Error;
-use super::lock;
 
 /// A message and where it goes.
 ///
@@ -174,32 +173,31 @@ impl Channel<Confirm> {
     /// The same, if it need not wait.
     #[inline]
     pub(crate) fn publish_now(&self, publish: &Publish<'_>) -> Option<Result<Confirmation, Error>> {
-        let publish = publish.prepared();
-        let published = self.publish_prepared(publish, self.look(publish).as_ref())?;
+        let published = self.publish_unheld(publish.prepared())?;
         Some(published.map(|confirmation| confirmation.holding(&self.link)))
     }
 
-    /// How a message looks, if it may come back.
+    /// The same, with a confirmation that does not hold the channel open.
     #[inline]
-    pub(crate) fn look(&self, publish: Prepared<'_, impl Visible>) -> Option<Look> {
-        publish.mandatory.then(|| self.link.channel.confirms.looks.of(publish))
-    }
-
-    /// The same with properties in any form, for a message that looks like this. The confirmation does not hold the channel
-    /// open.
-    #[inline]
-    pub(crate) fn publish_prepared(
+    pub(crate) fn publish_unheld(
         &self,
-        publish: Prepared<'_, impl EncodeProperties>,
-        look: Option<&Look>,
+        publish: Prepared<'_, Properties<'_>>,
     ) -> Option<Result<Confirmation, Error>> {
-        let confirms = &self.link.channel.confirms;
-        let max_unconfirmed = self.link.channel.max_unconfirmed.load(Ordering::Relaxed);
-        if lock(&confirms.ledger).span() >= max_unconfirmed {
+        let channel = &self.link.channel;
+        if channel.confirms.span() >= channel.max_unconfirmed.load(Ordering::Relaxed) {
             return None;
         }
-        let put = self.put_now(publish, || lock(&confirms.ledger).publish(look))?;
+        let fingerprint = self.fingerprint(publish);
+        let put = self.put_now(publish, || channel.confirms.publish(fingerprint))?;
         Some(put.map(Confirmation::new))
+    }
+
+    /// What the message is recognised by, if it may come back.
+    #[inline]
+    fn fingerprint(&self, publish: Prepared<'_, Properties<'_>>) -> Option<Fingerprint> {
+        let Prepared { exchange, routing_key, mandatory, properties, body } = publish;
+        let fingerprints = &self.link.channel.confirms.fingerprints;
+        mandatory.then(|| fingerprints.of(exchange, routing_key, properties, body))
     }
 
     async fn publish_later(
@@ -207,18 +205,38 @@ impl Channel<Confirm> {
         publish: &Publish<'_>,
         patience: Duration,
     ) -> Result<Confirmation, Error> {
-        let confirms = &self.link.channel.confirms;
-        let max_unconfirmed = self.link.channel.max_unconfirmed.load(Ordering::Relaxed);
+        let channel = &self.link.channel;
         let began = Instant::now();
-        let room = confirms.until(|ledger| ledger.span() < max_unconfirmed);
-        timeout(patience, room).await.map_err(|_| {
+        timeout(patience, channel.until_window()).await.map_err(|_| {
+            let max_unconfirmed = channel.max_unconfirmed.load(Ordering::Relaxed);
             let what = format!("confirming the oldest of {max_unconfirmed} publishes");
             Error::timeout(what, patience)
         })?;
         let left = patience.saturating_sub(began.elapsed());
-        let look = self.look(publish.prepared());
-        let register = || lock(&confirms.ledger).publish(look.as_ref());
+        let fingerprint = self.fingerprint(publish.prepared());
+        let register = || channel.confirms.publish(fingerprint);
         let entry = self.put_later(publish, left, register).await?;
         Ok(Confirmation::new(entry).holding(&self.link))
+    }
+}
+
+impl Channel<Tracked> {
+    /// Publishes, if it need not wait for room. The caller registers the message before it unlocks what its sink locks.
+    #[inline]
+    pub(crate) fn publish_now(
+        &self,
+        publish: Prepared<'_, impl EncodeProperties>,
+    ) -> Option<Result<(), Error>> {
+        self.put_now(publish, || ())
+    }
+
+    /// Waits until there is room in the outbound buffer and the broker takes publishes.
+    pub(crate) async fn until_room(
+        &self,
+        deadline: Instant,
+        patience: Duration,
+    ) -> Result<(), Error> {
+        let sender = &self.link.connection.core.sender;
+        sender.until_room(deadline, patience, &self.link.channel.paused).await
     }
 }

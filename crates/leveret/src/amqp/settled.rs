@@ -35,6 +35,7 @@ impl Settled {
     }
 
     /// The lowest number that is not done.
+    #[cfg(test)]
     pub(super) fn lowest(&self) -> u64 {
         self.lowest
     }

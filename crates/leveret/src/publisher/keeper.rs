@@ -3,14 +3,15 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::Waker;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::book::{Again, Overdue, Patience, lost};
-use super::{OnLoss, Open, Phase, Settings, Shared, open};
+use super::state::{Overdue, Patience, PublisherState};
+use super::{Phase, Settings, Shared};
 use crate::amqp::{
-    self, Channel, Confirm, Connection, ErrorKind as Amqp, Publish, ReplyCode, lock,
+    self, Channel, Connection, ErrorKind as Amqp, ReplyCode, Tracked, deadline_in, lock,
 };
 use crate::client::core::Core;
 use crate::client::line::Up;
@@ -62,13 +63,6 @@ impl Why {
             _ => Why::Lost,
         }
     }
-}
-
-/// What was sent again together.
-#[derive(Default)]
-struct Sent {
-    count: usize,
-    last: Option<Again>,
 }
 
 /// How the message is searched for that costs the channel: all are sent together, then fewer at a time, until it is alone.
@@ -129,12 +123,12 @@ impl Keeper {
 
     /// Keeps the publisher going until the client is closed.
     pub(super) async fn run(self) {
-        while let Some(open) = self.shared.open_now() {
-            let why = self.serve(&open.channel).await;
+        while let Some(channel) = self.shared.open_now() {
+            let why = self.serve(&channel).await;
             self.shared.set_phase(Phase::Interrupted { since: Instant::now() });
-            drop(open);
+            drop(channel);
             match self.watching(self.reopen(why)).await {
-                Ok(open) => self.shared.set_phase(Phase::Open(open)),
+                Ok(channel) => self.shared.set_phase(Phase::Open(Arc::new(channel))),
                 Err(error) => self.end(error),
             }
         }
@@ -142,38 +136,20 @@ impl Keeper {
 
     /// Nothing is confirmed any more.
     fn end(&self, error: Error) {
-        {
-            // At once: what is published after this finds no channel, and what was before is told.
-            let mut desk = lock(&self.shared.desk);
-            desk.open = None;
-            desk.book.end(&error);
-        }
+        // At once: what is published after this finds no channel, and what was before is told.
+        let _channel = self.shared.with_state(|state, wakers| state.end(&error, wakers));
         self.shared.set_phase(Phase::Ended(error));
     }
 
     /// Watches over a channel, until it is over.
-    async fn serve(&self, channel: &Channel<Confirm>) -> Why {
+    async fn serve(&self, channel: &Channel<Tracked>) -> Why {
         loop {
-            // Something may have gone over the channel before, after all that was on it had been sent again.
-            let mut search = Search::new();
-            let mut replay = pin!(self.replay(channel, Why::Lost, &mut search));
-            let (mut is_replaying, mut is_kicked) = (true, false);
-            while is_replaying || !is_kicked {
-                tokio::select! {
-                    error = channel.ended() => return Why::of(&error),
-                    replayed = &mut replay, if is_replaying => match replayed {
-                        Ok(()) => is_replaying = false,
-                        Err(error) => return Why::of(&error),
-                    },
-                    wake = self.next_wake() => match wake {
-                        Wake::Kick => is_kicked = true,
-                        Wake::Tick(Overdue::Nothing) => {}
-                        Wake::Tick(Overdue::Channel) => {
-                            channel.close_now();
-                            return Why::Lost;
-                        }
-                    },
-                }
+            tokio::select! {
+                error = channel.ended() => return Why::of(&error),
+                wake = self.next_wake() => if let Wake::Tick(Overdue::Channel) = wake {
+                    channel.close_now();
+                    return Why::Lost;
+                },
             }
         }
     }
@@ -192,7 +168,7 @@ impl Keeper {
     /// Waits for a tick of the watch or a kick, whatever is first; where nothing is to be watched, for a kick.
     async fn next_wake(&self) -> Wake {
         let kick = self.shared.kick.notified();
-        if lock(&self.shared.desk).book.rest() {
+        if lock(&self.shared.state).rest() {
             kick.await;
             return Wake::Kick;
         }
@@ -205,11 +181,11 @@ impl Keeper {
             let what = format!("{}, and the broker's confirmation of it,", settings.what());
             self.shared.line.timed_out(what, settings.timeout)
         };
-        Wake::Tick(lock(&self.shared.desk).book.tick(self.patience, late))
+        Wake::Tick(self.shared.with_state(|state, wakers| state.tick(self.patience, late, wakers)))
     }
 
     /// Opens a channel and sends again what was lost, as often as it takes.
-    async fn reopen(&self, mut why: Why) -> Result<Open, Error> {
+    async fn reopen(&self, mut why: Why) -> Result<Channel<Tracked>, Error> {
         let mut was_restored = false;
         let mut search = Search::new();
         loop {
@@ -235,7 +211,7 @@ impl Keeper {
             why = Why::of(&error);
             if why == Why::NoExchange && was_restored {
                 let failure = Error::from_amqp(self.shared.settings.what(), error);
-                lock(&self.shared.desk).book.fail_lost(&failure);
+                self.shared.with_state(|state, wakers| state.fail_lost(&failure, wakers));
                 why = Why::Lost;
             } else if why == Why::Lost && !error.is_connection_error() {
                 sleep(PAUSE).await;
@@ -251,7 +227,7 @@ impl Keeper {
         while self.has_to_replay() {
             let connected = self.core.endpoints.get(up.index).connect(&name).await;
             let Ok(connection) = connected else { return false };
-            let Ok(channel) = open(&connection, &self.shared.settings).await else { return false };
+            let Ok(channel) = self.shared.open_on(&connection).await else { return false };
             match self.replay(&channel, Why::Connection, &mut search).await {
                 Ok(()) => {}
                 Err(error) if Why::of(&error) == Why::Lost => return true,
@@ -262,8 +238,7 @@ impl Keeper {
     }
 
     fn has_to_replay(&self) -> bool {
-        self.shared.settings.on_loss == OnLoss::Replay
-            && lock(&self.shared.desk).book.lost_from(0).is_some()
+        lock(&self.shared.state).has_lost()
     }
 
     async fn open_and_replay(
@@ -271,21 +246,20 @@ impl Keeper {
         connection: &Connection,
         why: Why,
         search: &mut Search,
-    ) -> Result<Open, amqp::Error> {
-        let channel = Arc::new(open(connection, &self.shared.settings).await?);
-        let epoch = lock(&self.shared.desk).book.begin_epoch();
+    ) -> Result<Channel<Tracked>, amqp::Error> {
+        let channel = self.shared.open_on(connection).await?;
         self.replay(&channel, why, search).await?;
         if why == Why::NoExchange {
             channel.confirmed(self.shared.settings.timeout).await?;
         }
-        Ok(Open { channel, epoch })
+        Ok(channel)
     }
 
     /// Sends again what was lost, in order. Fails if the channel does; one that is still open, but does not take it,
     /// is closed.
     async fn replay(
         &self,
-        channel: &Channel<Confirm>,
+        channel: &Channel<Tracked>,
         why: Why,
         search: &mut Search,
     ) -> Result<(), amqp::Error> {
@@ -299,78 +273,55 @@ impl Keeper {
     /// In groups, each confirmed before the next, unless nobody is searched for.
     async fn send_lost(
         &self,
-        channel: &Channel<Confirm>,
+        channel: &Channel<Tracked>,
         why: Why,
         search: &mut Search,
     ) -> Result<(), amqp::Error> {
-        if self.shared.settings.on_loss == OnLoss::Fail {
-            return Ok(());
-        }
         let is_awaited = matches!(why, Why::Message | Why::Connection);
-        let mut next = 0;
         loop {
-            let mut sent = Sent::default();
+            let (mut count, mut last) = (0, None);
             let result = async {
-                while sent.count < search.group
-                    && let Some(again) = { lock(&self.shared.desk).book.lost_from(next) }
+                while count < search.group
+                    && let Some(number) = self.resend(channel).await?
                 {
-                    self.send_again(channel, &again).await?;
-                    next = again.number + 1;
-                    sent.count += 1;
-                    sent.last = Some(again);
+                    count += 1;
+                    last = Some(number);
                 }
-                match is_awaited && sent.count > 0 {
-                    true => channel.confirmed(self.shared.settings.timeout).await.map(drop),
+                match is_awaited && count > 0 {
+                    true => channel.confirmed(self.shared.settings.timeout).await,
                     false => Ok(()),
                 }
             };
             if let Err(error) = result.await {
-                if is_awaited && sent.count > 0 && is_for_a_message(&error, why) {
-                    search.failed(sent.count);
-                    self.blame(sent, &error);
+                if is_awaited && count > 0 && is_for_a_message(&error, why) {
+                    search.failed(count);
+                    // A channel was closed for one of these: one that was alone fails.
+                    if let (1, Some(number)) = (count, last) {
+                        self.shared.with_state(|state, wakers| state.blame(number, &error, wakers));
+                    }
                 }
                 return Err(error);
             }
-            if sent.count == 0 {
+            if count == 0 {
                 return Ok(());
             }
-            search.passed(sent.count);
+            search.passed(count);
         }
     }
 
-    /// A channel was closed for one of these: one that was alone fails.
-    fn blame(&self, sent: Sent, error: &amqp::Error) {
-        if let (1, Some(last)) = (sent.count, sent.last) {
-            let failure = lost(last.routing_key(), error.clone());
-            lock(&self.shared.desk).book.fail(last.number, failure);
-        }
-    }
-
-    async fn send_again(
-        &self,
-        channel: &Channel<Confirm>,
-        again: &Again,
-    ) -> Result<(), amqp::Error> {
+    /// Sends the next lost message, once there is room, and gives its number.
+    async fn resend(&self, channel: &Channel<Tracked>) -> Result<Option<u64>, amqp::Error> {
         let settings = &self.shared.settings;
-        let publish = Publish {
-            exchange: &settings.exchange,
-            routing_key: again.routing_key(),
-            mandatory: settings.mandatory,
-            properties: again.properties(),
-            body: again.body.clone(),
-        };
-        match channel.publish_within(&publish, settings.timeout).await {
-            Ok(confirmation) => {
-                lock(&self.shared.desk).book.sent_again(again.number, confirmation);
-                Ok(())
+        let deadline = deadline_in(settings.timeout);
+        loop {
+            let resend = |state: &mut PublisherState, wakers: &mut Vec<Waker>| {
+                (state.resend(settings, channel, wakers), state.has_lost())
+            };
+            match self.shared.with_state(resend) {
+                (Some(sent), _) => return sent.map(Some),
+                (None, false) => return Ok(None),
+                (None, true) => channel.until_room(deadline, settings.timeout).await?,
             }
-            // This broker takes smaller frames than the one before.
-            Err(error) if error.kind() == Amqp::InvalidArgument => {
-                let failure = lost(again.routing_key(), error);
-                lock(&self.shared.desk).book.fail(again.number, failure);
-                Ok(())
-            }
-            Err(error) => Err(error),
         }
     }
 }
@@ -397,11 +348,8 @@ fn is_for_a_message(error: &amqp::Error, why: Why) -> bool {
 #[cfg(all(test, feature = "embedded"))]
 mod tests {
     use super::*;
-    use crate::amqp::Properties;
     use crate::client::Client;
     use crate::error::ErrorKind;
-    use crate::publisher::Ticket;
-    use crate::publisher::heads::Heads;
     use crate::topology::{Queue, Topology};
 
     #[tokio::test(start_paused = true)]
@@ -411,25 +359,23 @@ mod tests {
         let client = Client::builder().broker(&broker).connect().await.unwrap();
         client.apply(&Topology::new().queue(Queue::classic("q"))).await.unwrap();
         let publisher = client.publisher("").timeout(patience).build().await.unwrap();
-        let shared = publisher.shared();
-
-        // A message of a channel that was lost, entered when the next channel is at work already.
-        let up = shared.line.up().await.unwrap();
-        let lost = open(&up.connection, &shared.settings).await.unwrap();
-        let publish = Publish { routing_key: "q", body: "1".into(), ..Publish::default() };
-        let confirmation = lost.publish_now(&publish).unwrap().unwrap();
-        lost.close_now();
-        let mut heads = Heads::default();
-        let place = heads.add(&Properties::default(), "q");
-        let head = heads.take_last(place);
-
-        broker.faults().block("no memory");
-        publisher.publish("q", "the last").await.unwrap();
-        up.connection.blocked().wait_for(Option::is_some).await.unwrap();
+        broker.faults().freeze();
         let began = Instant::now();
-        let number = shared.enter(&head, publish.body, confirmation, u64::MAX).unwrap();
-        let error = Ticket::new(Arc::clone(&publisher.handle), number).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        let mut tickets = Vec::new();
+        for number in 0..10 {
+            tickets.push(publisher.send("q", vec![number; 100_000]).await.unwrap());
+        }
+        // The next connection takes no more than fills the outbound buffer.
+        broker.faults().cut_all_connections();
+        broker.faults().block("no memory");
+        broker.faults().thaw();
+        for ticket in tickets {
+            if let Err(error) = ticket.await {
+                assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+            }
+        }
+        assert!(began.elapsed() >= patience, "nothing was held up");
         assert!(began.elapsed() < 2 * patience, "after {:?}", began.elapsed());
+        assert!(!lock(&publisher.shared().state).has_lost());
     }
 }

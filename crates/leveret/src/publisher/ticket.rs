@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorKind};
 #[must_use = "a message is safe only once its ticket says so"]
 pub struct Ticket {
     handle: Arc<Handle>,
-    /// Of the message in the book; [`CONFIRMED`] or [`FAILED`] once its outcome was handed out. (No flag beside it: a ticket is
+    /// Of the message; [`CONFIRMED`] or [`FAILED`] once its outcome was handed out. (No flag beside it: a ticket is
     /// moved often, and two words move faster than two and a bit.)
     number: u64,
 }
@@ -43,7 +43,7 @@ impl Future for Ticket {
             let text = "the message failed: its ticket said why when it was awaited before";
             return Poll::Ready(Err(Error::new(ErrorKind::Invalid, text)));
         }
-        let outcome = lock(&self.handle.shared.desk).book.poll(self.number, context);
+        let (outcome, _stale_waker) = lock(&self.handle.shared.state).poll(self.number, context);
         match &outcome {
             Poll::Ready(Ok(())) => self.number = CONFIRMED,
             Poll::Ready(Err(_)) => self.number = FAILED,
@@ -59,7 +59,7 @@ impl Future for Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         if self.number < FAILED && !self.handle.shared.progress.is_confirmed(self.number) {
-            lock(&self.handle.shared.desk).book.abandon(self.number);
+            let _waker = lock(&self.handle.shared.state).abandon(self.number);
         }
     }
 }

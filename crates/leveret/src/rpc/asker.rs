@@ -410,8 +410,7 @@ impl Shared {
         let Phase::Open(open) = &*phase else { return Ok(false) };
         let Some(reply_to) = &open.reply_to else { return Ok(false) };
         letter.properties.reply_to = Some(reply_to.clone());
-        let prepared = letter.prepared();
-        match open.channel.publish_prepared(prepared, open.channel.look(prepared).as_ref()) {
+        match open.channel.publish_unheld(letter.prepared()) {
             None => Ok(false),
             Some(Err(_)) if open.channel.is_gone() => Ok(false),
             Some(Err(error)) => Err(Error::from_amqp(self.settings.what.clone(), error)),

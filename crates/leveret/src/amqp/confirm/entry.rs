@@ -34,20 +34,14 @@ enum Slot {
     #[default]
     Pending,
     Awaited(Waker),
-    /// By somebody whom only bad news concerns.
-    Feared(Waker),
+    /// Wakes the waiter only on a nack, a return or a loss.
+    FailureAwaited(Waker),
     Done(Outcome),
 }
 
 impl Segment {
     fn new() -> Arc<Segment> {
         Arc::new(Segment { slots: Mutex::new([const { Slot::Pending }; SEGMENT]) })
-    }
-
-    /// Whether it holds nothing but itself: no message that came back, no error.
-    fn is_light(&self) -> bool {
-        let light = |slot: &Slot| matches!(slot, Slot::Done(Outcome::Acked | Outcome::Nacked));
-        lock(&self.slots).iter().all(light)
     }
 }
 
@@ -65,6 +59,24 @@ impl Entry {
         match &lock(&self.segment.slots)[self.slot] {
             Slot::Done(Outcome::Acked) => Some(Outcome::Acked),
             Slot::Done(outcome) => Some(outcome.clone()),
+            _ => None,
+        }
+    }
+
+    /// Another handle to the same outcome.
+    #[inline]
+    pub(super) fn share(&self) -> Self {
+        Entry { segment: Arc::clone(&self.segment), slot: self.slot }
+    }
+
+    /// Puts the outcome in. Gives the waker of the task that awaits it.
+    #[inline]
+    pub(super) fn resolve(&self, outcome: Outcome) -> Option<Waker> {
+        let slot = &mut lock(&self.segment.slots)[self.slot];
+        let is_failure = !outcome.is_acked();
+        match std::mem::replace(slot, Slot::Done(outcome)) {
+            Slot::Awaited(waker) => Some(waker),
+            Slot::FailureAwaited(waker) if is_failure => Some(waker),
             _ => None,
         }
     }
@@ -88,35 +100,40 @@ impl Entry {
         match slot {
             Slot::Done(Outcome::Acked) => {}
             Slot::Done(outcome) => return Poll::Ready(outcome.clone()),
-            Slot::Feared(waker) if waker.will_wake(context.waker()) => {}
-            _ => *slot = Slot::Feared(context.waker().clone()),
+            Slot::FailureAwaited(waker) if waker.will_wake(context.waker()) => {}
+            _ => *slot = Slot::FailureAwaited(context.waker().clone()),
         }
         Poll::Pending
     }
 }
 
-/// The entries of all numbers from the oldest without an outcome on.
+/// Makes entries. Publishes share segments of memory, which are used again: no publish costs an allocation.
 #[derive(Debug, Default)]
 pub(super) struct Entries {
-    /// The entries from number `first * SEGMENT + 1` on.
-    segments: VecDeque<Arc<Segment>>,
-    first: u64,
-    /// Segments that have all their outcomes, the oldest first, to be used again once nobody holds them.
+    /// The segment of the next entry, and how many entries it has.
+    current: Option<(Arc<Segment>, usize)>,
+    /// Full segments, the oldest first, to be used again once nobody holds them.
     spent: VecDeque<Arc<Segment>>,
 }
 
 impl Entries {
-    /// The entry of a number. Numbers count up by one, from 1 on.
+    /// The entry of the next publish.
     #[inline]
-    pub(super) fn add(&mut self, number: u64) -> Entry {
-        let slot = ((number - 1) % SEGMENT as u64) as usize;
-        if slot == 0 {
-            let segment = self.spare_segment().unwrap_or_else(Segment::new);
-            self.segments.push_back(segment);
+    pub(super) fn next(&mut self) -> Entry {
+        let (segment, used) = match self.current.take() {
+            Some(current) => current,
+            None => (self.spare_segment().unwrap_or_else(Segment::new), 0),
+        };
+        let entry = Entry { segment: Arc::clone(&segment), slot: used };
+        if used + 1 < SEGMENT {
+            self.current = Some((segment, used + 1));
+        } else {
+            if self.spent.len() == KEEP_SPENT {
+                self.spent.pop_front();
+            }
+            self.spent.push_back(segment);
         }
-        // There is a last segment: the first slot makes one, and it stays until it is full.
-        let segment = Arc::clone(self.segments.back().expect("a segment for the entry"));
-        Entry { segment, slot }
+        entry
     }
 
     fn spare_segment(&mut self) -> Option<Arc<Segment>> {
@@ -126,37 +143,10 @@ impl Entries {
         self.spent.pop_front()
     }
 
-    /// Puts the outcome of a number that has none into its entry. Whoever awaits it is to be woken.
-    pub(super) fn resolve(&self, number: u64, outcome: Outcome) -> Option<Waker> {
-        let place = number - 1;
-        let segment = (place / SEGMENT as u64 - self.first) as usize;
-        let mut slots = lock(&self.segments[segment].slots);
-        let slot = &mut slots[(place % SEGMENT as u64) as usize];
-        let is_bad = !outcome.is_acked();
-        match std::mem::replace(slot, Slot::Done(outcome)) {
-            Slot::Awaited(waker) => Some(waker),
-            Slot::Feared(waker) if is_bad => Some(waker),
-            _ => None,
-        }
-    }
-
-    /// All numbers below this one have their outcomes: lets go of them.
-    pub(super) fn forget_before(&mut self, lowest: u64) {
-        while (self.first + 1) * (SEGMENT as u64) < lowest {
-            self.first += 1;
-            let Some(segment) = self.segments.pop_front() else { continue };
-            if segment.is_light() {
-                if self.spent.len() == KEEP_SPENT {
-                    self.spent.pop_front();
-                }
-                self.spent.push_back(segment);
-            }
-        }
-    }
-
-    #[cfg(test)]
-    pub(super) fn segments(&self) -> usize {
-        self.segments.len()
+    /// The segment of this entry holds a message or an error: it goes with those who hold it, and is not used again.
+    pub(super) fn discard(&mut self, entry: &Entry) {
+        self.current.take_if(|(segment, _)| Arc::ptr_eq(segment, &entry.segment));
+        self.spent.retain(|segment| !Arc::ptr_eq(segment, &entry.segment));
     }
 }
 
@@ -164,51 +154,38 @@ impl Entries {
 mod tests {
     use super::*;
 
-    /// Adds entries for a whole segment, the next after `number`.
-    fn fill(entries: &mut Entries, number: &mut u64) -> Vec<Entry> {
-        let next = || {
-            *number += 1;
-            entries.add(*number)
-        };
-        std::iter::repeat_with(next).take(SEGMENT).collect()
+    fn segment_of(entry: &Entry) -> *const Segment {
+        Arc::as_ptr(&entry.segment)
     }
 
-    fn resolve(entries: &mut Entries, numbers: std::ops::RangeInclusive<u64>) {
-        let end = *numbers.end();
-        for number in numbers {
-            assert!(entries.resolve(number, Outcome::Acked).is_none());
-        }
-        entries.forget_before(end + 1);
+    /// Entries for a whole segment, all acked.
+    fn acked(entries: &mut Entries) -> Vec<Entry> {
+        let all: Vec<_> = std::iter::repeat_with(|| entries.next()).take(SEGMENT).collect();
+        assert!(all.iter().all(|entry| entry.resolve(Outcome::Acked).is_none()));
+        all
     }
 
     #[test]
     fn a_segment_is_used_again_once_nobody_holds_it() {
-        let (mut entries, mut number) = (Entries::default(), 0);
-        let first = fill(&mut entries, &mut number);
-        let memory = Arc::as_ptr(&first[0].segment);
-        let second = fill(&mut entries, &mut number);
-        resolve(&mut entries, 1..=number);
-        // Still held: the third must be another one.
-        let third = fill(&mut entries, &mut number);
+        let mut entries = Entries::default();
+        let first = acked(&mut entries);
+        let memory = segment_of(&first[0]);
+        let second = acked(&mut entries);
+        assert_ne!(segment_of(&second[0]), memory, "the first is still held");
         assert!(first.iter().all(|entry| entry.outcome().is_some()));
-        assert!(third.iter().all(|entry| entry.outcome().is_none()));
-        assert_ne!(Arc::as_ptr(&third[0].segment), memory);
         drop((first, second));
-        let fourth = fill(&mut entries, &mut number);
-        assert_eq!(Arc::as_ptr(&fourth[0].segment), memory);
-        assert!(fourth.iter().all(|entry| entry.outcome().is_none()));
+        let third = entries.next();
+        assert_eq!(segment_of(&third), memory);
+        assert!(third.outcome().is_none());
     }
 
     #[test]
     fn one_confirmation_that_is_kept_does_not_stop_the_others_from_being_used_again() {
-        let (mut entries, mut number) = (Entries::default(), 0);
-        let mut kept = fill(&mut entries, &mut number);
+        let mut entries = Entries::default();
+        let mut kept = acked(&mut entries);
         kept.truncate(1);
-        resolve(&mut entries, 1..=number);
         for _ in 0..2 * KEEP_SPENT {
-            let first = number + 1;
-            drop(fill(&mut entries, &mut number));
-            resolve(&mut entries, first..=number);
+            drop(acked(&mut entries));
         }
         assert_eq!(Arc::strong_count(&kept[0].segment), 1);
         assert!(kept[0].outcome().is_some());
@@ -217,25 +194,25 @@ mod tests {
     }
 
     #[test]
-    fn who_fears_an_outcome_is_woken_by_a_bad_one_only() {
+    fn a_waiter_for_failures_is_woken_by_a_failure_only() {
         let mut entries = Entries::default();
-        let (good, bad) = (entries.add(1), entries.add(2));
+        let (good, bad) = (entries.next(), entries.next());
         let mut context = Context::from_waker(Waker::noop());
         assert!(good.poll_failure(&mut context).is_pending());
         assert!(bad.poll_failure(&mut context).is_pending());
-        assert!(entries.resolve(1, Outcome::Acked).is_none());
-        assert!(entries.resolve(2, Outcome::Nacked).is_some());
+        assert!(good.resolve(Outcome::Acked).is_none());
+        assert!(bad.resolve(Outcome::Nacked).is_some());
         assert!(good.poll_failure(&mut context).is_pending());
         assert!(matches!(bad.poll_failure(&mut context), Poll::Ready(Outcome::Nacked)));
     }
 
     #[test]
-    fn what_came_back_is_not_kept_for_the_sake_of_its_memory() {
-        let (mut entries, mut number) = (Entries::default(), 0);
-        let error = crate::amqp::Error::timeout("a test", std::time::Duration::ZERO);
-        drop(fill(&mut entries, &mut number));
-        assert!(entries.resolve(1, Outcome::Lost(error)).is_none());
-        resolve(&mut entries, 2..=number);
-        assert!(entries.spent.is_empty());
+    fn a_discarded_segment_is_not_used_again() {
+        let mut entries = Entries::default();
+        let all = acked(&mut entries);
+        let partly = entries.next();
+        entries.discard(&all[0]);
+        entries.discard(&partly);
+        assert!(entries.spent.is_empty() && entries.current.is_none());
     }
 }
