@@ -35,6 +35,7 @@ mod calls;
 mod channel;
 mod confirm;
 mod connection;
+mod connector;
 mod consumer;
 mod delivery;
 mod driver;
@@ -62,6 +63,7 @@ pub use channel::{
 pub(crate) use confirm::{ConfirmSink, ConfirmTracker, Fingerprints};
 pub use confirm::{Confirmation, Outcome, Returned, Tally};
 pub use connection::Connection;
+pub use connector::Connector;
 pub use consumer::Consumer;
 pub(crate) use consumer::Pulse;
 pub use delivery::{Delivery, Refused};

@@ -7,7 +7,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{timeout, timeout_at};
 
 use crate::amqp::{
-    self, Channel, Connection, DeleteExchange, DeleteQueue, GetOptions, deadline_in,
+    self, Channel, Connection, Connector, DeleteExchange, DeleteQueue, GetOptions, deadline_in,
 };
 use crate::consumer::{Common, ConsumerBuilder};
 use crate::delay::Delays;
@@ -41,7 +41,7 @@ pub use health::{
 pub(crate) use version::version;
 
 use self::core::Core;
-use endpoint::{Endpoint, Endpoints};
+use endpoint::{Dial, Endpoint, Endpoints};
 
 /// A client of one broker, of a cluster, or of a broker and its standby.
 ///
@@ -99,6 +99,7 @@ const CLOSE: Duration = Duration::from_secs(60);
 #[must_use]
 pub struct ClientBuilder {
     endpoints: Vec<Endpoint>,
+    connector: Option<Arc<dyn Dial>>,
     options: self::core::Options,
 }
 
@@ -106,6 +107,7 @@ impl Default for ClientBuilder {
     fn default() -> Self {
         ClientBuilder {
             endpoints: Vec::new(),
+            connector: None,
             options: self::core::Options {
                 name: "leveret".to_owned(),
                 connect: ConnectLimits::default(),
@@ -123,14 +125,20 @@ impl ClientBuilder {
     /// One broker more, by its URL or options; the first that answers is used. Without any, [`ClientBuilder::connect`]
     /// starts an embedded broker, or fails if the cargo feature `embedded` is off.
     pub fn endpoint(mut self, endpoints: impl IntoEndpoints) -> Result<Self, Error> {
-        self.endpoints.extend(endpoints.into_endpoints()?.into_iter().map(Endpoint::At));
+        self.endpoints.extend(endpoints.into_endpoints()?.into_iter().map(Endpoint::at));
         Ok(self)
     }
 
     /// A broker in this process.
     #[cfg(feature = "embedded")]
     pub fn broker(mut self, broker: &leveret_broker::Broker) -> Self {
-        self.endpoints.push(Endpoint::Embedded(broker.clone(), amqp::Options::default()));
+        self.endpoints.push(Endpoint::embedded(broker));
+        self
+    }
+
+    /// How streams to the brokers are opened that [`ClientBuilder::endpoint`] was given: by this, and not by TCP.
+    pub fn connector(mut self, connector: impl Connector) -> Self {
+        self.connector = Some(Arc::new(connector));
         self
     }
 
@@ -190,6 +198,9 @@ impl ClientBuilder {
     pub async fn connect(mut self) -> Result<Client, Error> {
         if self.endpoints.is_empty() {
             self = self.in_memory()?;
+        }
+        for endpoint in &mut self.endpoints {
+            endpoint.use_connector(self.connector.as_ref());
         }
         let core = Core::new(self.options, Endpoints::new(self.endpoints));
         let checkup = core.spawn(checkup::keep_checking(Arc::clone(&core)));

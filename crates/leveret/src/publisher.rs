@@ -482,6 +482,8 @@ impl Shared {
         // The last handle to a channel closes it, which takes the lock again.
         let _before = std::mem::replace(&mut lock(&self.state).channel, channel);
         self.phase.send_replace(phase);
+        // There may be room on the next channel.
+        self.room.notify_one();
     }
 
     fn open_now(&self) -> Option<Arc<Channel<Tracked>>> {

@@ -14,6 +14,7 @@ use tokio::time::timeout;
 
 use super::calls::{Calls, Reply, Subject};
 use super::channel::Channel;
+use super::connector::Connector;
 use super::driver;
 use super::error::{Error, ErrorKind};
 use super::handshake::{self, Agreed};
@@ -296,6 +297,14 @@ impl Connection {
     /// The same, with an error that does not name the broker.
     pub(crate) async fn dial(options: &Options) -> Result<Connection, Error> {
         handshake::dial(options).await
+    }
+
+    /// The same over a stream that a connector opens.
+    pub(crate) async fn dial_with(
+        options: &Options,
+        connector: &impl Connector,
+    ) -> Result<Connection, Error> {
+        handshake::dial_with(options, connector).await
     }
 
     /// Shakes hands over a stream that is connected already: a pipe, a tunnel, a TLS session of one's own.

@@ -15,6 +15,7 @@ use tokio::net::{TcpStream, lookup_host};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::connection::Connection;
+use super::connector::Connector;
 use super::error::{Error, ErrorKind, close_reason};
 use super::options::{Auth, Options, Tls};
 #[cfg(feature = "tls")]
@@ -99,23 +100,43 @@ pub(super) async fn dial(options: &Options) -> Result<Connection, Error> {
         return open_in_memory(options).await;
     }
     let deadline = Deadline::new(options);
+    let connecting = connect(options, deadline.end);
     if let Some(tls) = &options.tls {
-        return dial_tls(options, tls, &deadline).await;
+        return dial_tls(options, tls, connecting, &deadline).await;
     }
-    let stream = deadline.step("dialling", connect(options, deadline.end)).await?;
+    let stream = deadline.step("dialling", connecting).await?;
     let (reader, writer) = stream.into_split();
     exchange(reader, writer, options, &deadline).await
 }
 
+/// The same over a stream that a connector opens.
+pub(super) async fn dial_with(
+    options: &Options,
+    connector: &impl Connector,
+) -> Result<Connection, Error> {
+    let deadline = Deadline::new(options);
+    let connecting = async { connector.connect(options).await.map_err(dialling_failed) };
+    if let Some(tls) = &options.tls {
+        return dial_tls(options, tls, connecting, &deadline).await;
+    }
+    let stream = deadline.step("dialling", connecting).await?;
+    let (reader, writer) = tokio::io::split(stream);
+    exchange(reader, writer, options, &deadline).await
+}
+
 #[cfg(feature = "tls")]
-async fn dial_tls(
+async fn dial_tls<S>(
     options: &Options,
     tls: &Tls,
+    connecting: impl Future<Output = Result<S, Error>>,
     deadline: &Deadline<'_>,
-) -> Result<Connection, Error> {
+) -> Result<Connection, Error>
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
     // The files first: with wrong ones there is no use in bothering the server.
     let client = deadline.step("reading the TLS files", tls::Client::new(options, tls)).await?;
-    let stream = deadline.step("dialling", connect(options, deadline.end)).await?;
+    let stream = deadline.step("dialling", connecting).await?;
     let stream = deadline.step("the TLS handshake", client.shake_hands(stream)).await?;
     let session = stream.get_ref().1;
     tracing::debug!(
@@ -140,7 +161,12 @@ async fn open_in_memory(_: &Options) -> Result<Connection, Error> {
 }
 
 #[cfg(not(feature = "tls"))]
-async fn dial_tls(_: &Options, _: &Tls, _: &Deadline<'_>) -> Result<Connection, Error> {
+async fn dial_tls<S>(
+    _: &Options,
+    _: &Tls,
+    _: impl Future<Output = Result<S, Error>>,
+    _: &Deadline<'_>,
+) -> Result<Connection, Error> {
     let text = "this program was built without TLS; turn on the cargo feature `tls` of leveret";
     Err(Error::new(ErrorKind::Tls, text))
 }
@@ -159,17 +185,19 @@ where
 }
 
 async fn connect(options: &Options, end: Instant) -> Result<TcpStream, Error> {
-    let refused = |error: io::Error| {
-        let kind = match error.kind() {
-            io::ErrorKind::TimedOut => ErrorKind::Timeout,
-            _ => ErrorKind::Dial,
-        };
-        Error::caused(kind, "dialling failed", error)
-    };
-    let addresses: Vec<_> = lookup_host(options.address()).await.map_err(refused)?.collect();
-    let stream = connect_to_any(&addresses, end).await.map_err(refused)?;
-    stream.set_nodelay(true).map_err(refused)?;
+    let addresses = lookup_host(options.address()).await.map_err(dialling_failed)?;
+    let addresses: Vec<_> = addresses.collect();
+    let stream = connect_to_any(&addresses, end).await.map_err(dialling_failed)?;
+    stream.set_nodelay(true).map_err(dialling_failed)?;
     Ok(stream)
+}
+
+fn dialling_failed(error: io::Error) -> Error {
+    let kind = match error.kind() {
+        io::ErrorKind::TimedOut => ErrorKind::Timeout,
+        _ => ErrorKind::Dial,
+    };
+    Error::caused(kind, "dialling failed", error)
 }
 
 /// Tries each address in turn. One that does not answer leaves the others their share of the time.

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::OnceCell;
 use tokio::task::spawn_blocking;
 use tokio_rustls::TlsConnector;
@@ -47,10 +47,10 @@ impl<'o> Client<'o> {
         Ok(Client { options, connector: TlsConnector::from(Arc::new(config)), server_name })
     }
 
-    pub(super) async fn shake_hands(
-        self,
-        stream: TcpStream,
-    ) -> Result<TlsStream<TcpStream>, Error> {
+    pub(super) async fn shake_hands<S>(self, stream: S) -> Result<TlsStream<S>, Error>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
         let done = self.connector.connect(self.server_name, stream).await;
         done.map_err(|error| failure::of_handshake(error, self.options))
     }

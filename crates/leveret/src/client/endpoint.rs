@@ -1,48 +1,53 @@
 //! Where brokers are: an ordered list, of which the first that answers is used.
 
 use std::fmt;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
-use crate::amqp::{self, Connection, Options, lock};
+use futures_util::future::BoxFuture;
+
+use crate::amqp::{self, Connection, Connector, Options, lock};
 use crate::error::Error;
 
 /// A broker that can be connected to.
 #[derive(Clone, Debug)]
-pub(crate) enum Endpoint {
-    /// At an address.
-    At(Options),
-    /// In this process.
-    #[cfg(feature = "embedded")]
-    Embedded(leveret_broker::Broker, Options),
+pub(crate) struct Endpoint {
+    options: Options,
+    /// In place of TCP.
+    connector: Option<Arc<dyn Dial>>,
+    /// In place of the address.
+    name: Option<&'static str>,
 }
 
 impl Endpoint {
-    pub(crate) fn options_mut(&mut self) -> &mut Options {
-        match self {
-            Endpoint::At(options) => options,
-            #[cfg(feature = "embedded")]
-            Endpoint::Embedded(_, options) => options,
-        }
+    /// The broker at an address.
+    pub(crate) fn at(options: Options) -> Self {
+        Endpoint { options, connector: None, name: None }
     }
 
-    fn options(&self) -> &Options {
-        match self {
-            Endpoint::At(options) => options,
-            #[cfg(feature = "embedded")]
-            Endpoint::Embedded(_, options) => options,
-        }
+    /// A broker in this process.
+    #[cfg(feature = "embedded")]
+    pub(crate) fn embedded(broker: &leveret_broker::Broker) -> Self {
+        let connector: Arc<dyn Dial> = Arc::new(Embedded(broker.clone()));
+        let name = Some("the embedded broker");
+        Endpoint { options: Options::default(), connector: Some(connector), name }
+    }
+
+    pub(crate) fn options_mut(&mut self) -> &mut Options {
+        &mut self.options
+    }
+
+    /// Its streams are opened by this connector, unless it has one.
+    pub(crate) fn use_connector(&mut self, connector: Option<&Arc<dyn Dial>>) {
+        self.connector = self.connector.take().or(connector.cloned());
     }
 
     /// Connects once, under this name. The error does not name the endpoint.
     pub(crate) async fn connect(&self, name: &str) -> Result<Connection, amqp::Error> {
-        let mut options = self.options().clone();
+        let mut options = self.options.clone();
         options.connection_name.get_or_insert_with(|| name.to_owned());
-        match self {
-            Endpoint::At(_) => Connection::dial(&options).await,
-            #[cfg(feature = "embedded")]
-            Endpoint::Embedded(broker, _) => {
-                Connection::open_over(broker.connect(), &options).await
-            }
+        match &self.connector {
+            None => Connection::dial(&options).await,
+            Some(connector) => connector.dial(&options).await,
         }
     }
 }
@@ -50,11 +55,39 @@ impl Endpoint {
 /// As for logs: without the password, and without parameters.
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Endpoint::At(options) => write!(f, "{options:#}"),
-            #[cfg(feature = "embedded")]
-            Endpoint::Embedded(..) => f.write_str("the embedded broker"),
+        match self.name {
+            Some(name) => f.write_str(name),
+            None => write!(f, "{:#}", self.options),
         }
+    }
+}
+
+/// Any [`Connector`].
+pub(crate) trait Dial: Send + Sync {
+    fn dial<'a>(&'a self, options: &'a Options) -> BoxFuture<'a, Result<Connection, amqp::Error>>;
+}
+
+impl<C: Connector> Dial for C {
+    fn dial<'a>(&'a self, options: &'a Options) -> BoxFuture<'a, Result<Connection, amqp::Error>> {
+        Box::pin(Connection::dial_with(options, self))
+    }
+}
+
+impl fmt::Debug for dyn Dial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a connector")
+    }
+}
+
+#[cfg(feature = "embedded")]
+struct Embedded(leveret_broker::Broker);
+
+#[cfg(feature = "embedded")]
+impl Connector for Embedded {
+    type Stream = tokio::io::DuplexStream;
+
+    async fn connect(&self, _broker: &Options) -> std::io::Result<Self::Stream> {
+        Ok(self.0.connect())
     }
 }
 
@@ -176,7 +209,7 @@ mod tests {
 
     fn endpoints() -> Endpoints {
         let options = ["amqp://one", "amqp://two", "amqp://three"].into_endpoints().unwrap();
-        Endpoints::new(options.into_iter().map(Endpoint::At).collect())
+        Endpoints::new(options.into_iter().map(Endpoint::at).collect())
     }
 
     fn order(endpoints: &Endpoints) -> Vec<usize> {

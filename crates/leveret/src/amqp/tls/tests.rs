@@ -4,7 +4,7 @@ use std::time::Duration;
 use leveret_testkit::ScratchFolder;
 use leveret_testkit::certificates::{Authority, Identity};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
