@@ -42,6 +42,7 @@ pub(crate) use version::version;
 
 use self::core::Core;
 use endpoint::{Dial, Endpoint, Endpoints};
+use line::Up;
 
 /// A client of one broker, of a cluster, or of a broker and its standby.
 ///
@@ -431,26 +432,13 @@ impl Client {
         F: Future<Output = Result<T, amqp::Error>>,
     {
         let core = self.core();
-        let patience = core.options.timeout;
-        let deadline = deadline_in(patience);
-        let home = core.home();
-        let late = |_| Error::timed_out(what, patience);
-        loop {
-            core.check_open()?;
-            let up = timeout_at(deadline, home.up()).await.map_err(late)??;
-            let attempt = async {
-                let channel = up.connection.open_channel().await?;
-                // Dropped, it closes by itself once what came out of it is dropped, too.
-                call(channel).await
-            };
-            match timeout_at(deadline, attempt).await.map_err(late)? {
-                Ok(value) => return Ok(value),
-                Err(error) if !error.is_connection_error() => {
-                    return Err(Error::from_amqp(what, error));
-                }
-                Err(_) => {}
-            }
-        }
+        core.check_open()?;
+        let (patience, call) = (core.options.timeout, &call);
+        let attempt = |up: Up| async move {
+            // Dropped, the channel closes by itself once what came out of it is dropped, too.
+            call(up.connection.open_channel().await?).await
+        };
+        core.home().attempt(what, deadline_in(patience), patience, attempt).await
     }
 
     /// A publisher to an exchange; the default exchange, which leads straight to queues, has an empty name.

@@ -11,6 +11,7 @@ use crate::amqp::{
     Value, deadline_in,
 };
 use crate::client::Client;
+use crate::client::line::Up;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 use crate::retry::Deaths;
@@ -339,22 +340,16 @@ impl Mover {
         {
             return Ok(open.clone());
         }
+        self.client.core().check_open()?;
         let line = self.client.core().publishing();
-        loop {
-            self.client.core().check_open()?;
-            let up = timeout_at(deadline, line.up()).await.map_err(late)??;
-            let opening = async { up.connection.open_channel().await?.into_confirm().await };
-            match timeout_at(deadline, opening).await.map_err(late)? {
-                Ok(channel) => {
-                    let user = up.connection.user().map(Arc::from);
-                    let frame_max = up.connection.frame_max().get() as usize;
-                    let open = Open { channel: Arc::new(channel), user, frame_max };
-                    return Ok(slot.insert(open).clone());
-                }
-                Err(error) if error.is_connection_error() => {}
-                Err(error) => return Err(Error::from_amqp(self.what, error)),
-            }
-        }
+        let open = |up: Up| async move {
+            let channel = Arc::new(up.connection.open_channel().await?.into_confirm().await?);
+            let user = up.connection.user().map(Arc::from);
+            let frame_max = up.connection.frame_max().get() as usize;
+            Ok(Open { channel, user, frame_max })
+        };
+        let opened = line.attempt(self.what, deadline, self.timeout, open).await?;
+        Ok(slot.insert(opened).clone())
     }
 }
 

@@ -27,7 +27,7 @@ use crate::amqp::{Channel, Confirm, Tally, deadline_in, lock};
 use crate::client::Client;
 use crate::client::core::PoolPlace;
 use crate::client::health::PoolHealth;
-use crate::client::line::State;
+use crate::client::line::{State, Up};
 use crate::error::Error;
 use crate::telemetry::waited_for_channel;
 
@@ -305,7 +305,6 @@ impl Pool {
     async fn try_open(&self, slot: &mut Slot, deadline: Instant) -> Result<(), Error> {
         let what = "opening a channel of the pool";
         let line = &self.places[slot.line].line;
-        let late = |_| line.timed_out(what, self.timeout);
         if let Some(channel) = &slot.channel {
             if channel.check_open().is_ok() {
                 return Ok(());
@@ -316,18 +315,9 @@ impl Pool {
             let _ = closed.map_err(late)?;
             slot.channel = None;
         }
-        loop {
-            let up = timeout_at(deadline, line.up()).await.map_err(late)??;
-            let opening = async { up.connection.open_channel().await?.into_confirm().await };
-            match timeout_at(deadline, opening).await.map_err(late)? {
-                Ok(channel) => {
-                    slot.channel = Some(channel);
-                    return Ok(());
-                }
-                Err(error) if error.is_connection_error() => {}
-                Err(error) => return Err(line.failed(what, error)),
-            }
-        }
+        let open = |up: Up| async move { up.connection.open_channel().await?.into_confirm().await };
+        slot.channel = Some(line.attempt(what, deadline, self.timeout, open).await?);
+        Ok(())
     }
 }
 

@@ -21,7 +21,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::amqp::{self, Channel, Connection, Properties, Tracked, deadline_in, lock};
 use crate::client::Client;
 use crate::client::health::PublisherHealth;
-use crate::client::line::Line;
+use crate::client::line::{Line, Up};
 use crate::delay::ladder;
 use crate::error::{Error, ErrorKind};
 use crate::message::{IntoMessage, Message};
@@ -370,17 +370,9 @@ impl fmt::Debug for Publisher {
 impl Shared {
     /// Waits for the line and opens the first channel on it.
     async fn open_first(self: &Arc<Self>) -> Result<Channel<Tracked>, Error> {
-        let (line, settings) = (&self.line, &self.settings);
-        let deadline = deadline_in(settings.timeout);
-        let late = |_| line.timed_out(settings.what(), settings.timeout);
-        loop {
-            let up = timeout_at(deadline, line.up()).await.map_err(late)??;
-            match timeout_at(deadline, self.open_on(&up.connection)).await.map_err(late)? {
-                Ok(channel) => return Ok(channel),
-                Err(error) if error.is_connection_error() => {}
-                Err(error) => return Err(line.failed(settings.what(), error)),
-            }
-        }
+        let patience = self.settings.timeout;
+        let open = |up: Up| async move { self.open_on(&up.connection).await };
+        self.line.attempt(self.settings.what(), deadline_in(patience), patience, open).await
     }
 
     /// Opens the next channel to publish on. What the one before has not confirmed is lost.

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::core::Core;
 use super::endpoint::Endpoint;
@@ -165,6 +165,29 @@ impl Line {
             Ok(State::Up(up)) => Ok(up.clone()),
             Ok(State::Ended(error)) => Err(error.clone()),
             _ => Err(Error::ended_with_its_runtime(format!("connection {:?}", self.name))),
+        }
+    }
+
+    /// Attempts something on the connection, as soon as there is one, and again on the next one if that is lost meanwhile; up to
+    /// a deadline, which was so far away.
+    pub(crate) async fn attempt<T, F>(
+        &self,
+        what: impl fmt::Display,
+        deadline: Instant,
+        patience: Duration,
+        attempt: impl Fn(Up) -> F,
+    ) -> Result<T, Error>
+    where
+        // Not `AsyncFn`: a future that calls one cannot be spawned.
+        F: Future<Output = Result<T, amqp::Error>>,
+    {
+        let late = |_| self.timed_out(&what, patience);
+        loop {
+            let up = timeout_at(deadline, self.up()).await.map_err(late)??;
+            match timeout_at(deadline, attempt(up)).await.map_err(late)? {
+                Err(error) if error.is_connection_error() => {}
+                done => return done.map_err(|error| self.failed(&what, error)),
+            }
         }
     }
 

@@ -41,7 +41,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout};
 
 mod back;
 
@@ -49,7 +49,10 @@ use super::acks::Acks;
 use super::kind::{Kind, kind_of};
 use super::mark::{Mark, key_without_mark, without_mark};
 use super::message::ParkedMessage;
-use crate::amqp::{Channel, Connection, ConsumeOptions, Consumer, Delivery, GetOptions};
+use crate::amqp::{
+    Channel, Connection, ConsumeOptions, Consumer, Delivery, GetOptions, deadline_in,
+};
+use crate::client::line::Up;
 use crate::client::{Client, version};
 use crate::error::{Error, ErrorKind};
 
@@ -152,39 +155,33 @@ impl Walk {
         let what = format!("cannot look into queue {queue:?}");
         let name = client.queue_name(queue);
         let patience = client.core().options.timeout;
-        let deadline = Instant::now() + patience;
-        let late = |_| Error::timed_out(&what, patience);
-        loop {
-            client.core().check_open()?;
-            let up = timeout_at(deadline, client.core().home().up()).await.map_err(late)??;
-            let opening = async {
-                let channel = up.connection.open_channel().await?;
-                let depth = channel.inspect_queue(&name).await?.messages;
-                Ok::<_, crate::amqp::Error>((channel, depth))
-            };
-            match timeout_at(deadline, opening).await.map_err(late)? {
-                Ok((channel, depth)) => {
-                    let version = version(up.connection.server_properties());
-                    let kind = kind_of(client, &name, version).await;
-                    match kind {
-                        Kind::DeletesItself => return Err(deletes_itself(&name)),
-                        Kind::Stream => return Err(is_stream(&name)),
-                        Kind::MayBeQuorum | Kind::MayDeleteItself | Kind::Other => {}
-                    }
-                    let mut walk = Walk::new(client.clone(), name, &up.connection, channel, mark);
-                    walk.renews = version < (4, 3) && kind == Kind::MayBeQuorum;
-                    // What is put in anew is confirmed after the acks before it, by the same queue.
-                    walk.may_hold_back = kind == Kind::MayBeQuorum && !walk.renews;
-                    walk.gets = kind == Kind::MayDeleteItself;
-                    return Ok((walk, u64::from(depth)));
-                }
-                Err(error) if error.is_connection_error() => {}
-                Err(error) => {
-                    client.core().kinds.forget(&name);
-                    return Err(Error::from_amqp(what, error));
-                }
+        client.core().check_open()?;
+        let queue = &name;
+        let open = |up: Up| async move {
+            let channel = up.connection.open_channel().await?;
+            let depth = channel.inspect_queue(queue).await?.messages;
+            Ok((up.connection, channel, depth))
+        };
+        let home = client.core().home();
+        let opened = home.attempt(what, deadline_in(patience), patience, open).await;
+        let (connection, channel, depth) = opened.inspect_err(|error| {
+            if !matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::Closed) {
+                client.core().kinds.forget(&name);
             }
+        })?;
+        let version = version(connection.server_properties());
+        let kind = kind_of(client, &name, version).await;
+        match kind {
+            Kind::DeletesItself => return Err(deletes_itself(&name)),
+            Kind::Stream => return Err(is_stream(&name)),
+            Kind::MayBeQuorum | Kind::MayDeleteItself | Kind::Other => {}
         }
+        let mut walk = Walk::new(client.clone(), name, &connection, channel, mark);
+        walk.renews = version < (4, 3) && kind == Kind::MayBeQuorum;
+        // What is put in anew is confirmed after the acks before it, by the same queue.
+        walk.may_hold_back = kind == Kind::MayBeQuorum && !walk.renews;
+        walk.gets = kind == Kind::MayDeleteItself;
+        Ok((walk, u64::from(depth)))
     }
 
     fn new(

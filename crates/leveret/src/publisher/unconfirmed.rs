@@ -9,7 +9,7 @@ use super::Settings;
 use super::span::PublishSpan;
 use crate::amqp::{Channel, Properties, Publish, deadline_in, lock};
 use crate::client::Client;
-use crate::client::line::Line;
+use crate::client::line::{Line, Up};
 use crate::error::Error;
 use crate::message::{IntoMessage, Message};
 use crate::telemetry::Published;
@@ -44,8 +44,7 @@ impl UnconfirmedPublisher {
             opening: tokio::sync::Mutex::default(),
             _client: client,
         };
-        let deadline = deadline_in(shared.settings.timeout);
-        shared.open(deadline).await?;
+        shared.open(deadline_in(shared.settings.timeout)).await?;
         Ok(UnconfirmedPublisher { shared: Arc::new(shared) })
     }
 
@@ -105,20 +104,17 @@ impl Shared {
     }
 
     async fn open(&self, deadline: Instant) -> Result<Arc<Channel>, Error> {
-        let late = |_| self.line.timed_out(self.settings.what(), self.settings.timeout);
+        let patience = self.settings.timeout;
+        let late = |_| self.line.timed_out(self.settings.what(), patience);
         let _alone = timeout_at(deadline, self.opening.lock()).await.map_err(late)?;
-        loop {
-            if let Some(channel) = self.open_now() {
-                return Ok(channel);
-            }
-            let up = timeout_at(deadline, self.line.up()).await.map_err(late)??;
-            let opening = up.connection.open_channel();
-            match timeout_at(deadline, opening).await.map_err(late)? {
-                Ok(channel) => *lock(&self.channel) = Some(Arc::new(channel)),
-                Err(error) if error.is_connection_error() => {}
-                Err(error) => return Err(self.line.failed(self.settings.what(), error)),
-            }
+        if let Some(channel) = self.open_now() {
+            return Ok(channel);
         }
+        let open = |up: Up| async move { up.connection.open_channel().await };
+        let opening = self.line.attempt(self.settings.what(), deadline, patience, open);
+        let channel = Arc::new(opening.await?);
+        *lock(&self.channel) = Some(Arc::clone(&channel));
+        Ok(channel)
     }
 }
 
