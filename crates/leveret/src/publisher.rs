@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::{Either, ready};
-use tokio::sync::{Notify, OnceCell, watch};
+use tokio::sync::{Notify, OnceCell, Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
@@ -150,8 +150,7 @@ impl PublisherBuilder {
             state: Mutex::new(PublisherState::new(&settings, Arc::clone(&progress))),
             progress,
             kick: Notify::new(),
-            turn: tokio::sync::Mutex::default(),
-            room: Notify::new(),
+            window: Semaphore::new(settings.window.min(Semaphore::MAX_PERMITS)),
             settings,
         });
         let channel = shared.open_first().await?;
@@ -202,10 +201,9 @@ pub(crate) struct Shared {
     progress: Arc<Progress>,
     /// Wakes the keeper: there is something to watch over.
     kick: Notify,
-    /// Held by the one of those that wait that is the next to send: they are served in order, and each confirm wakes one.
-    turn: tokio::sync::Mutex<()>,
-    /// Wakes that one: messages were confirmed, or the channel is gone.
-    room: Notify,
+    /// A place for each message that may be unconfirmed. Those that wait for one are served in order; a confirm wakes as many
+    /// as it frees places.
+    window: Semaphore,
 }
 
 /// Holds the publisher: its clones and its tickets share one. The keeper ends with the last.
@@ -230,7 +228,7 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // Nobody is left to be told anything.
+        lock(&self.shared.state).forget_channel();
         self.shared.set_phase(Phase::Ended(Error::closed("the publisher")));
         self.keeper.abort();
     }
@@ -385,10 +383,14 @@ impl Shared {
         connection.open_channel().await?.into_tracked(sink).await
     }
 
-    /// Changes the state, and wakes those whose messages have their outcomes then.
+    /// Changes the state; gives freed places of the window to those that wait, and wakes those whose messages have their outcomes.
     fn with_state<T>(&self, change: impl FnOnce(&mut PublisherState, &mut Vec<Waker>) -> T) -> T {
         let mut wakers = Vec::new();
-        let changed = change(&mut lock(&self.state), &mut wakers);
+        let (changed, freed) = {
+            let mut state = lock(&self.state);
+            (change(&mut state, &mut wakers), state.take_freed())
+        };
+        self.window.add_permits(freed);
         wakers.into_iter().for_each(Waker::wake);
         changed
     }
@@ -400,6 +402,7 @@ impl Shared {
         routing_key: &str,
         message: &mut Message,
     ) -> Result<u64, Box<Head>> {
+        let place = self.window.try_acquire();
         let mut state = lock(&self.state);
         let extra = message.extra.take();
         let head = if extra.is_none() && span.is_none() && self.settings.identifies {
@@ -412,10 +415,11 @@ impl Shared {
             span.describe(&properties);
             head
         };
-        if state.waiting == 0
+        if let Ok(place) = place
             && let Attempt::Sent { number, kick } =
                 state.send(&self.settings, routing_key, head, &mut message.body)
         {
+            place.forget();
             drop(state);
             self.kick_if(kick);
             return Ok(number);
@@ -423,32 +427,32 @@ impl Shared {
         Err(Box::new(state.take_back(head)))
     }
 
-    /// Publishes after those that wait already, once there is a channel and room on it, and gives the message's number.
+    /// Publishes once there is a place in the window, a channel, and room on it; gives the message's number.
     async fn send(&self, head: &Head, mut body: Bytes) -> Result<u64, Error> {
         let Settings { window, timeout, on_loss, .. } = self.settings;
         let deadline = deadline_in(timeout);
         let late = |_| self.line.timed_out(self.settings.what(), timeout);
-        let _waiting = Waiting::new(self);
-        let _turn = timeout_at(deadline, self.turn.lock()).await.map_err(late)?;
+        let failed = |error| self.line.failed(self.settings.what(), error);
+        let place = timeout_at(deadline, self.window.acquire()).await.map_err(|_| {
+            let what = format!("confirming the oldest of {window} publishes");
+            failed(amqp::Error::timeout(&what, timeout))
+        })?;
+        let place = place.map_err(|_| Error::closed("the publisher"))?;
         loop {
-            let channel = self.until_open(deadline).await?;
-            let attempt = {
+            let open = self.until_open(deadline).await?;
+            let (attempt, channel) = {
                 let mut state = lock(&self.state);
                 if let Some(error) = state.ended() {
                     return Err(error.clone());
                 }
-                state.send_again(&self.settings, head, &mut body)
+                let attempt = state.send_again(&self.settings, head, &mut body);
+                (attempt, state.channel.clone().unwrap_or(open))
             };
-            let failed = match attempt {
+            let result = match attempt {
                 Attempt::Sent { number, kick } => {
+                    place.forget();
                     self.kick_if(kick);
                     return Ok(number);
-                }
-                Attempt::WindowFull => {
-                    timeout_at(deadline, self.room.notified()).await.map_err(|_| {
-                        let what = format!("confirming the oldest of {window} publishes");
-                        amqp::Error::timeout(&what, timeout)
-                    })
                 }
                 Attempt::NoRoom => channel.until_room(deadline, timeout).await,
                 Attempt::NoChannel => Ok(()),
@@ -456,12 +460,12 @@ impl Shared {
             };
             // Nothing was sent: the next channel may take it.
             if channel.is_gone() {
-                if let (OnLoss::Fail, Err(error)) = (on_loss, failed) {
+                if let (OnLoss::Fail, Err(error)) = (on_loss, result) {
                     return Err(Error::from_amqp(self.settings.what(), error));
                 }
                 timeout_at(deadline, self.until_closed(&channel)).await.map_err(late)?;
-            } else if let Err(error) = failed {
-                return Err(self.line.failed(self.settings.what(), error));
+            } else if let Err(error) = result {
+                return Err(failed(error));
             }
         }
     }
@@ -474,8 +478,6 @@ impl Shared {
         // The last handle to a channel closes it, which takes the lock again.
         let _before = std::mem::replace(&mut lock(&self.state).channel, channel);
         self.phase.send_replace(phase);
-        // There may be room on the next channel.
-        self.room.notify_one();
     }
 
     fn open_now(&self) -> Option<Arc<Channel<Tracked>>> {
@@ -537,22 +539,6 @@ impl Shared {
                 timeout_at(deadline, self.until_closed(&channel)).await.map_err(late)?;
             }
         }
-    }
-}
-
-/// Counts one that waits to send, for as long as it does.
-struct Waiting<'a>(&'a Shared);
-
-impl<'a> Waiting<'a> {
-    fn new(shared: &'a Shared) -> Self {
-        lock(&shared.state).waiting += 1;
-        Waiting(shared)
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        lock(&self.0.state).waiting -= 1;
     }
 }
 

@@ -6,6 +6,7 @@ mod client {
     mod batches;
     mod classifying;
     mod compiler_messages;
+    mod connector;
     mod consuming;
     mod cuts;
     mod delay;

@@ -29,7 +29,7 @@ mod tests;
 mod tracker;
 
 use entry::{Entries, Entry};
-pub(crate) use fingerprint::{Fingerprint, Fingerprints};
+pub(crate) use fingerprint::{Fingerprint, Fingerprints, Likeness};
 pub(crate) use tracker::ConfirmTracker;
 
 /// What became of a publish.
@@ -199,10 +199,9 @@ impl State {
             Outcome::Returned(_) => &mut tally.returned,
             Outcome::Lost(_) => &mut tally.lost,
         } += 1;
-        if matches!(outcome, Outcome::Returned(_) | Outcome::Lost(_)) {
-            entries.discard(&entry);
-        }
-        entry.resolve(outcome)
+        let waker = entry.resolve(outcome);
+        entries.resolved(entry);
+        waker
     }
 }
 
@@ -260,20 +259,18 @@ impl ConfirmSink for Confirms {
         })
     }
 
-    /// Returns come in the order of the publishes, so it is the oldest one that looks the same. Should none do (another client
-    /// on the way may have altered it), it is the oldest with the same address: one of ours, and not to be taken for delivered.
     fn returned(&self, returned: Returned) -> Option<Returned> {
-        let fingerprint = self.fingerprints.of_returned(&returned);
+        let came_back = self.fingerprints.of_returned(&returned);
         let mut state = lock(&self.state);
-        let mut oldest = |is_it: &dyn Fn(Fingerprint) -> bool| {
-            let mut open = state.tracker.iter_mut();
-            let found =
-                open.position(|one| one.returned.is_none() && one.fingerprint.is_some_and(is_it));
-            found
-        };
-        let found = oldest(&|one| one == fingerprint)
-            .or_else(|| oldest(&|one| one.has_address_of(fingerprint)));
-        match found.and_then(|index| state.tracker.iter_mut().nth(index)) {
+        let waiting = |one: &&mut Unconfirmed| one.returned.is_none();
+        let oldest = Likeness::ALL.into_iter().find_map(|likeness| {
+            let is_it = |one: &mut Unconfirmed| {
+                one.fingerprint.is_some_and(|one| one.is_like(came_back, likeness))
+            };
+            state.tracker.iter_mut().filter(waiting).position(is_it)
+        });
+        let found = oldest.and_then(|index| state.tracker.iter_mut().filter(waiting).nth(index));
+        match found {
             Some(unconfirmed) => {
                 unconfirmed.returned = Some(Box::new(returned));
                 None

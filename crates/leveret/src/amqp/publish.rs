@@ -237,6 +237,9 @@ impl Channel<Tracked> {
         patience: Duration,
     ) -> Result<(), Error> {
         let sender = &self.link.connection.core.sender;
-        sender.until_room(deadline, patience, &self.link.channel.paused).await
+        tokio::select! {
+            room = sender.until_room(deadline, patience, &self.link.channel.paused) => room,
+            error = self.ended() => Err(error),
+        }
     }
 }

@@ -79,6 +79,11 @@ impl Heads {
         EncodedProperties::new(self.properties_bytes(place))
     }
 
+    pub(super) fn decoded(&self, place: Place) -> Properties<'_> {
+        // They were encoded here.
+        Properties::decode(self.properties_bytes(place)).unwrap_or_default()
+    }
+
     pub(super) fn routing_key(&self, place: Place) -> &str {
         let key = &self.bytes[self.index(place.routing_key)..self.index(place.end)];
         // It was a `str`.
@@ -107,10 +112,10 @@ pub(super) struct Head {
     pub(super) routing_key: String,
 }
 
+#[cfg(test)]
 impl Head {
-    pub(super) fn properties(&self) -> Properties<'_> {
-        // They were encoded here.
-        Properties::decode(&self.properties).unwrap_or_default()
+    fn properties(&self) -> Properties<'_> {
+        Properties::decode(&self.properties).unwrap()
     }
 }
 

@@ -126,6 +126,9 @@ impl Keeper {
         while let Some(channel) = self.shared.open_now() {
             let why = self.serve(&channel).await;
             self.shared.set_phase(Phase::Interrupted { since: Instant::now() });
+            // Its messages may not know yet.
+            let error = channel.ended().await;
+            self.shared.with_state(|state, wakers| state.lost(&error, wakers));
             drop(channel);
             match self.watching(self.reopen(why)).await {
                 Ok(channel) => self.shared.set_phase(Phase::Open(Arc::new(channel))),

@@ -15,7 +15,7 @@ use super::heads::{Head, Heads, Place};
 use super::ids::Ids;
 use super::{OnLoss, Settings, Shared};
 use crate::amqp::{
-    self, Channel, ConfirmSink, ConfirmTracker, EncodedProperties, Fingerprints, Outcome,
+    self, Channel, ConfirmSink, ConfirmTracker, EncodedProperties, Fingerprints, Likeness, Outcome,
     PlainProperties, Prepared, Properties, Returned, Tracked, lock,
 };
 use crate::clock;
@@ -65,8 +65,6 @@ pub(super) enum Attempt {
         number: u64,
         kick: bool,
     },
-    /// As many messages are unconfirmed as may be.
-    WindowFull,
     /// The outbound buffer is full, or the broker takes no publishes.
     NoRoom,
     /// There is no channel now.
@@ -128,8 +126,10 @@ pub(super) struct PublisherState {
     failures: Failures,
     /// The number of the next message.
     next: u64,
-    /// How many wait for a channel or for room: they go before others.
-    pub(super) waiting: usize,
+    /// How many places of the window are taken, from the oldest unconfirmed message on.
+    taken: usize,
+    /// How many of them are free again, and not given back yet.
+    freed: usize,
     heads: Heads,
     identifies: bool,
     ids: Ids,
@@ -155,7 +155,8 @@ impl PublisherState {
             lost: VecDeque::new(),
             failures: Failures { errors: BTreeMap::new(), progress },
             next: 0,
-            waiting: 0,
+            taken: 0,
+            freed: 0,
             heads: Heads::default(),
             identifies: settings.identifies,
             ids: Ids::new(),
@@ -210,7 +211,7 @@ impl PublisherState {
         self.heads.take_last(head)
     }
 
-    /// Sends a message whose head was just written down, if it need not wait.
+    /// Sends a message whose head was just written down and which has a place in the window, if it need not wait.
     #[inline]
     pub(super) fn send(
         &mut self,
@@ -220,9 +221,6 @@ impl PublisherState {
         body: &mut Bytes,
     ) -> Attempt {
         let Some(channel) = &self.channel else { return Attempt::NoChannel };
-        if self.unconfirmed.span() >= settings.window {
-            return Attempt::WindowFull;
-        }
         let properties = self.heads.properties(head);
         match publish_on(channel, settings, routing_key, properties, body) {
             Some(Ok(())) => {}
@@ -230,6 +228,7 @@ impl PublisherState {
             Some(Err(error)) => return Attempt::Failed(error),
         }
         self.counts.published();
+        self.taken += 1;
         let number = self.next;
         self.next += 1;
         let tag = self.unconfirmed.add(Unconfirmed {
@@ -279,7 +278,7 @@ impl PublisherState {
     }
 
     /// What was not confirmed on the present channel is lost.
-    fn lost(&mut self, error: &amqp::Error, wakers: &mut Vec<Waker>) {
+    pub(super) fn lost(&mut self, error: &amqp::Error, wakers: &mut Vec<Waker>) {
         let mut lost = VecDeque::new();
         for mut message in self.unconfirmed.drain() {
             let outcome = match message.returned.take() {
@@ -420,6 +419,16 @@ impl PublisherState {
         overdue
     }
 
+    /// How many places of the window are free again.
+    pub(super) fn take_freed(&mut self) -> usize {
+        std::mem::take(&mut self.freed)
+    }
+
+    /// Nobody is left to be told what becomes of the messages.
+    pub(super) fn forget_channel(&mut self) {
+        self.epoch += 1;
+    }
+
     /// The number that the next message will have.
     pub(super) fn next(&self) -> u64 {
         self.next
@@ -444,9 +453,12 @@ impl PublisherState {
         self.unconfirmed.oldest().or(self.lost.front())
     }
 
-    /// The oldest messages may have got their outcomes: tells how far that is, and lets go of their heads.
+    /// The oldest messages may have got their outcomes: tells how far that is, and lets go of their heads and places.
     #[inline]
     fn pass(&mut self) {
+        let taken = self.unconfirmed.span() + self.lost.len();
+        self.freed += self.taken - taken;
+        self.taken = taken;
         let oldest = self.oldest().map(|oldest| (oldest.number, oldest.head));
         let number = oldest.map_or(self.next, |(number, _)| number);
         self.failures.progress.oldest.store(number, Ordering::Release);
@@ -464,8 +476,12 @@ impl PublisherState {
                 let index = (tag + (number - first)).checked_sub(self.unconfirmed.tags().start)?;
                 self.unconfirmed.get_mut(index as usize)
             }
-            // It was sent again; some between those were confirmed before.
-            _ => self.unconfirmed.iter_mut().find(|message| message.number == number),
+            // It was sent again, as others that were not confirmed before.
+            _ if number < self.unconfirmed.oldest()?.number => None,
+            _ => {
+                let mut from = self.unconfirmed.iter_mut().skip_while(|one| one.number < number);
+                from.next().filter(|message| message.number == number)
+            }
         }
     }
 
@@ -529,26 +545,24 @@ impl PublisherState {
         Ok(())
     }
 
-    /// Returns come in the order of the publishes, so it is the oldest one that looks the same; if none does, the oldest with
-    /// the same routing key: it is one of ours, and not to be taken for delivered.
+    /// A message came back; see [`Likeness`].
     fn returned(&mut self, returned: Returned) -> Option<Returned> {
         let prints = Fingerprints::default();
         let came_back = prints.of_returned(&returned);
-        let (heads, exchange) = (&self.heads, &returned.exchange);
-        let is_same = |message: &Unconfirmed| {
-            let head = heads.copy(message.head);
-            let routing_key = &head.routing_key;
-            routing_key == &returned.routing_key
-                && prints.of(exchange, routing_key, &head.properties(), &message.body) == came_back
-        };
-        let has_same_key =
-            |message: &Unconfirmed| heads.routing_key(message.head) == returned.routing_key;
-        let mut oldest = |is_it: &dyn Fn(&Unconfirmed) -> bool| {
-            let mut open = self.unconfirmed.iter_mut();
-            open.position(|message| message.returned.is_none() && is_it(message))
-        };
-        let found = oldest(&is_same).or_else(|| oldest(&has_same_key));
-        match found.and_then(|index| self.unconfirmed.iter_mut().nth(index)) {
+        let PublisherState { unconfirmed, heads, .. } = self;
+        let waiting = |one: &&mut Unconfirmed| one.returned.is_none();
+        let oldest = Likeness::ALL.into_iter().find_map(|likeness| {
+            let is_it = |one: &mut Unconfirmed| {
+                let routing_key = heads.routing_key(one.head);
+                routing_key == returned.routing_key
+                    && prints
+                        .of(&returned.exchange, routing_key, &heads.decoded(one.head), &one.body)
+                        .is_like(came_back, likeness)
+            };
+            unconfirmed.iter_mut().filter(waiting).position(is_it)
+        });
+        let found = oldest.and_then(|index| unconfirmed.iter_mut().filter(waiting).nth(index));
+        match found {
             Some(message) => {
                 message.returned = Some(Box::new(returned));
                 None
@@ -595,8 +609,9 @@ impl ChannelSink {
             return None;
         }
         let used = use_it(&mut state);
+        let freed = state.take_freed();
         drop(state);
-        shared.room.notify_one();
+        shared.window.add_permits(freed);
         Some(used)
     }
 }
@@ -622,12 +637,14 @@ impl ConfirmSink for ChannelSink {
         wakers.into_iter().for_each(Waker::wake);
     }
 
+    /// Of a channel that is not the present one any more, nothing is unconfirmed.
     fn tags(&self) -> Range<u64> {
+        const NONE: Range<u64> = u64::MAX..u64::MAX;
         let shared = self.shared.upgrade();
         let state = shared.as_ref().map(|shared| lock(&shared.state));
         state
             .filter(|state| state.epoch == self.epoch)
-            .map_or(0..0, |state| state.unconfirmed.tags())
+            .map_or(NONE, |state| state.unconfirmed.tags())
     }
 }
 

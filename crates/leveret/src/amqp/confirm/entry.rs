@@ -43,6 +43,13 @@ impl Segment {
     fn new() -> Arc<Segment> {
         Arc::new(Segment { slots: Mutex::new([const { Slot::Pending }; SEGMENT]) })
     }
+
+    /// Whether it holds no message that came back and no error: memory that is not kept for the sake of the segment.
+    fn is_light(&self) -> bool {
+        let is_heavy =
+            |slot: &Slot| matches!(slot, Slot::Done(Outcome::Returned(_) | Outcome::Lost(_)));
+        !lock(&self.slots).iter().any(is_heavy)
+    }
 }
 
 impl Entry {
@@ -125,15 +132,19 @@ impl Entries {
             None => (self.spare_segment().unwrap_or_else(Segment::new), 0),
         };
         let entry = Entry { segment: Arc::clone(&segment), slot: used };
-        if used + 1 < SEGMENT {
-            self.current = Some((segment, used + 1));
-        } else {
+        self.current = (used + 1 < SEGMENT).then_some((segment, used + 1));
+        entry
+    }
+
+    /// The publish of this entry has its outcome. With the last one of a segment, that is to be used again.
+    #[inline]
+    pub(super) fn resolved(&mut self, entry: Entry) {
+        if entry.slot + 1 == SEGMENT && entry.segment.is_light() {
             if self.spent.len() == KEEP_SPENT {
                 self.spent.pop_front();
             }
-            self.spent.push_back(segment);
+            self.spent.push_back(entry.segment);
         }
-        entry
     }
 
     fn spare_segment(&mut self) -> Option<Arc<Segment>> {
@@ -141,12 +152,6 @@ impl Entries {
         let slots = slots.get_mut().unwrap_or_else(PoisonError::into_inner);
         slots.fill_with(Slot::default);
         self.spent.pop_front()
-    }
-
-    /// The segment of this entry holds a message or an error: it goes with those who hold it, and is not used again.
-    pub(super) fn discard(&mut self, entry: &Entry) {
-        self.current.take_if(|(segment, _)| Arc::ptr_eq(segment, &entry.segment));
-        self.spent.retain(|segment| !Arc::ptr_eq(segment, &entry.segment));
     }
 }
 
@@ -158,11 +163,18 @@ mod tests {
         Arc::as_ptr(&entry.segment)
     }
 
-    /// Entries for a whole segment, all acked.
-    fn acked(entries: &mut Entries) -> Vec<Entry> {
+    /// Entries for a whole segment, all with this outcome.
+    fn resolved(entries: &mut Entries, outcome: &Outcome) -> Vec<Entry> {
         let all: Vec<_> = std::iter::repeat_with(|| entries.next()).take(SEGMENT).collect();
-        assert!(all.iter().all(|entry| entry.resolve(Outcome::Acked).is_none()));
+        for entry in &all {
+            assert!(entry.resolve(outcome.clone()).is_none());
+            entries.resolved(entry.share());
+        }
         all
+    }
+
+    fn acked(entries: &mut Entries) -> Vec<Entry> {
+        resolved(entries, &Outcome::Acked)
     }
 
     #[test]
@@ -207,12 +219,10 @@ mod tests {
     }
 
     #[test]
-    fn a_discarded_segment_is_not_used_again() {
+    fn returned_messages_are_not_kept_for_the_sake_of_their_memory() {
         let mut entries = Entries::default();
-        let all = acked(&mut entries);
-        let partly = entries.next();
-        entries.discard(&all[0]);
-        entries.discard(&partly);
+        let error = crate::amqp::Error::timeout("a test", std::time::Duration::ZERO);
+        drop(resolved(&mut entries, &Outcome::Lost(error)));
         assert!(entries.spent.is_empty() && entries.current.is_none());
     }
 }

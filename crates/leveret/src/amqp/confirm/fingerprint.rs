@@ -8,19 +8,40 @@ use leveret_wire::Properties;
 /// How much of either end of a body is hashed.
 const BODY_ENDS: usize = 128;
 
-/// A returned message is recognised by its address and its message id, which no broker alters; without an id by its body and
-/// headers. Hashes, so that no body is kept in memory for it.
+/// What a returned message is recognised by. Hashes, so that no body is kept in memory for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fingerprint {
     /// Exchange and routing key.
     address: u64,
+    /// The message id, which no broker alters; 0 if there is none.
+    id: u64,
+    /// Body, correlation id and headers.
     content: u64,
 }
 
+/// How much a returned message has in common with a publish. Returns come in the order of the publishes: it is the oldest
+/// unconfirmed one of which most is the same.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Likeness {
+    All,
+    /// Exchange, routing key and message id: something on the way has altered the rest.
+    Id,
+    /// Exchange and routing key: it is one of ours, and not to be taken for delivered.
+    Address,
+}
+
+impl Likeness {
+    /// In the order in which to try.
+    pub(crate) const ALL: [Likeness; 3] = [Likeness::All, Likeness::Id, Likeness::Address];
+}
+
 impl Fingerprint {
-    /// Whether both messages had the same exchange and routing key.
-    pub(crate) fn has_address_of(self, other: Fingerprint) -> bool {
-        self.address == other.address
+    pub(crate) fn is_like(self, other: Fingerprint, likeness: Likeness) -> bool {
+        match likeness {
+            Likeness::All => self == other,
+            Likeness::Id => self.id != 0 && (self.address, self.id) == (other.address, other.id),
+            Likeness::Address => self.address == other.address,
+        }
     }
 }
 
@@ -40,15 +61,14 @@ impl Fingerprints {
         body: &[u8],
     ) -> Fingerprint {
         let address = self.hasher.hash_one((exchange, routing_key));
-        let content = match &properties.message_id {
-            Some(id) => self.hasher.hash_one(id.as_bytes()),
-            None => {
-                let ends = body.len().min(BODY_ENDS);
-                let ends = (&body[..ends], &body[body.len() - ends..]);
-                self.hasher.hash_one((body.len(), ends, self.headers(properties)))
-            }
-        };
-        Fingerprint { address, content }
+        let id = properties.message_id.as_ref();
+        let id = id.map_or(0, |id| self.hasher.hash_one(id.as_bytes()));
+        let ends = body.len().min(BODY_ENDS);
+        let ends = (&body[..ends], &body[body.len() - ends..]);
+        let correlation_id = properties.correlation_id.as_ref().map(|id| id.as_bytes());
+        let headers = self.headers(properties);
+        let content = self.hasher.hash_one((body.len(), ends, correlation_id, headers));
+        Fingerprint { address, id, content }
     }
 
     pub(crate) fn of_returned(&self, returned: &super::Returned) -> Fingerprint {
@@ -85,19 +105,17 @@ mod tests {
     }
 
     #[test]
-    fn a_message_with_an_id_is_known_by_it_alone() {
+    fn an_altered_message_is_like_the_one_with_its_id() {
         let prints = Fingerprints::default();
-        let print = |id: &'static str, priority, body: &[u8]| {
+        let print = |id: &'static str, body: &[u8]| {
             let message_id = Some(ShortStr::from_static(id));
-            prints.of(
-                "x",
-                "key",
-                &Properties { message_id, priority, ..Properties::default() },
-                body,
-            )
+            prints.of("x", "key", &Properties { message_id, ..Properties::default() }, body)
         };
-        assert_eq!(print("1", None, b"a"), print("1", Some(5), b"b"));
-        assert_ne!(print("1", None, b"a"), print("2", None, b"a"));
+        let (sent, altered, other) = (print("1", b"a"), print("1", b"b"), print("2", b"a"));
+        assert!(!altered.is_like(sent, Likeness::All) && altered.is_like(sent, Likeness::Id));
+        assert!(!other.is_like(sent, Likeness::Id) && other.is_like(sent, Likeness::Address));
+        let nameless = prints.of("x", "key", &Properties::default(), b"a");
+        assert!(!nameless.is_like(nameless, Likeness::Id));
     }
 
     #[test]
@@ -118,6 +136,6 @@ mod tests {
     fn neither_name_runs_into_the_other() {
         let prints = Fingerprints::default();
         let print = |exchange, key| prints.of(exchange, key, &Properties::default(), b"");
-        assert!(!print("ab", "c").has_address_of(print("a", "bc")));
+        assert!(!print("ab", "c").is_like(print("a", "bc"), Likeness::Address));
     }
 }
