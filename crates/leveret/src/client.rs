@@ -137,7 +137,8 @@ impl ClientBuilder {
         self
     }
 
-    /// How streams to the brokers are opened that [`ClientBuilder::endpoint`] was given: by this, and not by TCP.
+    /// How streams to the brokers are opened that [`ClientBuilder::endpoint`] was given: by this, and not by TCP. Brokers in this
+    /// process need none.
     pub fn connector(mut self, connector: impl Connector) -> Self {
         self.connector = Some(Arc::new(connector));
         self

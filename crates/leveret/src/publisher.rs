@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::{Either, ready};
-use tokio::sync::{Notify, OnceCell, Semaphore, watch};
+use tokio::sync::{Notify, OnceCell, Semaphore, SemaphorePermit, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
@@ -276,7 +276,8 @@ impl Publisher {
     /// Publishes, and gives a ticket to await the outcome by: for throughput, many can be under way at once.
     ///
     /// It waits only for room: in the window, or while the broker is away or blocks publishers. Dropped while waiting,
-    /// it has published nothing.
+    /// it has published nothing. While it waits it may have a place in the window already: poll it or drop it, or as many as the
+    /// window has places keep others out.
     pub async fn send(
         &self,
         routing_key: &str,
@@ -415,16 +416,19 @@ impl Shared {
             span.describe(&properties);
             head
         };
-        if let Ok(place) = place
+        if place.is_ok()
             && let Attempt::Sent { number, kick } =
                 state.send(&self.settings, routing_key, head, &mut message.body)
         {
-            place.forget();
             drop(state);
+            place.into_iter().for_each(SemaphorePermit::forget);
             self.kick_if(kick);
             return Ok(number);
         }
-        Err(Box::new(state.take_back(head)))
+        let head = state.take_back(head);
+        // The place goes to another one that waits, who is not to be woken under the lock.
+        drop(state);
+        Err(Box::new(head))
     }
 
     /// Publishes once there is a place in the window, a channel, and room on it; gives the message's number.
@@ -433,7 +437,11 @@ impl Shared {
         let deadline = deadline_in(timeout);
         let late = |_| self.line.timed_out(self.settings.what(), timeout);
         let failed = |error| self.line.failed(self.settings.what(), error);
-        let place = timeout_at(deadline, self.window.acquire()).await.map_err(|_| {
+        let place = timeout_at(deadline, self.window.acquire()).await.map_err(|elapsed| {
+            // Others have all places, and wait themselves.
+            if lock(&self.state).unanswered() == 0 {
+                return late(elapsed);
+            }
             let what = format!("confirming the oldest of {window} publishes");
             failed(amqp::Error::timeout(&what, timeout))
         })?;

@@ -199,8 +199,9 @@ impl State {
             Outcome::Returned(_) => &mut tally.returned,
             Outcome::Lost(_) => &mut tally.lost,
         } += 1;
+        let is_light = matches!(outcome, Outcome::Acked | Outcome::Nacked);
         let waker = entry.resolve(outcome);
-        entries.resolved(entry);
+        entries.resolved(entry, is_light);
         waker
     }
 }

@@ -36,9 +36,11 @@ impl Endpoint {
         &mut self.options
     }
 
-    /// Its streams are opened by this connector, unless it has one.
+    /// Its streams are opened by this connector, unless it has one or the broker is in this process.
     pub(crate) fn use_connector(&mut self, connector: Option<&Arc<dyn Dial>>) {
-        self.connector = self.connector.take().or(connector.cloned());
+        if !self.options.memory {
+            self.connector = self.connector.take().or(connector.cloned());
+        }
     }
 
     /// Connects once, under this name. The error does not name the endpoint.

@@ -259,9 +259,8 @@ async fn flushing_ends_when_messages_have_cost_the_channel() {
     assert_eq!(depth(&broker, "q"), Some(20));
 }
 
-/// As in a loop over a `buffer_unordered` of publishes that publishes, too.
 #[tokio::test(start_paused = true)]
-async fn a_publish_that_waits_and_is_not_polled_holds_up_nobody() {
+async fn a_publish_that_waits_and_is_not_polled_keeps_one_place_and_no_more() {
     let broker = broker();
     let client = client_with(&broker, Queue::classic("q")).await;
     let publisher = client.publisher("").window(2).build().await.unwrap();

@@ -136,10 +136,13 @@ impl Entries {
         entry
     }
 
-    /// The publish of this entry has its outcome. With the last one of a segment, that is to be used again.
+    /// The publish of this entry has its outcome. With the last one of a segment, that is to be used again; one that holds a
+    /// message that came back, or an error, is not light, and goes with those who hold it.
     #[inline]
-    pub(super) fn resolved(&mut self, entry: Entry) {
-        if entry.slot + 1 == SEGMENT && entry.segment.is_light() {
+    pub(super) fn resolved(&mut self, entry: Entry, is_light: bool) {
+        if !is_light {
+            self.spent.retain(|segment| !Arc::ptr_eq(segment, &entry.segment));
+        } else if entry.slot + 1 == SEGMENT && entry.segment.is_light() {
             if self.spent.len() == KEEP_SPENT {
                 self.spent.pop_front();
             }
@@ -168,7 +171,7 @@ mod tests {
         let all: Vec<_> = std::iter::repeat_with(|| entries.next()).take(SEGMENT).collect();
         for entry in &all {
             assert!(entry.resolve(outcome.clone()).is_none());
-            entries.resolved(entry.share());
+            entries.resolved(entry.share(), outcome.is_acked());
         }
         all
     }

@@ -15,8 +15,10 @@ pub(crate) struct Fingerprint {
     address: u64,
     /// The message id, which no broker alters; 0 if there is none.
     id: u64,
-    /// Body, correlation id and headers.
-    content: u64,
+    /// Length and both ends of the body.
+    body: u64,
+    /// Correlation id and headers.
+    rest: u64,
 }
 
 /// How much a returned message has in common with a publish. Returns come in the order of the publishes: it is the oldest
@@ -24,15 +26,18 @@ pub(crate) struct Fingerprint {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Likeness {
     All,
-    /// Exchange, routing key and message id: something on the way has altered the rest.
+    /// Exchange, routing key and message id: the broker, or something on the way, has altered the rest.
     Id,
+    /// Exchange, routing key and body: the same of a message without an id. RabbitMQ takes a header `BCC` away.
+    Body,
     /// Exchange and routing key: it is one of ours, and not to be taken for delivered.
     Address,
 }
 
 impl Likeness {
     /// In the order in which to try.
-    pub(crate) const ALL: [Likeness; 3] = [Likeness::All, Likeness::Id, Likeness::Address];
+    pub(crate) const ALL: [Likeness; 4] =
+        [Likeness::All, Likeness::Id, Likeness::Body, Likeness::Address];
 }
 
 impl Fingerprint {
@@ -40,6 +45,7 @@ impl Fingerprint {
         match likeness {
             Likeness::All => self == other,
             Likeness::Id => self.id != 0 && (self.address, self.id) == (other.address, other.id),
+            Likeness::Body => (self.address, self.body) == (other.address, other.body),
             Likeness::Address => self.address == other.address,
         }
     }
@@ -65,10 +71,10 @@ impl Fingerprints {
         let id = id.map_or(0, |id| self.hasher.hash_one(id.as_bytes()));
         let ends = body.len().min(BODY_ENDS);
         let ends = (&body[..ends], &body[body.len() - ends..]);
+        let body = self.hasher.hash_one((body.len(), ends));
         let correlation_id = properties.correlation_id.as_ref().map(|id| id.as_bytes());
-        let headers = self.headers(properties);
-        let content = self.hasher.hash_one((body.len(), ends, correlation_id, headers));
-        Fingerprint { address, id, content }
+        let rest = self.hasher.hash_one((correlation_id, self.headers(properties)));
+        Fingerprint { address, id, body, rest }
     }
 
     pub(crate) fn of_returned(&self, returned: &super::Returned) -> Fingerprint {
@@ -116,6 +122,10 @@ mod tests {
         assert!(!other.is_like(sent, Likeness::Id) && other.is_like(sent, Likeness::Address));
         let nameless = prints.of("x", "key", &Properties::default(), b"a");
         assert!(!nameless.is_like(nameless, Likeness::Id));
+        let with_headers = with_headers([("BCC", 1.into()), ("a", 2.into())]);
+        let altered = prints.of("x", "key", &with_headers, b"a");
+        assert!(!altered.is_like(nameless, Likeness::All));
+        assert!(altered.is_like(nameless, Likeness::Body) && !altered.is_like(sent, Likeness::All));
     }
 
     #[test]
