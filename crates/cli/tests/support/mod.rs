@@ -156,7 +156,10 @@ impl Place {
     /// Waits until a queue has so many messages.
     pub(crate) async fn until_has(&self, client: &Client, queue: &str, messages: u32) {
         eventually(Duration::from_secs(60), format!("{messages} messages in {queue}"), || async {
-            client.inspect_queue(queue).await.is_ok_and(|info| info.messages == messages)
+            match client.inspect_queue(queue).await {
+                Ok(info) if info.messages == messages => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
         })
         .await;
     }
