@@ -415,8 +415,11 @@ async fn a_full_target_holds_others_up_until_there_is_room_and_then_gets_what_wa
     soon("an outcome", publisher.publish_in("free", "behind them", SHORT)).await.unwrap();
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(client.inspect_queue("free").await.unwrap().messages, 0);
+    // The rest takes up to six minutes: one version is enough.
+    if Version::under_test() < Version::V4_3 {
+        return;
+    }
     client.purge_queue("full").await.unwrap();
-
     let mut missing: std::collections::HashSet<u32> = (0..32).collect();
     let mut deliveries = soon("a consumer", client.consumer("full").stream()).await.unwrap();
     while !missing.is_empty() {
