@@ -60,7 +60,7 @@ pub use channel::{
     Access, Channel, Confirm, ConsumeOptions, DeleteExchange, DeleteQueue, ExchangeOptions, Flow,
     GetOptions, Plain, QueueInfo, QueueOptions, Tx,
 };
-pub(crate) use confirm::{ConfirmSink, ConfirmTracker, Fingerprints, Likeness};
+pub(crate) use confirm::{ConfirmSink, ConfirmTracker, Fingerprints};
 pub use confirm::{Confirmation, Outcome, Returned, Tally};
 pub use connection::Connection;
 pub use connector::Connector;

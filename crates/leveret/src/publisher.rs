@@ -426,7 +426,7 @@ impl Shared {
             return Ok(number);
         }
         let head = state.take_back(head);
-        // The place goes to another one that waits, who is not to be woken under the lock.
+        // Dropping the permit may wake another task: not under the lock.
         drop(state);
         Err(Box::new(head))
     }

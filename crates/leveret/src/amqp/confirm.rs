@@ -29,7 +29,7 @@ mod tests;
 mod tracker;
 
 use entry::{Entries, Entry};
-pub(crate) use fingerprint::{Fingerprint, Fingerprints, Likeness};
+pub(crate) use fingerprint::{Fingerprint, Fingerprints};
 pub(crate) use tracker::ConfirmTracker;
 
 /// What became of a publish.
@@ -263,15 +263,11 @@ impl ConfirmSink for Confirms {
     fn returned(&self, returned: Returned) -> Option<Returned> {
         let came_back = self.fingerprints.of_returned(&returned);
         let mut state = lock(&self.state);
-        let waiting = |one: &&mut Unconfirmed| one.returned.is_none();
-        let oldest = Likeness::ALL.into_iter().find_map(|likeness| {
-            let is_it = |one: &mut Unconfirmed| {
-                one.fingerprint.is_some_and(|one| one.is_like(came_back, likeness))
-            };
-            state.tracker.iter_mut().filter(waiting).position(is_it)
-        });
-        let found = oldest.and_then(|index| state.tracker.iter_mut().filter(waiting).nth(index));
-        match found {
+        let is_like = |one: &Unconfirmed, likeness| {
+            one.returned.is_none()
+                && one.fingerprint.is_some_and(|one| one.is_like(came_back, likeness))
+        };
+        match state.tracker.most_like(is_like) {
             Some(unconfirmed) => {
                 unconfirmed.returned = Some(Box::new(returned));
                 None

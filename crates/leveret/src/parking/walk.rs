@@ -178,7 +178,7 @@ impl Walk {
         }
         let mut walk = Walk::new(client.clone(), name, &connection, channel, mark);
         walk.renews = version < (4, 3) && kind == Kind::MayBeQuorum;
-        // What is put in anew is confirmed after the acks before it, by the same queue.
+        // A quorum queue confirms a republished message after the acks that were sent before it.
         walk.may_hold_back = kind == Kind::MayBeQuorum && !walk.renews;
         walk.gets = kind == Kind::MayDeleteItself;
         Ok((walk, u64::from(depth)))

@@ -126,8 +126,8 @@ impl Keeper {
         while let Some(channel) = self.shared.open_now() {
             let why = self.serve(&channel).await;
             self.shared.set_phase(Phase::Interrupted { since: Instant::now() });
-            // Its messages may not know yet.
-            let error = channel.ended().await;
+            // The channel may report its end before its sink has heard of it.
+            let error = self.watching(channel.ended()).await;
             self.shared.with_state(|state, wakers| state.lost(&error, wakers));
             drop(channel);
             match self.watching(self.reopen(why)).await {

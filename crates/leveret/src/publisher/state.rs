@@ -15,7 +15,7 @@ use super::heads::{Head, Heads, Place};
 use super::ids::Ids;
 use super::{OnLoss, Settings, Shared};
 use crate::amqp::{
-    self, Channel, ConfirmSink, ConfirmTracker, EncodedProperties, Fingerprints, Likeness, Outcome,
+    self, Channel, ConfirmSink, ConfirmTracker, EncodedProperties, Fingerprints, Outcome,
     PlainProperties, Prepared, Properties, Returned, Tracked, lock,
 };
 use crate::clock;
@@ -424,7 +424,7 @@ impl PublisherState {
         std::mem::take(&mut self.freed)
     }
 
-    /// Nobody is left to be told what becomes of the messages.
+    /// The publisher was dropped: answers of the present channel are ignored from now on.
     pub(super) fn forget_channel(&mut self) {
         self.epoch += 1;
     }
@@ -550,19 +550,15 @@ impl PublisherState {
         let prints = Fingerprints::default();
         let came_back = prints.of_returned(&returned);
         let PublisherState { unconfirmed, heads, .. } = self;
-        let waiting = |one: &&mut Unconfirmed| one.returned.is_none();
-        let oldest = Likeness::ALL.into_iter().find_map(|likeness| {
-            let is_it = |one: &mut Unconfirmed| {
-                let routing_key = heads.routing_key(one.head);
-                routing_key == returned.routing_key
-                    && prints
-                        .of(&returned.exchange, routing_key, &heads.decoded(one.head), &one.body)
-                        .is_like(came_back, likeness)
-            };
-            unconfirmed.iter_mut().filter(waiting).position(is_it)
-        });
-        let found = oldest.and_then(|index| unconfirmed.iter_mut().filter(waiting).nth(index));
-        match found {
+        let is_like = |one: &Unconfirmed, likeness| {
+            let routing_key = heads.routing_key(one.head);
+            one.returned.is_none()
+                && routing_key == returned.routing_key
+                && prints
+                    .of(&returned.exchange, routing_key, &heads.decoded(one.head), &one.body)
+                    .is_like(came_back, likeness)
+        };
+        match unconfirmed.most_like(is_like) {
             Some(message) => {
                 message.returned = Some(Box::new(returned));
                 None

@@ -136,8 +136,8 @@ impl Entries {
         entry
     }
 
-    /// The publish of this entry has its outcome. With the last one of a segment, that is to be used again; one that holds a
-    /// message that came back, or an error, is not light, and goes with those who hold it.
+    /// The publish of this entry has its outcome. The last outcome of a segment releases the segment for reuse. Outcomes that hold a
+    /// returned message or an error are not light: their segment is freed with its last confirmation.
     #[inline]
     pub(super) fn resolved(&mut self, entry: Entry, is_light: bool) {
         if !is_light {

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use super::fingerprint::Likeness;
 use crate::amqp::error::Error;
 
 /// The unconfirmed publishes of one channel, each with a record of its owner, in the order of publishing.
@@ -64,6 +65,15 @@ impl<T> ConfirmTracker<T> {
     #[inline]
     pub(crate) fn get_mut(&mut self, index: usize) -> Option<&mut T> {
         self.slots.get_mut(index)?.as_mut()
+    }
+
+    /// The oldest unconfirmed publish that a returned message is most like.
+    pub(crate) fn most_like(&mut self, is_like: impl Fn(&T, Likeness) -> bool) -> Option<&mut T> {
+        let index = Likeness::ALL.into_iter().find_map(|likeness| {
+            let is_it = |slot: &Option<T>| slot.as_ref().is_some_and(|one| is_like(one, likeness));
+            self.slots.iter().position(is_it)
+        })?;
+        self.get_mut(index)
     }
 
     /// Removes the records that are no longer of interest, and gives each to `resolve`.
