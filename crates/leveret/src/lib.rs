@@ -116,6 +116,7 @@ pub mod amqp;
 mod asyncapi;
 mod client;
 mod clock;
+mod connection;
 mod consumer;
 mod delay;
 mod delivery;

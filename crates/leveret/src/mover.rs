@@ -12,6 +12,7 @@ use crate::amqp::{
 };
 use crate::client::Client;
 use crate::client::line::Up;
+use crate::connection::{ReliableChannel, UsableChannel};
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 use crate::retry::Deaths;
@@ -210,17 +211,24 @@ fn key_of(key: &ShortStr<'_>) -> String {
 /// Publishes parcels on a channel of its own, which is opened anew when it is gone.
 #[derive(Debug)]
 pub(crate) struct Mover {
-    client: Client,
     what: &'static str,
     timeout: Duration,
-    open: tokio::sync::Mutex<Option<Open>>,
+    channel: ReliableChannel<Open>,
+    _client: Client,
 }
 
-#[derive(Clone, Debug)]
+/// A channel, and what its connection allows.
+#[derive(Debug)]
 struct Open {
-    channel: Arc<Channel<Confirm>>,
+    channel: Channel<Confirm>,
     user: Option<Arc<str>>,
     frame_max: usize,
+}
+
+impl UsableChannel for Open {
+    fn is_usable(&self) -> bool {
+        self.channel.is_usable()
+    }
 }
 
 impl Open {
@@ -254,7 +262,8 @@ impl Mover {
     /// `what` is done with it, for errors: "parking a message".
     pub(crate) fn new(client: &Client, what: &'static str) -> Self {
         let timeout = client.core().options.timeout;
-        Mover { client: client.clone(), what, timeout, open: tokio::sync::Mutex::default() }
+        let channel = ReliableChannel::new(client.core(), what, timeout);
+        Mover { what, timeout, channel, _client: client.clone() }
     }
 
     /// Publishes, and waits until the broker has taken responsibility: the message is in one queue at least.
@@ -290,8 +299,7 @@ impl Mover {
     /// again first.
     pub(crate) async fn follow(&self, mut parcel: Parcel) -> Result<Option<Moving>, Error> {
         let deadline = Instant::now() + self.timeout;
-        let open = self.open.lock().await.clone();
-        match open {
+        match self.channel.open_now() {
             Some(open) => self.send_on(&open, &mut parcel, deadline).await,
             None => Ok(None),
         }
@@ -332,24 +340,14 @@ impl Mover {
         }
     }
 
-    async fn open(&self, deadline: Instant) -> Result<Open, Error> {
-        let late = |_| Error::timed_out(self.what, self.timeout);
-        let mut slot = timeout_at(deadline, self.open.lock()).await.map_err(late)?;
-        if let Some(open) = &*slot
-            && open.channel.check_open().is_ok()
-        {
-            return Ok(open.clone());
-        }
-        self.client.core().check_open()?;
-        let line = self.client.core().publishing();
+    async fn open(&self, deadline: Instant) -> Result<Arc<Open>, Error> {
         let open = |up: Up| async move {
-            let channel = Arc::new(up.connection.open_channel().await?.into_confirm().await?);
+            let channel = up.connection.open_channel().await?.into_confirm().await?;
             let user = up.connection.user().map(Arc::from);
             let frame_max = up.connection.frame_max().get() as usize;
             Ok(Open { channel, user, frame_max })
         };
-        let opened = line.attempt(self.what, deadline, self.timeout, open).await?;
-        Ok(slot.insert(opened).clone())
+        self.channel.get(deadline, open).await
     }
 }
 

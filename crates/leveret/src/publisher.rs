@@ -14,14 +14,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::{Either, ready};
-use tokio::sync::{Notify, OnceCell, Semaphore, SemaphorePermit, watch};
+use tokio::sync::{Notify, OnceCell, Semaphore, SemaphorePermit};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
 use crate::amqp::{self, Channel, Connection, Properties, Tracked, deadline_in, lock};
 use crate::client::Client;
 use crate::client::health::PublisherHealth;
-use crate::client::line::{Line, Up};
+use crate::client::line::Up;
+use crate::connection::{ChannelState, ReliableChannel};
 use crate::delay::ladder;
 use crate::error::{Error, ErrorKind};
 use crate::message::{IntoMessage, Message};
@@ -29,9 +30,9 @@ use crate::message::{IntoMessage, Message};
 mod batch;
 mod heads;
 mod ids;
-mod keeper;
 mod span;
 mod state;
+mod task;
 mod ticket;
 mod unconfirmed;
 
@@ -40,10 +41,9 @@ pub use ticket::Ticket;
 pub use unconfirmed::UnconfirmedPublisher;
 
 use heads::Head;
-use keeper::Keeper;
-pub(crate) use keeper::Why;
 pub(crate) use span::PublishSpan;
 use state::{Attempt, ChannelSink, Progress, PublisherState};
+use task::PublisherTask;
 
 /// What becomes of messages that the broker had not confirmed when the connection or channel was lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -145,20 +145,18 @@ impl PublisherBuilder {
         }
         let progress = Arc::new(Progress::default());
         let shared = Arc::new(Shared {
-            line: client.core().publishing(),
-            phase: watch::Sender::new(Phase::Interrupted { since: Instant::now() }),
+            channel: ReliableChannel::new(client.core(), settings.what(), settings.timeout),
             state: Mutex::new(PublisherState::new(&settings, Arc::clone(&progress))),
             progress,
             kick: Notify::new(),
             window: Semaphore::new(settings.window.min(Semaphore::MAX_PERMITS)),
             settings,
         });
-        let channel = shared.open_first().await?;
-        shared.set_phase(Phase::Open(Arc::new(channel)));
+        shared.open_first().await?;
         client.core().health.publishers.add(&shared);
-        let keeper = Keeper::new(Arc::clone(&shared), Arc::clone(client.core()));
-        let keeper = client.core().spawn(keeper.run());
-        let handle = Handle { shared, keeper, client, to_ladder: OnceCell::new() };
+        let task = PublisherTask::new(Arc::clone(&shared), Arc::clone(client.core()));
+        let task = client.core().spawn(task.run());
+        let handle = Handle { shared, task, client, to_ladder: OnceCell::new() };
         Ok(Publisher { handle: Arc::new(handle) })
     }
 
@@ -178,39 +176,26 @@ impl Settings {
     }
 }
 
-/// Whether there is a channel to publish on.
-#[derive(Clone, Debug)]
-enum Phase {
-    Open(Arc<Channel<Tracked>>),
-    /// Not now.
-    Interrupted {
-        since: Instant,
-    },
-    /// Never again.
-    Ended(Error),
-}
-
-/// What a publisher, its tickets and its keeper share.
+/// What a publisher, its tickets and its task share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     settings: Settings,
-    line: Arc<Line>,
-    phase: watch::Sender<Phase>,
+    channel: ReliableChannel<Channel<Tracked>>,
     state: Mutex<PublisherState>,
     /// Up to which message all are confirmed.
     progress: Arc<Progress>,
-    /// Wakes the keeper: there is something to watch over.
+    /// Wakes the task: a message is unconfirmed.
     kick: Notify,
     /// A place for each message that may be unconfirmed. Those that wait for one are served in order; a confirm wakes as many
     /// as it frees places.
     window: Semaphore,
 }
 
-/// Holds the publisher: its clones and its tickets share one. The keeper ends with the last.
+/// Holds the publisher: its clones and its tickets share one. The task ends with the last.
 #[derive(Debug)]
 struct Handle {
     shared: Arc<Shared>,
-    keeper: JoinHandle<()>,
+    task: JoinHandle<()>,
     client: Client,
     /// For messages that are delayed, made when the first one is.
     to_ladder: OnceCell<Publisher>,
@@ -229,8 +214,8 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         lock(&self.shared.state).forget_channel();
-        self.shared.set_phase(Phase::Ended(Error::closed("the publisher")));
-        self.keeper.abort();
+        self.shared.channel_has_ended(Error::closed("the publisher"));
+        self.task.abort();
     }
 }
 
@@ -367,11 +352,12 @@ impl fmt::Debug for Publisher {
 }
 
 impl Shared {
-    /// Waits for the line and opens the first channel on it.
-    async fn open_first(self: &Arc<Self>) -> Result<Channel<Tracked>, Error> {
-        let patience = self.settings.timeout;
+    /// Opens the first channel.
+    async fn open_first(self: &Arc<Self>) -> Result<(), Error> {
         let open = |up: Up| async move { self.open_on(&up.connection).await };
-        self.line.attempt(self.settings.what(), deadline_in(patience), patience, open).await
+        let channel = self.channel.get(deadline_in(self.settings.timeout), open).await?;
+        lock(&self.state).channel = Some(channel);
+        Ok(())
     }
 
     /// Opens the next channel to publish on. What the one before has not confirmed is lost.
@@ -435,19 +421,17 @@ impl Shared {
     async fn send(&self, head: &Head, mut body: Bytes) -> Result<u64, Error> {
         let Settings { window, timeout, on_loss, .. } = self.settings;
         let deadline = deadline_in(timeout);
-        let late = |_| self.line.timed_out(self.settings.what(), timeout);
-        let failed = |error| self.line.failed(self.settings.what(), error);
-        let place = timeout_at(deadline, self.window.acquire()).await.map_err(|elapsed| {
+        let place = timeout_at(deadline, self.window.acquire()).await.map_err(|_| {
             // Others have all places, and wait themselves.
             if lock(&self.state).unanswered() == 0 {
-                return late(elapsed);
+                return self.channel.timed_out();
             }
             let what = format!("confirming the oldest of {window} publishes");
-            failed(amqp::Error::timeout(&what, timeout))
+            self.channel.failed(amqp::Error::timeout(&what, timeout))
         })?;
         let place = place.map_err(|_| Error::closed("the publisher"))?;
         loop {
-            let open = self.until_open(deadline).await?;
+            let open = self.channel.until_open(deadline).await?;
             let (attempt, channel) = {
                 let mut state = lock(&self.state);
                 if let Some(error) = state.ended() {
@@ -471,54 +455,35 @@ impl Shared {
                 if let (OnLoss::Fail, Err(error)) = (on_loss, result) {
                     return Err(Error::from_amqp(self.settings.what(), error));
                 }
-                timeout_at(deadline, self.until_closed(&channel)).await.map_err(late)?;
+                self.channel.until_replaced(&channel, deadline).await?;
             } else if let Err(error) = result {
-                return Err(failed(error));
+                return Err(self.channel.failed(error));
             }
         }
     }
 
-    fn set_phase(&self, phase: Phase) {
-        let channel = match &phase {
-            Phase::Open(channel) => Some(Arc::clone(channel)),
-            _ => None,
-        };
+    fn channel_is_open(&self, channel: Channel<Tracked>) {
+        let channel = Arc::new(channel);
+        self.set_channel(Some(Arc::clone(&channel)), ChannelState::Open(channel));
+    }
+
+    fn channel_is_lost(&self) {
+        self.set_channel(None, ChannelState::Closed { since: Instant::now() });
+    }
+
+    fn channel_has_ended(&self, error: Error) {
+        self.set_channel(None, ChannelState::Ended(error));
+    }
+
+    /// The state has the channel, too: a publish holds its lock anyway.
+    fn set_channel(
+        &self,
+        channel: Option<Arc<Channel<Tracked>>>,
+        state: ChannelState<Channel<Tracked>>,
+    ) {
         // The last handle to a channel closes it, which takes the lock again.
         let _before = std::mem::replace(&mut lock(&self.state).channel, channel);
-        self.phase.send_replace(phase);
-    }
-
-    fn open_now(&self) -> Option<Arc<Channel<Tracked>>> {
-        match &*self.phase.borrow() {
-            Phase::Open(channel) => Some(Arc::clone(channel)),
-            _ => None,
-        }
-    }
-
-    /// Waits for a channel.
-    async fn until_open(&self, deadline: Instant) -> Result<Arc<Channel<Tracked>>, Error> {
-        let patience = self.settings.timeout;
-        let mut phase = self.phase.subscribe();
-        let settled = phase.wait_for(|phase| !matches!(phase, Phase::Interrupted { .. }));
-        match timeout_at(deadline, settled).await {
-            Err(_) => Err(self.line.timed_out(self.settings.what(), patience)),
-            Ok(Ok(phase)) => match &*phase {
-                Phase::Open(channel) => Ok(Arc::clone(channel)),
-                Phase::Ended(error) => Err(error.clone()),
-                Phase::Interrupted { .. } => Err(Error::closed("the publisher")),
-            },
-            Ok(Err(_)) => Err(Error::closed("the publisher")),
-        }
-    }
-
-    /// Waits until the keeper has noticed that this channel is gone.
-    async fn until_closed(&self, channel: &Arc<Channel<Tracked>>) {
-        let mut phase = self.phase.subscribe();
-        let is_other = |phase: &Phase| match phase {
-            Phase::Open(open) => !Arc::ptr_eq(open, channel),
-            _ => true,
-        };
-        let _ = phase.wait_for(is_other).await;
+        self.channel.set(state);
     }
 
     #[inline]
@@ -529,22 +494,20 @@ impl Shared {
     }
 
     async fn flush(&self) -> Result<(), Error> {
-        let patience = self.settings.timeout;
-        let deadline = deadline_in(patience);
+        let deadline = deadline_in(self.settings.timeout);
         let until = lock(&self.state).next();
         loop {
             if lock(&self.state).is_answered_before(until) {
                 return Ok(());
             }
-            let channel = self.until_open(deadline).await?;
+            let channel = self.channel.until_open(deadline).await?;
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(self.line.timed_out(self.settings.what(), patience));
+                return Err(self.channel.timed_out());
             }
             let confirmed = channel.confirmed(left).await;
             if confirmed.is_err() && channel.check_open().is_err() {
-                let late = |_| self.line.timed_out(self.settings.what(), patience);
-                timeout_at(deadline, self.until_closed(&channel)).await.map_err(late)?;
+                self.channel.until_replaced(&channel, deadline).await?;
             }
         }
     }
@@ -555,17 +518,13 @@ const UNCONFIRMED_FOR: Duration = Duration::from_secs(10);
 
 impl Shared {
     pub(crate) fn health(&self) -> PublisherHealth {
-        let blocked = self.line.blocked();
-        let (interrupted, error) = match &*self.phase.borrow() {
-            Phase::Open(_) => (None, None),
-            Phase::Interrupted { since } => (Some(*since), None),
-            Phase::Ended(error) => (None, Some(error.clone())),
-        };
+        let blocked = self.channel.connection().blocked();
+        let (interrupted, error) = self.channel.health();
         let (unconfirmed, oldest) = {
             let state = lock(&self.state);
             (state.unanswered(), state.oldest_wait())
         };
-        let waited = keeper::tick(&self.settings) * oldest;
+        let waited = task::tick(&self.settings) * oldest;
         let is_late = waited > UNCONFIRMED_FOR;
         let late_since = Instant::now().checked_sub(waited).filter(|_| is_late);
         let blocked_since = blocked.as_ref().map(|blocked| blocked.since);

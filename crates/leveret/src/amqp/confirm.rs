@@ -12,6 +12,7 @@
 use std::fmt;
 use std::ops::Range;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
@@ -160,6 +161,8 @@ pub(crate) trait ConfirmSink: fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub(super) struct Confirms {
     state: Mutex<State>,
+    /// The tracker's span, stored under the lock and read without it: each publish compares it with the window.
+    span: AtomicUsize,
     /// Outside of the lock, because a message is hashed before.
     pub(super) fingerprints: Fingerprints,
 }
@@ -214,7 +217,11 @@ impl Confirms {
             tally: Tally::default(),
             closed: None,
         };
-        Confirms { state: Mutex::new(state), fingerprints: Fingerprints::default() }
+        Confirms {
+            state: Mutex::new(state),
+            span: AtomicUsize::new(0),
+            fingerprints: Fingerprints::default(),
+        }
     }
 
     /// A message was encoded, and this is its entry. A mandatory one comes with its fingerprint.
@@ -230,13 +237,14 @@ impl Confirms {
         let entry = state.entries.next();
         let record = Unconfirmed { entry: entry.share(), fingerprint, returned: None };
         state.tracker.add(record);
+        self.span.store(state.tracker.span(), Ordering::Relaxed);
         entry
     }
 
     /// How many publishes there are from the oldest unconfirmed one on.
     #[inline]
     pub(super) fn span(&self) -> usize {
-        lock(&self.state).tracker.span()
+        self.span.load(Ordering::Relaxed)
     }
 
     /// How many publishes got which outcome.
@@ -255,9 +263,11 @@ impl ConfirmSink for Confirms {
     ) -> Result<(), Error> {
         let outcome = if acked { Outcome::Acked } else { Outcome::Nacked };
         let State { tracker, entries, tally, .. } = &mut *lock(&self.state);
-        tracker.answered(tag, multiple, |unconfirmed| {
+        let answered = tracker.answered(tag, multiple, |unconfirmed| {
             wakers.extend(State::resolve(entries, tally, unconfirmed, &outcome));
-        })
+        });
+        self.span.store(tracker.span(), Ordering::Relaxed);
+        answered
     }
 
     fn returned(&self, returned: Returned) -> Option<Returned> {
@@ -281,6 +291,7 @@ impl ConfirmSink for Confirms {
         let wakers: Vec<Waker> = {
             let State { tracker, entries, tally, closed } = &mut *lock(&self.state);
             closed.get_or_insert_with(|| error.clone());
+            self.span.store(0, Ordering::Relaxed);
             let open = tracker.drain();
             open.filter_map(|one| State::resolve(entries, tally, one, &outcome)).collect()
         };

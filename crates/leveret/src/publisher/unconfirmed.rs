@@ -1,15 +1,16 @@
 //! Publishing without confirms: fast, and promising no more than that a message was written.
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 use super::Settings;
 use super::span::PublishSpan;
-use crate::amqp::{Channel, Properties, Publish, deadline_in, lock};
+use crate::amqp::{Channel, Properties, Publish, deadline_in};
 use crate::client::Client;
-use crate::client::line::{Line, Up};
+use crate::client::line::Up;
+use crate::connection::ReliableChannel;
 use crate::error::Error;
 use crate::message::{IntoMessage, Message};
 use crate::telemetry::Published;
@@ -27,10 +28,7 @@ pub struct UnconfirmedPublisher {
 struct Shared {
     settings: Settings,
     counts: Published,
-    line: Arc<Line>,
-    channel: Mutex<Option<Arc<Channel>>>,
-    /// Held by whoever opens the next channel.
-    opening: tokio::sync::Mutex<()>,
+    channel: ReliableChannel<Channel>,
     _client: Client,
 }
 
@@ -38,10 +36,8 @@ impl UnconfirmedPublisher {
     pub(super) async fn new(client: Client, settings: Settings) -> Result<Self, Error> {
         let shared = Shared {
             counts: Published::new(&settings.exchange),
+            channel: ReliableChannel::new(client.core(), settings.what(), settings.timeout),
             settings,
-            line: client.core().publishing(),
-            channel: Mutex::default(),
-            opening: tokio::sync::Mutex::default(),
             _client: client,
         };
         shared.open(deadline_in(shared.settings.timeout)).await?;
@@ -79,7 +75,7 @@ impl UnconfirmedPublisher {
         let publish = Publish { exchange, routing_key, mandatory: false, properties, body };
         let mut deadline = None;
         loop {
-            let channel = match self.shared.open_now() {
+            let channel = match self.shared.channel.open_now() {
                 Some(channel) => channel,
                 None => {
                     let until = || deadline_in(settings.timeout);
@@ -92,29 +88,16 @@ impl UnconfirmedPublisher {
                     return Ok(());
                 }
                 Err(_) if channel.is_gone() => {}
-                Err(error) => return Err(self.shared.line.failed(settings.what(), error)),
+                Err(error) => return Err(self.shared.channel.failed(error)),
             }
         }
     }
 }
 
 impl Shared {
-    fn open_now(&self) -> Option<Arc<Channel>> {
-        lock(&self.channel).as_ref().filter(|channel| channel.check_open().is_ok()).cloned()
-    }
-
     async fn open(&self, deadline: Instant) -> Result<Arc<Channel>, Error> {
-        let patience = self.settings.timeout;
-        let late = |_| self.line.timed_out(self.settings.what(), patience);
-        let _alone = timeout_at(deadline, self.opening.lock()).await.map_err(late)?;
-        if let Some(channel) = self.open_now() {
-            return Ok(channel);
-        }
         let open = |up: Up| async move { up.connection.open_channel().await };
-        let opening = self.line.attempt(self.settings.what(), deadline, patience, open);
-        let channel = Arc::new(opening.await?);
-        *lock(&self.channel) = Some(Arc::clone(&channel));
-        Ok(channel)
+        self.channel.get(deadline, open).await
     }
 }
 

@@ -12,23 +12,23 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_core::Stream as _;
 use futures_util::future::Either;
-use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
 use super::Replies;
 use super::correlation::CorrelationId;
 use super::desk::{Answer, Desk, Patience, Received, Request, Told, Wanted};
-use super::keeper::Keeper;
 use super::reply::Reply;
+use super::task::RpcTask;
 use crate::amqp::{
     self, Channel, Confirm, ConsumeOptions, Consumer, Prepared, Properties, QueueOptions, ShortStr,
     Table, deadline_in, lock,
 };
 use crate::client::Client;
 use crate::client::health::CallerHealth;
-use crate::client::line::Line;
 use crate::clock;
+use crate::connection::{ReliableChannel, UsableChannel};
 use crate::error::{Error, ErrorKind};
 use crate::message::Message;
 use crate::publisher::{OnLoss, PublishSpan};
@@ -87,26 +87,23 @@ pub(crate) struct Asker {
 #[derive(Debug)]
 struct Handle {
     shared: Arc<Shared>,
-    keeper: JoinHandle<()>,
+    task: JoinHandle<()>,
     _client: Client,
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.keeper.abort();
+        self.task.abort();
     }
 }
 
-/// What an asker, its questions and its keeper share.
+/// What an asker, its questions and its task share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(super) settings: Settings,
-    pub(super) line: Arc<Line>,
-    pub(super) phase: watch::Sender<Phase>,
+    pub(super) channel: ReliableChannel<Open>,
     /// Locked while a question is sent, too: so what is sent over a channel is known to the desk before its end is.
     pub(super) desk: Mutex<Desk>,
-    /// Wakes the keeper: there is something to ask.
-    pub(super) kick: Notify,
     /// Wakes who looks for the overdue: somebody is so sooner than was known.
     pub(super) sooner: Notify,
     room: Semaphore,
@@ -115,22 +112,7 @@ pub(crate) struct Shared {
     strays: Strays,
 }
 
-/// Whether there is a channel to ask on.
-#[derive(Clone, Debug)]
-pub(super) enum Phase {
-    /// Not now; or not yet, because nobody has asked.
-    Closed,
-    Open(Arc<Open>),
-    /// The broker does not let it open. It is tried again when somebody asks.
-    Refused {
-        error: Error,
-        /// How often it has been so.
-        count: u64,
-    },
-    /// Never again.
-    Ended(Error),
-}
-
+/// A channel to publish requests on.
 #[derive(Debug)]
 pub(super) struct Open {
     pub(super) channel: Channel<Confirm>,
@@ -138,23 +120,29 @@ pub(super) struct Open {
     pub(super) reply_to: Option<ShortStr<'static>>,
 }
 
+impl UsableChannel for Open {
+    fn is_usable(&self) -> bool {
+        self.channel.is_usable()
+    }
+}
+
 impl Asker {
     pub(crate) fn new(client: &Client, settings: Settings, strays: Strays) -> Self {
+        let (core, patience) = (client.core(), client.core().options.timeout);
+        // It connects now, and opens a channel with the first call.
+        let _ = core.publishing();
         let shared = Arc::new(Shared {
-            line: client.core().publishing(),
-            phase: watch::Sender::new(Phase::Closed),
+            channel: ReliableChannel::new(core, &settings.what, patience),
             desk: Mutex::default(),
-            kick: Notify::new(),
             sooner: Notify::new(),
             room: Semaphore::new(settings.max_in_flight.clamp(1, Semaphore::MAX_PERMITS)),
-            patience: client.core().options.timeout,
+            patience,
             strays,
             settings,
         });
-        client.core().health.callers.add(&shared);
-        let keeper = Keeper::new(Arc::clone(&shared), Arc::clone(client.core()));
-        let keeper = client.core().spawn(keeper.run());
-        Asker { handle: Arc::new(Handle { shared, keeper, _client: client.clone() }) }
+        core.health.callers.add(&shared);
+        let task = core.spawn(RpcTask::new(Arc::clone(&shared), Arc::clone(core)).run());
+        Asker { handle: Arc::new(Handle { shared, task, _client: client.clone() }) }
     }
 
     /// How many questions are open.
@@ -314,10 +302,7 @@ impl Drop for Seat {
 
 impl Shared {
     pub(crate) fn health(&self) -> CallerHealth {
-        let error = match &*self.phase.borrow() {
-            Phase::Closed | Phase::Open(_) => None,
-            Phase::Refused { error, .. } | Phase::Ended(error) => Some(error.clone()),
-        };
+        let (_, error) = self.channel.health();
         let in_flight = lock(&self.desk).len();
         CallerHealth { what: self.settings.what.clone(), in_flight, error }
     }
@@ -406,16 +391,17 @@ impl Shared {
         patience: Option<Duration>,
     ) -> Result<bool, Error> {
         let mut desk = lock(&self.desk);
-        let phase = self.phase.borrow();
-        let Phase::Open(open) = &*phase else { return Ok(false) };
-        let Some(reply_to) = &open.reply_to else { return Ok(false) };
-        letter.properties.reply_to = Some(reply_to.clone());
-        match open.channel.publish_unheld(letter.prepared()) {
+        let publish = |open: &Arc<Open>| {
+            letter.properties.reply_to = Some(open.reply_to.clone()?);
+            match open.channel.publish_unheld(letter.prepared()) {
+                Some(Err(_)) if open.channel.is_gone() => None,
+                sent => sent,
+            }
+        };
+        match self.channel.with_open(publish).flatten() {
             None => Ok(false),
-            Some(Err(_)) if open.channel.is_gone() => Ok(false),
             Some(Err(error)) => Err(Error::from_amqp(self.settings.what.clone(), error)),
             Some(Ok(confirmation)) => {
-                drop(phase);
                 let request = self.kept(|| letter.to_request());
                 desk.open(id, wanted, Some(confirmation), request);
                 let is_sooner = patience.is_some_and(|time| {
@@ -444,7 +430,7 @@ impl Shared {
     ) -> Result<(), Error> {
         let deadline = deadline_in(self.patience);
         loop {
-            let open = self.until_open(deadline).await?;
+            let open = self.channel.until_open(deadline).await?;
             let reply_to = match &open.reply_to {
                 Some(reply_to) => Ok(reply_to.clone()),
                 None => self.own_queue(&open.channel, seat, deadline).await,
@@ -456,7 +442,7 @@ impl Shared {
             });
             {
                 let mut desk = lock(&self.desk);
-                if !self.is_open(&open) {
+                if !self.channel.is_current(&open) {
                     continue;
                 }
                 desk.open(seat.id, wanted, None, self.kept(|| request.clone()));
@@ -469,7 +455,7 @@ impl Shared {
                 }
                 // It is one of those that the channel took along.
                 Err(_) if open.channel.is_gone() => Ok(()),
-                Err(error) => Err(self.line.failed(&self.settings.what, error)),
+                Err(error) => Err(self.channel.failed(error)),
             };
         }
     }
@@ -488,42 +474,11 @@ impl Shared {
             let consumer = channel.consume(&name, options).await?;
             Ok((ShortStr::try_from(name)?, consumer))
         };
-        let what = &self.settings.what;
-        let late = |_| self.line.timed_out(what, self.patience);
+        let late = |_| self.channel.timed_out();
         let made: Result<_, amqp::Error> = timeout_at(deadline, making).await.map_err(late)?;
-        let (name, consumer) = made.map_err(|error| self.line.failed(what, error))?;
+        let (name, consumer) = made.map_err(|error| self.channel.failed(error))?;
         seat.own = Some(Box::new(consumer));
         Ok(name)
-    }
-
-    fn is_open(&self, open: &Arc<Open>) -> bool {
-        matches!(&*self.phase.borrow(), Phase::Open(now) if Arc::ptr_eq(now, open))
-    }
-
-    /// Waits for a channel.
-    async fn until_open(&self, deadline: Instant) -> Result<Arc<Open>, Error> {
-        let mut phase = self.phase.subscribe();
-        let seen = match &*phase.borrow() {
-            Phase::Refused { count, .. } => *count,
-            _ => 0,
-        };
-        self.kick.notify_one();
-        let settled = phase.wait_for(|phase| match phase {
-            Phase::Closed => false,
-            // Its keeper notices in a moment.
-            Phase::Open(open) => open.channel.check_open().is_ok(),
-            Phase::Refused { count, .. } => *count > seen,
-            Phase::Ended(_) => true,
-        });
-        match timeout_at(deadline, settled).await {
-            Err(_) => Err(self.line.timed_out(&self.settings.what, self.patience)),
-            Ok(Ok(phase)) => match &*phase {
-                Phase::Open(open) => Ok(Arc::clone(open)),
-                Phase::Refused { error, .. } | Phase::Ended(error) => Err(error.clone()),
-                Phase::Closed => Err(Error::closed("the client")),
-            },
-            Ok(Err(_)) => Err(Error::closed("the client")),
-        }
     }
 }
 

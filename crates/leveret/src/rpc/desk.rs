@@ -10,7 +10,7 @@
 //! What comes for nobody is a stray: late, doubled, or forged.
 
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::task::{Context, Poll, Waker, ready};
@@ -39,6 +39,8 @@ pub(crate) enum Wanted {
 #[derive(Debug, Default)]
 pub(crate) struct Desk {
     waiting: HashMap<CorrelationId, Waiting, BuildHasherDefault<Random>>,
+    /// The calls whose requests are still to be resent.
+    lost: VecDeque<CorrelationId>,
     strays: u64,
     /// When to look for who is overdue, and before when not again.
     alarm: Option<Instant>,
@@ -302,19 +304,40 @@ impl Desk {
         waiting.end(Err(Failed::Lost(why)))
     }
 
-    /// Who waits for a request that is to be sent again.
-    pub(crate) fn to_send_again(&self) -> Vec<CorrelationId> {
+    /// The pending calls whose requests are resent after a loss.
+    pub(crate) fn resendable(&self) -> impl Iterator<Item = CorrelationId> {
         let is_kept = |waiting: &Waiting| waiting.request.is_some() && !waiting.ended;
-        self.waiting.iter().filter(|(_, waiting)| is_kept(waiting)).map(|(id, _)| *id).collect()
+        self.waiting.iter().filter(move |(_, waiting)| is_kept(waiting)).map(|(id, _)| *id)
     }
 
-    /// Such a request, if somebody still waits.
-    pub(crate) fn request(&self, id: CorrelationId) -> Option<Request> {
-        self.waiting.get(&id).filter(|waiting| !waiting.ended)?.request.as_deref().cloned()
+    /// The channel is lost, and all kept requests are to be resent. A request that costs the channel is never confirmed: unconfirmed ones
+    /// come first, those that were not resent yet follow, and confirmed ones are last.
+    pub(crate) fn mark_lost(&mut self) {
+        let not_resent: HashSet<_> = std::mem::take(&mut self.lost).into_iter().collect();
+        let place = |id: &CorrelationId| {
+            let confirmation = self.waiting.get(id).and_then(|one| one.confirmation.as_ref());
+            let is_confirmed =
+                matches!(confirmation.and_then(Confirmation::outcome), Some(Outcome::Acked));
+            (is_confirmed, not_resent.contains(id), id.0)
+        };
+        let mut lost: Vec<_> = self.resendable().collect();
+        lost.sort_by_cached_key(place);
+        self.lost = lost.into();
     }
 
-    /// It was sent again. Who waits has to look at the new confirmation.
-    pub(crate) fn sent_again(
+    /// The next lost request of a call that is still pending.
+    pub(crate) fn take_lost(&mut self) -> Option<(CorrelationId, Request)> {
+        while let Some(id) = self.lost.pop_front() {
+            let waiting = self.waiting.get(&id).filter(|waiting| !waiting.ended);
+            if let Some(request) = waiting.and_then(|waiting| waiting.request.as_deref()) {
+                return Some((id, request.clone()));
+            }
+        }
+        None
+    }
+
+    /// A request was resent. The caller has to be woken to look at the new confirmation.
+    pub(crate) fn resent(
         &mut self,
         id: CorrelationId,
         confirmation: Confirmation,
@@ -686,9 +709,11 @@ mod tests {
             desk.open(id, Wanted::One, None, Some(request.clone()));
         }
         receive(&mut desk, reply(answered, "1", &[]));
-        assert_eq!(desk.to_send_again(), [waits]);
-        assert!(desk.request(waits).is_some() && desk.request(answered).is_none());
+        desk.mark_lost();
+        assert_eq!(desk.take_lost().map(|(id, _)| id), Some(waits));
+        assert!(desk.take_lost().is_none());
+        desk.mark_lost();
         desk.forget(waits);
-        assert!(desk.request(waits).is_none());
+        assert!(desk.take_lost().is_none());
     }
 }

@@ -7,11 +7,11 @@ use super::address::ReplyAddress;
 use super::replier::{Outlet, WayBack};
 use crate::amqp::{self, Channel, Publish, RawProperties, Tx, lock};
 use crate::client::Client;
+use crate::connection::LossCause;
 use crate::consumer::{BoxError, ConsumerBuilder, Observed, Summary, report, unless};
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 use crate::message::Message;
-use crate::publisher::Why;
 use crate::retry::{Diagnosis, Failure, Verdict};
 use crate::telemetry::Replied;
 use crate::text::escape;
@@ -175,11 +175,11 @@ impl Transactions {
             tracing::error!(
                 "a request is handled again: its transaction was not committed: {error}"
             );
-            let is_to_blame = match Why::of(&error) {
-                Why::Lost => false,
+            let is_to_blame = match LossCause::of(&error) {
+                LossCause::Connection => false,
                 // It may have been somebody else's doing, the first time.
-                Why::Connection => is_redelivered,
-                Why::Message | Why::NoExchange => true,
+                LossCause::ConnectionClosed => is_redelivered,
+                LossCause::Message | LossCause::MissingExchange => true,
             };
             if way.is_wanted() && is_to_blame {
                 self.refuse(id, refused.is_some(), &error);

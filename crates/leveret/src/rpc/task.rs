@@ -1,0 +1,278 @@
+//! The task of an RPC caller: opens its channel when a call wants it, times calls out, and resends or fails the pending calls of a
+//! channel that is lost.
+
+use std::collections::HashSet;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::task::Waker;
+
+use tokio::time::{Instant, sleep_until};
+
+use super::Replies;
+use super::asker::{Open, Shared, declare_reply_queue};
+use super::correlation::CorrelationId;
+use super::pump::Pumping;
+use crate::amqp::{
+    self, Channel, Confirm, Connection, ConsumeOptions, Consumer, DIRECT_REPLIES, ShortStr, Value,
+    lock,
+};
+use crate::client::core::Core;
+use crate::client::registry::{Entry, SeatKind};
+use crate::connection::{ChannelState, LossCause, PoisonBisection, Resend};
+use crate::error::Error;
+use crate::publisher::OnLoss;
+
+/// The name of the consumer of replies, the only one of its channel. Each reply has it in front, and RabbitMQ writes whenever 1,414
+/// octets have gathered: the shorter they are, the more come at once.
+const TAG: &str = "r";
+
+pub(super) struct RpcTask {
+    shared: Arc<Shared>,
+    core: Arc<Core>,
+}
+
+/// Why the last channel was lost, and how far the search for a poison request is.
+struct Recovery {
+    cause: LossCause,
+    bisection: PoisonBisection,
+}
+
+impl Recovery {
+    fn new() -> Self {
+        Recovery { cause: LossCause::Connection, bisection: PoisonBisection::new() }
+    }
+}
+
+impl RpcTask {
+    pub(super) fn new(shared: Arc<Shared>, core: Arc<Core>) -> Self {
+        RpcTask { shared, core }
+    }
+
+    /// Keeps a channel open from the first call on, until the client is closed.
+    pub(super) async fn run(self) {
+        self.shared.channel.until_wanted().await;
+        let Err(error) = tokio::select! {
+            ended = self.keep_open() => ended,
+            never = self.watch_time() => match never {},
+        };
+        self.fail_all(ChannelState::Ended(error.clone()), &error);
+    }
+
+    /// Tells those whose reply is overdue: one timer for all calls, which are rarely late.
+    async fn watch_time(&self) -> Infallible {
+        loop {
+            let alarm = lock(&self.shared.desk).alarm();
+            let is_time = match alarm {
+                None => {
+                    self.shared.sooner.notified().await;
+                    false
+                }
+                Some(alarm) => tokio::select! {
+                    () = sleep_until(alarm) => true,
+                    () = self.shared.sooner.notified() => false,
+                },
+            };
+            if is_time {
+                let overdue = lock(&self.shared.desk).end_overdue(Instant::now());
+                overdue.into_iter().for_each(Waker::wake);
+            }
+        }
+    }
+
+    async fn keep_open(&self) -> Result<Infallible, Error> {
+        let line = self.shared.channel.connection();
+        let (mut refusals, mut suspects) = (0, HashSet::new());
+        let mut recovery = Recovery::new();
+        loop {
+            let up = line.up().await?;
+            if recovery.cause == LossCause::MissingExchange {
+                // It was deleted. If this client declared it before, it does so again.
+                let exchange = &self.shared.settings.exchange;
+                self.core.remembered.restore_exchange(&up.connection, exchange).await;
+            }
+            match self.open(&up.connection).await {
+                Ok((open, consumer)) => {
+                    let error = self.serve(open, consumer, &mut recovery).await;
+                    recovery.cause = self.lost(error, recovery.cause, &mut suspects);
+                }
+                Err(error) if error.is_connection_error() => {}
+                Err(error) => {
+                    refusals += 1;
+                    let error = Error::from_amqp(self.shared.channel.what().to_owned(), error);
+                    let state = ChannelState::Refused { error: error.clone(), count: refusals };
+                    self.fail_all(state, &error);
+                    self.shared.channel.until_wanted().await;
+                }
+            }
+        }
+    }
+
+    async fn open(&self, connection: &Connection) -> Result<(Open, Option<Consumer>), amqp::Error> {
+        let channel = connection.open_channel().await?.into_confirm().await?;
+        let (reply_to, name) = match self.shared.settings.replies {
+            Replies::QueuePerCall => return Ok((Open { channel, reply_to: None }, None)),
+            Replies::Direct if has_direct_replies(connection) => {
+                (ShortStr::from_static(DIRECT_REPLIES), DIRECT_REPLIES.to_owned())
+            }
+            Replies::Direct | Replies::Queue => {
+                let name = declare_reply_queue(&channel).await?;
+                (name.clone().try_into()?, name)
+            }
+        };
+        let options =
+            ConsumeOptions { auto_ack: true, tag: TAG.to_owned(), ..ConsumeOptions::default() };
+        let consumer = channel.consume(&name, options).await?;
+        Ok((Open { channel, reply_to: Some(reply_to) }, Some(consumer)))
+    }
+
+    /// Resends the lost requests, lets others be sent, and takes replies until the channel is lost.
+    async fn serve(
+        &self,
+        open: Open,
+        consumer: Option<Consumer>,
+        recovery: &mut Recovery,
+    ) -> amqp::Error {
+        let open = Arc::new(open);
+        let _entry = consumer.as_ref().and_then(|consumer| self.enter(&open, consumer));
+        let pump = consumer.map(|consumer| Pumping::start(&self.shared, consumer));
+        let lost = Lost { task: self, open: &open };
+        if let Err(error) = recovery.bisection.resend(&lost, recovery.cause).await {
+            return error;
+        }
+        *recovery = Recovery::new();
+        self.shared.channel.set(ChannelState::Open(Arc::clone(&open)));
+        self.receive(&open.channel, pump.as_ref()).await
+    }
+
+    /// Has the client's checks notice if the broker forgets the consumer of replies. For direct replies there is no queue whose
+    /// consumers it could count: they are a state of the channel.
+    fn enter(&self, open: &Open, consumer: &Consumer) -> Option<Entry> {
+        let queue = open.reply_to.as_ref()?.to_str_lossy();
+        if queue == DIRECT_REPLIES {
+            return None;
+        }
+        let entry = Entry::new(&self.core, &queue, SeatKind::Replies);
+        entry.live(consumer.pulse());
+        Some(entry)
+    }
+
+    async fn receive(&self, channel: &Channel<Confirm>, pump: Option<&Pumping>) -> amqp::Error {
+        let Some(pump) = pump else { return channel.ended().await };
+        match pump.ended().await {
+            Some(error) => {
+                // The broker may have ended only the consumer.
+                channel.close_now();
+                error
+            }
+            None => channel.ended().await,
+        }
+    }
+
+    /// The channel is lost, and with it every reply that was to come over it. `before` is why the one before it was lost, and `suspects`
+    /// were pending when the broker closed the connection.
+    fn lost(
+        &self,
+        error: amqp::Error,
+        before: LossCause,
+        suspects: &mut HashSet<CorrelationId>,
+    ) -> LossCause {
+        let cause = LossCause::of(&error);
+        let error = Error::from_amqp("the reply can no longer come", error);
+        let is_missing = cause == LossCause::MissingExchange && cause == before;
+        if is_missing || self.shared.settings.on_loss == OnLoss::Fail {
+            self.fail_all(ChannelState::Closed { since: Instant::now() }, &error);
+            return cause;
+        }
+        let wakers: Vec<Waker> = {
+            let mut desk = lock(&self.shared.desk);
+            self.shared.channel.set_closed();
+            let mut wakers = Vec::new();
+            if cause == LossCause::ConnectionClosed {
+                // A request may be why, or a message of another channel: each request may be pending once when it happens.
+                let pending = desk.resendable().collect();
+                let before = std::mem::replace(suspects, pending);
+                wakers.extend(before.into_iter().filter_map(|id| desk.fail(id, error.clone())));
+            }
+            desk.mark_lost();
+            wakers
+        };
+        wakers.into_iter().for_each(Waker::wake);
+        // Another search for the request that costs the connection would cost all others on it as well.
+        if cause == LossCause::ConnectionClosed { LossCause::Connection } else { cause }
+    }
+
+    /// Fails all pending calls.
+    fn fail_all(&self, state: ChannelState<Open>, error: &Error) {
+        let wakers = {
+            let mut desk = lock(&self.shared.desk);
+            self.shared.channel.set(state);
+            desk.fail_all(error)
+        };
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Drop for RpcTask {
+    /// Without it, no call would be answered or time out.
+    fn drop(&mut self) {
+        if !self.shared.channel.is_ended() {
+            let error = Error::ended_with_its_runtime(self.shared.channel.what());
+            self.fail_all(ChannelState::Ended(error.clone()), &error);
+        }
+    }
+}
+
+/// The lost requests of a caller, and its next channel.
+struct Lost<'a> {
+    task: &'a RpcTask,
+    open: &'a Open,
+}
+
+impl Resend for Lost<'_> {
+    type Id = CorrelationId;
+
+    async fn resend_next(&self) -> Result<Option<CorrelationId>, amqp::Error> {
+        let (shared, channel) = (&self.task.shared, &self.open.channel);
+        let patience = self.task.core.options.timeout;
+        loop {
+            let lost = lock(&shared.desk).take_lost();
+            let Some((id, mut request)) = lost else { return Ok(None) };
+            request.properties.reply_to = self.open.reply_to.clone();
+            match channel.publish_within(&request.to_publish(), patience).await {
+                Ok(confirmation) => {
+                    let waker = lock(&shared.desk).resent(id, confirmation);
+                    waker.into_iter().for_each(Waker::wake);
+                    return Ok(Some(id));
+                }
+                Err(error) if channel.is_gone() => return Err(error),
+                Err(error) => {
+                    let what = "the request cannot be sent again";
+                    let error = shared.channel.connection().failed(what, error);
+                    let waker = lock(&shared.desk).fail(id, error);
+                    waker.into_iter().for_each(Waker::wake);
+                }
+            }
+        }
+    }
+
+    async fn confirmed(&self) -> Result<(), amqp::Error> {
+        self.open.channel.confirmed(self.task.core.options.timeout).await.map(drop)
+    }
+
+    fn blame(&self, id: CorrelationId, error: &amqp::Error) {
+        let error = Error::from_amqp("the reply can no longer come", error.clone());
+        let waker = lock(&self.task.shared.desk).fail(id, error);
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    fn close(&self) {
+        self.open.channel.close_now();
+    }
+}
+
+/// Whether the broker says that it has direct replies.
+fn has_direct_replies(connection: &Connection) -> bool {
+    let capabilities = connection.server_properties().get("capabilities");
+    let capabilities = capabilities.as_ref().and_then(Value::as_table);
+    capabilities.and_then(|table| table.get("direct_reply_to")?.as_bool()).unwrap_or(false)
+}
