@@ -15,11 +15,7 @@ use crate::publisher::Publisher;
 use crate::rpc::{ServiceBuilder, Shapes};
 use crate::topology::{Destination, Exchange, ExchangeKind, Queue, Topology};
 
-mod shape;
-
-pub use shape::Shape;
-
-use shape::plain;
+use crate::shape::{Shape, plain};
 
 /// A document of what a program sends and receives, by [AsyncAPI 3.0](https://www.asyncapi.com/docs/reference/specification/v3.0.0).
 ///

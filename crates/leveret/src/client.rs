@@ -3,94 +3,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::task::JoinHandle;
 use tokio::time::{timeout, timeout_at};
 
-use crate::amqp::{
-    self, Channel, Connection, Connector, DeleteExchange, DeleteQueue, GetOptions, deadline_in,
+use crate::amqp::{self, Channel, Connector, DeleteExchange, DeleteQueue, GetOptions, deadline_in};
+use crate::connection::core::{Core, Options};
+use crate::connection::endpoint::{Dial, Endpoint, Endpoints};
+use crate::connection::{
+    Backoff, Client, ClientEvent, ClientEvents, ConnectLimits, Health, IntoEndpoints, checkup,
+    health,
 };
-use crate::consumer::{Common, ConsumerBuilder};
-use crate::delay::Delays;
+use crate::consumer::Common;
+use crate::delay::ready::Ready;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
-use crate::events::Events;
-use crate::parking::ParkingLot;
-use crate::pool::ChannelPoolBuilder;
-use crate::publisher::PublisherBuilder;
-use crate::rpc::{RpcBuilder, ServiceBuilder};
-use crate::topology::{Applied, Exchange, Failed, Plan, QueueRemoval, Topology};
-
-mod backoff;
-mod checkup;
-pub(crate) mod core;
-mod endpoint;
-pub(crate) mod event;
-pub(crate) mod health;
-pub(crate) mod line;
-pub(crate) mod registry;
-mod version;
-
-pub use backoff::Backoff;
-pub use core::ConnectLimits;
-pub use endpoint::IntoEndpoints;
-pub use event::{ClientEvent, ClientEvents};
-pub use health::{
-    CallerHealth, ConnectionHealth, ConsumerHealth, Health, PoolHealth, PublisherHealth,
-};
-
-pub(crate) use version::version;
-
-use self::core::Core;
-use endpoint::{Dial, Endpoint, Endpoints};
-use line::Up;
-
-/// A client of one broker, of a cluster, or of a broker and its standby.
-///
-/// It clones cheaply, and all clones are one client. It keeps a connection for consuming and, once something is
-/// published, one for publishing; it makes them again when they are lost, restores the topology that was applied, and
-/// then publishers and consumers go on. It is closed by [`Client::close`], or when the last clone, publisher and
-/// consumer are dropped.
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), leveret::Error> {
-/// use leveret::{Client, Queue, Topology};
-///
-/// let client = Client::embedded().await?; // or Client::connect("amqp://localhost")
-/// client.apply(&Topology::new().queue(Queue::quorum("letters"))).await?;
-///
-/// let publisher = client.publisher("").build().await?;
-/// publisher.publish("letters", "hello").await?;
-///
-/// let mut letters = client.consumer("letters").stream().await?;
-/// let letter = letters.next().await.expect("a letter")?;
-/// assert_eq!(letter.body(), "hello");
-/// letter.ack()?;
-/// client.close().await;
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Debug)]
-pub struct Client {
-    owner: Arc<Owner>,
-}
-
-/// Ends everything when the last handle is gone.
-#[derive(Debug)]
-struct Owner {
-    core: Arc<Core>,
-    /// None in the hands of the client's own tasks, which do not keep it open.
-    checkup: Option<JoinHandle<()>>,
-}
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        if let Some(checkup) = &self.checkup {
-            self.core.begin_close();
-            checkup.abort();
-        }
-    }
-}
+use crate::topology::{Applied, Failed, Plan, Topology};
 
 /// How long [`Client::close`] waits for each connection to end, beyond its own deadlines.
 const CLOSE: Duration = Duration::from_secs(60);
@@ -101,7 +27,7 @@ const CLOSE: Duration = Duration::from_secs(60);
 pub struct ClientBuilder {
     endpoints: Vec<Endpoint>,
     connector: Option<Arc<dyn Dial>>,
-    options: self::core::Options,
+    options: Options,
 }
 
 impl Default for ClientBuilder {
@@ -109,7 +35,7 @@ impl Default for ClientBuilder {
         ClientBuilder {
             endpoints: Vec::new(),
             connector: None,
-            options: self::core::Options {
+            options: Options {
                 name: "leveret".to_owned(),
                 connect: ConnectLimits::default(),
                 backoff: Backoff::default(),
@@ -206,7 +132,7 @@ impl ClientBuilder {
         }
         let core = Core::new(self.options, Endpoints::new(self.endpoints));
         let checkup = core.spawn(checkup::keep_checking(Arc::clone(&core)));
-        let client = Client { owner: Arc::new(Owner { core, checkup: Some(checkup) }) };
+        let client = Client::new(core, checkup);
         client.core().home().up().await?;
         Ok(client)
     }
@@ -242,15 +168,6 @@ impl Client {
     /// More choices.
     pub fn builder() -> ClientBuilder {
         ClientBuilder::default()
-    }
-
-    pub(crate) fn core(&self) -> &Arc<Core> {
-        &self.owner.core
-    }
-
-    /// A handle for a task of the client itself, which ends when the client is closed and does not keep it open.
-    pub(crate) fn unowned(&self) -> Client {
-        Client { owner: Arc::new(Owner { core: Arc::clone(self.core()), checkup: None }) }
     }
 
     /// Declares a topology, and has it declared again whenever a connection was lost.
@@ -291,19 +208,6 @@ impl Client {
                 return Ok((applied, failed));
             }
             was_refused = is_refused;
-        }
-    }
-
-    /// Binds targets of delayed messages again: a target that was deleted and is declared now has lost its binding.
-    async fn bind_delayed(&self, connection: &Connection, topology: &Topology) {
-        let core = self.core();
-        let bindings = core.delays.bindings_for(topology);
-        if bindings.is_empty() {
-            return;
-        }
-        let (_, failed) = core.remembered.apply(connection, &bindings).await;
-        for (name, error) in failed {
-            tracing::warn!("delayed messages will be parked: cannot restore {name}: {error}");
         }
     }
 
@@ -360,27 +264,9 @@ impl Client {
         let delete = move |channel: Channel| async move { channel.delete_queue(name, when).await };
         let deleted = self.on_channel(&what, delete).await?;
         self.core().remembered.forget_queue(queue);
-        self.core().delays.was_deleted(queue);
+        Ready::of(self.core()).was_deleted(queue);
         self.core().kinds.forget(name);
         Ok(deleted)
-    }
-
-    /// Deletes a queue with its retry, wait and parking objects, unless there are messages in them.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), leveret::Error> {
-    /// use leveret::{Client, Queue, Topology};
-    ///
-    /// let client = Client::embedded().await?;
-    /// client.apply(&Topology::new().queue(Queue::quorum("jobs"))).await?;
-    /// let deleted = client.queue_removal("jobs").run().await?;
-    /// assert!(deleted.iter().any(|object| object.name == "jobs" && object.is_there));
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn queue_removal(&self, queue: impl Into<String>) -> QueueRemoval {
-        QueueRemoval::new(self, queue.into())
     }
 
     /// Deletes an exchange, and no longer restores it.
@@ -390,7 +276,7 @@ impl Client {
             move |channel: Channel| async move { channel.delete_exchange(exchange, when).await };
         self.on_channel(&what, delete).await?;
         self.core().remembered.forget_exchange(exchange);
-        self.core().delays.was_deleted(exchange);
+        Ready::of(self.core()).was_deleted(exchange);
         Ok(())
     }
 
@@ -420,67 +306,6 @@ impl Client {
         let got = self.on_channel(&what, get).await?;
         let common = Common::of_queue(queue);
         Ok(got.map(|delivery| Delivery::new(delivery.into_parts(), &common)))
-    }
-
-    /// Does something on a channel that is thrown away, again if the connection went meanwhile.
-    pub(crate) async fn on_channel<T, F>(
-        &self,
-        what: &str,
-        call: impl Fn(Channel) -> F,
-    ) -> Result<T, Error>
-    where
-        // Not `AsyncFn`: a future that calls one cannot be spawned.
-        F: Future<Output = Result<T, amqp::Error>>,
-    {
-        let core = self.core();
-        core.check_open()?;
-        let (patience, call) = (core.options.timeout, &call);
-        let attempt = |up: Up| async move {
-            // Dropped, the channel closes by itself once what came out of it is dropped, too.
-            call(up.connection.open_channel().await?).await
-        };
-        core.home().attempt(what, deadline_in(patience), patience, attempt).await
-    }
-
-    /// A publisher to an exchange; the default exchange, which leads straight to queues, has an empty name.
-    pub fn publisher(&self, exchange: impl Into<String>) -> PublisherBuilder {
-        PublisherBuilder::new(self.clone(), exchange.into())
-    }
-
-    /// The delayed messages: how many there are, and where they wait.
-    pub fn delays(&self) -> Delays {
-        Delays::new(self.clone())
-    }
-
-    /// A pool of channels to publish on.
-    pub fn channel_pool(&self) -> ChannelPoolBuilder {
-        ChannelPoolBuilder::new(self.clone())
-    }
-
-    /// A consumer of a queue. The queue is not declared by this.
-    pub fn consumer(&self, queue: impl Into<String>) -> ConsumerBuilder {
-        ConsumerBuilder::new(self.clone(), queue.into())
-    }
-
-    /// Events that are broadcast through a topic exchange of this name, which is declared when it is needed.
-    pub fn events(&self, exchange: impl Into<String>) -> Events {
-        Events::new(self.clone(), Exchange::topic(exchange))
-    }
-
-    /// A service to be called, by its name.
-    pub fn rpc(&self, service: impl Into<String>) -> RpcBuilder {
-        RpcBuilder::new(self.clone(), service.into())
-    }
-
-    /// A service to be offered, by its name.
-    pub fn service(&self, name: impl Into<String>) -> ServiceBuilder {
-        ServiceBuilder::new(self.clone(), name.into())
-    }
-
-    /// A queue with messages that failed, to look at them and to replay them. Any queue can be one, those of other systems
-    /// too.
-    pub fn parking_lot(&self, queue: impl Into<String>) -> ParkingLot {
-        ParkingLot::new(self.clone(), queue.into())
     }
 
     /// What happens to the client from now on. Any number may listen.

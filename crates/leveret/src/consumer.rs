@@ -6,9 +6,9 @@ use std::time::Duration;
 use tower::{Layer, Service};
 
 use crate::amqp::{ConsumeOptions, Value};
-use crate::client::Client;
-use crate::client::registry::SeatKind;
-use crate::error::{Error, ErrorKind};
+use crate::connection::Client;
+use crate::connection::registry::SeatKind;
+use crate::error::{BoxError, Error, ErrorKind};
 use crate::inbox::Inbox;
 use crate::inbox::once::Once;
 use crate::retry::{Classification, Classifiers, Profile, Retry};
@@ -31,7 +31,7 @@ mod stream;
 mod tasks;
 
 pub use batch::{BatchOptions, BatchOutcome, BatchRunner, IntoBatchOutcome};
-pub use handler::{Attempt, BoxError, FromIncoming, Handler, Headers, IntoOutcome, State};
+pub use handler::{Attempt, FromIncoming, Handler, Headers, IntoOutcome, State};
 pub use incoming::Incoming;
 pub use runner::{Runner, Summary};
 pub use service::HandlerService;
@@ -152,6 +152,13 @@ impl Settings {
             priority: self.priority,
             arguments: self.arguments.to_table()?,
         })
+    }
+}
+
+impl Client {
+    /// A consumer of a queue. The queue is not declared by this.
+    pub fn consumer(&self, queue: impl Into<String>) -> ConsumerBuilder {
+        ConsumerBuilder::new(self.clone(), queue.into())
     }
 }
 

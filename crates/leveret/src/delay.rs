@@ -6,19 +6,20 @@
 //!  message + headers of its bits and target ------> publisher of the exchange leveret.delay --> the ladder
 //! ```
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 
-use crate::amqp::{Properties, Table, Value};
-use crate::client::line::State;
-use crate::client::{Client, version};
+use crate::amqp::{Connection, Properties, Table, Value};
+use crate::connection::managed::State;
+use crate::connection::{Client, version};
 use crate::error::{Error, ErrorKind};
+use crate::forwarder::{Parcel, kept};
 use crate::message::{IntoMessage, Message};
-use crate::mover::{Parcel, kept};
 use crate::publisher::{Publisher, Ticket};
 use crate::retry::stamp;
-use crate::topology::QueueType;
+use crate::topology::{QueueType, Topology};
 
 pub(crate) mod ladder;
 pub(crate) mod ready;
@@ -27,6 +28,7 @@ mod room;
 mod steps;
 
 use ladder::{Target, header};
+use ready::Ready;
 use steps::{LEVELS, Steps};
 
 impl Publisher {
@@ -137,7 +139,7 @@ impl Publisher {
         let target = core.remembered.look(|known| Target::of(known, self.exchange(), routing_key));
         let (body, mut properties) = addressed(message, &target, steps)?;
         room::check(self.client(), &properties, routing_key, steps).await?;
-        let ready = &core.delays;
+        let ready = Ready::of(core);
         let is_relayed = matches!(target, Target::Relayed(_));
         ready.ensure(self.client(), steps.top(), Some(target)).await?;
         if is_relayed {
@@ -147,7 +149,10 @@ impl Publisher {
             level_priority(&mut properties)?;
         }
         let message = Message::with_properties(body, properties);
-        self.to_ladder().await?.send(routing_key, message).await
+        let core = Arc::clone(core);
+        // A queue of the ladder was deleted. The next message declares it again.
+        let was_deleted = move || Ready::of(&core).was_deleted(ladder::ENTRY);
+        self.companion(ladder::ENTRY, was_deleted).await?.send(routing_key, message).await
     }
 
     /// Publishes a message that arrives at a time, and gives a ticket to await the outcome by. See
@@ -293,6 +298,26 @@ pub struct Delays {
     client: Client,
 }
 
+impl Client {
+    /// Binds targets of delayed messages again: a target that was deleted and is declared now has lost its binding.
+    pub(crate) async fn bind_delayed(&self, connection: &Connection, topology: &Topology) {
+        let core = self.core();
+        let bindings = Ready::of(core).bindings_for(topology);
+        if bindings.is_empty() {
+            return;
+        }
+        let (_, failed) = core.remembered.apply(connection, &bindings).await;
+        for (name, error) in failed {
+            tracing::warn!("delayed messages will be parked: cannot restore {name}: {error}");
+        }
+    }
+
+    /// The delayed messages: how many there are, and where they wait.
+    pub fn delays(&self) -> Delays {
+        Delays::new(self.clone())
+    }
+}
+
 impl Delays {
     pub(crate) fn new(client: Client) -> Self {
         Delays { client }
@@ -311,14 +336,14 @@ impl Delays {
             let text = "messages cannot wait in streams: choose classic or quorum queues";
             return Err(Error::new(ErrorKind::Invalid, text));
         }
-        self.client.core().delays.declare(&self.client, queue_type).await
+        Ready::of(self.client.core()).declare(&self.client, queue_type).await
     }
 
     /// Takes the last step of delayed messages to exchanges, of all clients, until this one is closed. Whoever publishes
     /// with a delay to an exchange does so without being told; this is for programs that stay where those that publish come
     /// and go. See [`Publisher::publish_in`].
     pub async fn relay(&self) -> Result<(), Error> {
-        let ready = &self.client.core().delays;
+        let ready = Ready::of(self.client.core());
         ready.ensure(&self.client, 0, None).await?;
         ready.relay(&self.client);
         Ok(())

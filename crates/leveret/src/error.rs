@@ -6,9 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::amqp::{self, ReplyCode, Returned};
-use crate::rpc::RemoteError;
 use crate::text::{escape, escape_lines};
-use crate::topology::Conflict;
+
+mod conflict;
+mod remote;
+
+pub use conflict::Conflict;
+pub use remote::RemoteError;
+
+/// Any error, as handlers return it.
+pub type BoxError = Box<dyn StdError + Send + Sync>;
 
 /// Why something failed: what was attempted, on what, and what the broker said.
 ///

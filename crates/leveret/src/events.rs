@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::OnceCell;
 
 use crate::amqp::{ShortStr, Table};
-use crate::client::Client;
+use crate::connection::Client;
 use crate::consumer::ConsumerBuilder;
 use crate::error::{Error, ErrorKind};
 use crate::message::{IntoMessage, Message};
@@ -22,12 +22,10 @@ use crate::rpc::{Asker, new_correlation_id};
 use crate::topology::cycle::UNLIMITED;
 use crate::topology::{Binding, Exchange, ExchangeKind, Queue, Topology};
 
-mod acapi;
 mod emit;
 mod gather;
 mod key;
 
-pub use acapi::{AcapiSite, AcapiTraffic};
 pub use emit::Emit;
 pub use gather::{Gather, GatherStream, Gathered};
 
@@ -105,6 +103,13 @@ struct Shared {
     asker: OnceLock<Asker>,
 }
 
+impl Client {
+    /// Events that are broadcast through a topic exchange of this name, which is declared when it is needed.
+    pub fn events(&self, exchange: impl Into<String>) -> Events {
+        Events::new(self.clone(), Exchange::topic(exchange))
+    }
+}
+
 impl Events {
     pub(crate) fn new(client: Client, exchange: Exchange) -> Self {
         let topology = Topology::new().exchange(exchange.clone());
@@ -112,7 +117,12 @@ impl Events {
     }
 
     /// Published to one exchange, and heard at another, to which the topology leads them.
-    fn through(client: Client, ingress: String, exchange: Exchange, topology: Topology) -> Self {
+    pub(crate) fn through(
+        client: Client,
+        ingress: String,
+        exchange: Exchange,
+        topology: Topology,
+    ) -> Self {
         let (publisher, asker) = (OnceCell::new(), OnceLock::new());
         let shared = Shared { client, ingress, exchange, topology, publisher, asker };
         Events { shared: Arc::new(shared), group: None }
@@ -240,13 +250,17 @@ impl Events {
     }
 
     /// A consumer of a queue, for which this has to be declared, and the exchanges. Its handlers may emit here.
-    fn consumer(&self, queue: String, topology: Result<Topology, Error>) -> ConsumerBuilder {
+    pub(crate) fn consumer(
+        &self,
+        queue: String,
+        topology: Result<Topology, Error>,
+    ) -> ConsumerBuilder {
         let topology = topology.map(|topology| self.shared.topology.clone().and(topology));
         self.shared.client.consumer(queue).needing(topology).state(self.in_group(None))
     }
 
     /// The queue with bindings for these patterns.
-    fn bound(
+    pub(crate) fn bound(
         &self,
         queue: Queue,
         patterns: impl IntoIterator<Item = impl Into<String>>,

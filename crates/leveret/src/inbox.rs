@@ -72,7 +72,8 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::pin::Pin;
 
-use crate::consumer::{BoxError, Incoming};
+use crate::consumer::Incoming;
+use crate::error::BoxError;
 use crate::message::Message;
 use crate::retry::Failure;
 

@@ -118,22 +118,26 @@ mod client;
 mod clock;
 mod connection;
 mod consumer;
+mod deaths;
 mod delay;
 mod delivery;
 mod duration;
 mod error;
 mod events;
+mod forwarder;
 pub mod inbox;
 mod message;
-mod mover;
 mod parking;
 mod payload;
 mod pool;
 pub mod prelude;
+mod profiles;
 mod publisher;
 mod random;
+mod removal;
 mod retry;
 mod rpc;
+mod shape;
 mod telemetry;
 #[doc(hidden)]
 pub mod text;
@@ -143,22 +147,24 @@ mod trace;
 /// Bodies of messages: the type of the crate `bytes`.
 pub use bytes::Bytes;
 
-pub use asyncapi::{AsyncApi, Shape};
-pub use client::{
-    Backoff, CallerHealth, Client, ClientBuilder, ClientEvent, ClientEvents, ConnectLimits,
-    ConnectionHealth, ConsumerHealth, Health, IntoEndpoints, PoolHealth, PublisherHealth,
+pub use asyncapi::AsyncApi;
+pub use client::ClientBuilder;
+pub use connection::{
+    Backoff, CallerHealth, Client, ClientEvent, ClientEvents, ConnectLimits, ConnectionHealth,
+    ConsumerHealth, Health, IntoEndpoints, ParkReason, PoolHealth, PublisherHealth,
 };
 #[doc(hidden)]
 pub use consumer::Given;
 pub use consumer::{
-    Attempt, BatchOptions, BatchOutcome, BatchRunner, BoxError, ConsumerBuilder, Deliveries,
-    FromIncoming, Handler, HandlerService, Headers, Incoming, IntoBatchOutcome, IntoOutcome, Next,
-    Runner, State, Summary,
+    Attempt, BatchOptions, BatchOutcome, BatchRunner, ConsumerBuilder, Deliveries, FromIncoming,
+    Handler, HandlerService, Headers, Incoming, IntoBatchOutcome, IntoOutcome, Next, Runner, State,
+    Summary,
 };
+pub use deaths::{Death, Deaths};
 pub use delay::Delays;
 pub use delivery::Delivery;
-pub use error::{Error, ErrorKind};
-pub use events::{AcapiSite, AcapiTraffic, Emit, Events, Gather, GatherStream, Gathered};
+pub use error::{BoxError, Conflict, Error, ErrorKind, RemoteError};
+pub use events::{Emit, Events, Gather, GatherStream, Gathered};
 pub use message::{IntoMessage, Message};
 pub use parking::{
     Draft, Export, Filter, Group, Import, Imported, NotDone, ParkedMessage, ParkingLot, PastError,
@@ -166,21 +172,23 @@ pub use parking::{
 };
 pub use payload::{Json, MsgPack, Payload};
 pub use pool::{BorrowedChannel, ChannelPool, ChannelPoolBuilder};
+pub use profiles::{
+    Acapi, AcapiSite, AcapiTraffic, Chandra, CoverArt, Orb, Redelivered, Redelivery,
+};
 pub use publisher::{
     BatchError, OnLoss, Publisher, PublisherBuilder, Ticket, UnconfirmedPublisher,
 };
+pub use removal::{Belonging, QueueRemoval};
 #[doc(hidden)]
 pub use retry::look_behind_errors;
-pub use retry::{
-    Acapi, Chandra, Classification, CoverArt, Death, Deaths, Decision, Facts, Failure, Orb,
-    ParkReason, Redelivered, Redelivery, Retry, RetryPolicy, Verdict,
-};
+pub use retry::{Classification, Decision, Facts, Failure, Retry, RetryPolicy, Verdict};
 pub use rpc::{
-    Call, CallFuture, End, FromReply, IntoReply, Method, RemoteError, Replier, Replies, Reply,
-    ReplyStream, Rpc, RpcBuilder, ServiceBuilder, StreamCall,
+    Call, CallFuture, End, FromReply, IntoReply, Method, Replier, Replies, Reply, ReplyStream, Rpc,
+    RpcBuilder, ServiceBuilder, StreamCall,
 };
+pub use shape::Shape;
 pub use topology::{
-    Applied, Belonging, Binding, Change, Conflict, Destination, Exchange, ExchangeKind, Overflow,
-    Plan, Queue, QueueRemoval, QueueType, Step, Topology,
+    Applied, Binding, Change, Destination, Exchange, ExchangeKind, Overflow, Plan, Queue,
+    QueueType, Step, Topology,
 };
 pub use trace::{InvalidTraceContext, TraceContext};

@@ -5,10 +5,10 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 
 use crate::amqp::{Properties, ShortStr, Table, Value};
-use crate::asyncapi::Shape;
 use crate::clock;
 use crate::error::{Error, ErrorKind};
 use crate::random;
+use crate::shape::Shape;
 
 /// The longest expiration that RabbitMQ takes.
 const LONGEST: Duration = Duration::from_millis(u32::MAX as u64);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use crate::client::{Client, ClientEvent};
+use crate::connection::{Client, ClientEvent};
 use crate::error::{Error, ErrorKind};
 
 mod acks;
@@ -133,6 +133,14 @@ use task::Action;
 pub struct ParkingLot {
     client: Client,
     queue: String,
+}
+
+impl Client {
+    /// A queue with messages that failed, to look at them and to replay them. Any queue can be one, those of other systems
+    /// too.
+    pub fn parking_lot(&self, queue: impl Into<String>) -> ParkingLot {
+        ParkingLot::new(self.clone(), queue.into())
+    }
 }
 
 impl ParkingLot {

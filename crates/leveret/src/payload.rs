@@ -4,9 +4,9 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::asyncapi::Shape;
 use crate::error::{Error, ErrorKind};
 use crate::message::{IntoMessage, Message};
+use crate::shape::Shape;
 
 pub(crate) const JSON: &str = "application/json";
 pub(crate) const MSGPACK: &str = "application/msgpack";

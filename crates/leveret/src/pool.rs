@@ -13,6 +13,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Deref;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -24,10 +25,11 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
 use crate::amqp::{Channel, Confirm, Tally, deadline_in, lock};
-use crate::client::Client;
-use crate::client::core::PoolPlace;
-use crate::client::health::PoolHealth;
-use crate::client::line::{State, Up};
+use crate::connection::Client;
+use crate::connection::core::PoolPlace;
+use crate::connection::health::PoolHealth;
+use crate::connection::managed::{State, Up};
+use crate::connection::registry::ReportHealth;
 use crate::error::Error;
 use crate::telemetry::waited_for_channel;
 
@@ -39,6 +41,13 @@ pub struct ChannelPoolBuilder {
     size: usize,
     connections: usize,
     timeout: Duration,
+}
+
+impl Client {
+    /// A pool of channels to publish on.
+    pub fn channel_pool(&self) -> ChannelPoolBuilder {
+        ChannelPoolBuilder::new(self.clone())
+    }
 }
 
 impl ChannelPoolBuilder {
@@ -91,7 +100,7 @@ impl ChannelPoolBuilder {
             lock(&pool.idle).push_back(slot);
         }
         let pool = Arc::new(pool);
-        pool.client.core().health.pools.add(&pool);
+        pool.client.core().health.pools.add(&(Arc::clone(&pool) as _));
         if size > 0 {
             pool.keep_filled();
         }
@@ -253,12 +262,7 @@ impl Pool {
         *lock(&self.refilling) = refilling.collect();
     }
 
-    /// Opens idle channels that are gone, before somebody needs them. What fails is known to health then.
-    pub(crate) async fn refill(self: &Arc<Self>) {
-        join_all((0..self.places.len()).map(|number| self.refill_from(number))).await;
-    }
-
-    /// The same on one connection: another one may fail, or not answer.
+    /// Opens idle channels of one connection that are gone, before they are needed. Another connection may fail, or not answer.
     async fn refill_from(self: &Arc<Self>, number: usize) {
         let deadline = deadline_in(self.timeout);
         while let Some(permit) =
@@ -280,19 +284,6 @@ impl Pool {
     fn can_open(&self, slot: &Slot) -> bool {
         let State::Up(up) = self.places[slot.line].line.state() else { return false };
         !slot.is_open() && up.connection.is_usable() && up.connection.blocked().borrow().is_none()
-    }
-
-    pub(crate) fn health(&self) -> PoolHealth {
-        let idle = lock(&self.idle);
-        let borrowed = self.borrowed.load(Ordering::Relaxed);
-        PoolHealth {
-            size: self.size,
-            open: idle.iter().filter(|slot| slot.is_open()).count() + borrowed,
-            idle: idle.len(),
-            borrowed,
-            waiting: self.waiting.load(Ordering::Relaxed),
-            error: lock(&self.failure).clone(),
-        }
     }
 
     /// Sees to it that the slot has an open channel.
@@ -318,6 +309,28 @@ impl Pool {
         let open = |up: Up| async move { up.connection.open_channel().await?.into_confirm().await };
         slot.channel = Some(line.attempt(what, deadline, self.timeout, open).await?);
         Ok(())
+    }
+}
+
+impl ReportHealth<PoolHealth> for Pool {
+    fn health(&self) -> PoolHealth {
+        let idle = lock(&self.idle);
+        let borrowed = self.borrowed.load(Ordering::Relaxed);
+        PoolHealth {
+            size: self.size,
+            open: idle.iter().filter(|slot| slot.is_open()).count() + borrowed,
+            idle: idle.len(),
+            borrowed,
+            waiting: self.waiting.load(Ordering::Relaxed),
+            error: lock(&self.failure).clone(),
+        }
+    }
+
+    /// Opens idle channels that are gone. Health then has what fails.
+    fn repair(self: Arc<Self>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(async move {
+            join_all((0..self.places.len()).map(|number| self.refill_from(number))).await;
+        })
     }
 }
 

@@ -19,11 +19,11 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
 use crate::amqp::{self, Channel, Connection, Properties, Tracked, deadline_in, lock};
-use crate::client::Client;
-use crate::client::health::PublisherHealth;
-use crate::client::line::Up;
+use crate::connection::Client;
+use crate::connection::health::PublisherHealth;
+use crate::connection::managed::Up;
+use crate::connection::registry::ReportHealth;
 use crate::connection::{ChannelState, ReliableChannel};
-use crate::delay::ladder;
 use crate::error::{Error, ErrorKind};
 use crate::message::{IntoMessage, Message};
 
@@ -75,6 +75,23 @@ pub(crate) struct Settings {
     timeout: Duration,
     on_loss: OnLoss,
     resend_after: Option<Duration>,
+    on_unroutable: Option<Callback>,
+}
+
+#[derive(Clone)]
+struct Callback(Arc<dyn Fn() + Send + Sync>);
+
+impl fmt::Debug for Callback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Callback")
+    }
+}
+
+impl Client {
+    /// A publisher to an exchange; the default exchange, which leads straight to queues, has an empty name.
+    pub fn publisher(&self, exchange: impl Into<String>) -> PublisherBuilder {
+        PublisherBuilder::new(self.clone(), exchange.into())
+    }
 }
 
 impl PublisherBuilder {
@@ -88,6 +105,7 @@ impl PublisherBuilder {
             timeout: Duration::from_secs(30),
             on_loss: OnLoss::default(),
             resend_after: None,
+            on_unroutable: None,
         };
         PublisherBuilder { client, settings }
     }
@@ -153,10 +171,10 @@ impl PublisherBuilder {
             settings,
         });
         shared.open_first().await?;
-        client.core().health.publishers.add(&shared);
+        client.core().health.publishers.add(&(Arc::clone(&shared) as _));
         let task = PublisherTask::new(Arc::clone(&shared), Arc::clone(client.core()));
         let task = client.core().spawn(task.run());
-        let handle = Handle { shared, task, client, to_ladder: OnceCell::new() };
+        let handle = Handle { shared, task, client, companion: OnceCell::new() };
         Ok(Publisher { handle: Arc::new(handle) })
     }
 
@@ -197,18 +215,8 @@ struct Handle {
     shared: Arc<Shared>,
     task: JoinHandle<()>,
     client: Client,
-    /// For messages that are delayed, made when the first one is.
-    to_ladder: OnceCell<Publisher>,
-}
-
-impl Handle {
-    /// If this is the way into the ladder of delays, somebody has deleted a queue of it. The next message finds it in its
-    /// place.
-    fn was_unroutable(&self) {
-        if self.shared.settings.exchange == ladder::ENTRY {
-            self.client.core().delays.was_deleted(ladder::ENTRY);
-        }
-    }
+    /// A further publisher, made when it is needed first.
+    companion: OnceCell<Publisher>,
 }
 
 impl Drop for Handle {
@@ -314,7 +322,7 @@ impl Publisher {
     /// tickets.
     pub async fn flush(&self) -> Result<(), Error> {
         self.shared().flush().await?;
-        match self.handle.to_ladder.get() {
+        match self.handle.companion.get() {
             Some(publisher) => publisher.shared().flush().await,
             None => Ok(()),
         }
@@ -323,22 +331,28 @@ impl Publisher {
     /// How many messages have no outcome yet.
     pub fn unconfirmed(&self) -> usize {
         let of = |publisher: &Publisher| lock(&publisher.shared().state).unanswered();
-        of(self) + self.handle.to_ladder.get().map_or(0, of)
+        of(self) + self.handle.companion.get().map_or(0, of)
     }
 
     pub(crate) fn client(&self) -> &Client {
         &self.handle.client
     }
 
-    /// The publisher for messages that are delayed: as this one, and sure that they have a place to wait.
-    pub(crate) async fn to_ladder(&self) -> Result<&Publisher, Error> {
+    /// A publisher like this one for another exchange, made once and flushed with this one. `on_unroutable` is called for each
+    /// message of it that reaches no queue.
+    pub(crate) async fn companion(
+        &self,
+        exchange: &str,
+        on_unroutable: impl Fn() + Send + Sync + 'static,
+    ) -> Result<&Publisher, Error> {
         let make = || {
             let mut settings = self.shared().settings.clone();
-            settings.exchange = ladder::ENTRY.to_owned();
+            settings.exchange = exchange.to_owned();
             settings.mandatory = true;
+            settings.on_unroutable = Some(Callback(Arc::new(on_unroutable)));
             PublisherBuilder { client: self.client().clone(), settings }.build()
         };
-        self.handle.to_ladder.get_or_try_init(make).await
+        self.handle.companion.get_or_try_init(make).await
     }
 }
 
@@ -516,8 +530,8 @@ impl Shared {
 /// A publisher whose oldest message has waited for longer than this for its confirm is not healthy.
 const UNCONFIRMED_FOR: Duration = Duration::from_secs(10);
 
-impl Shared {
-    pub(crate) fn health(&self) -> PublisherHealth {
+impl ReportHealth<PublisherHealth> for Shared {
+    fn health(&self) -> PublisherHealth {
         let blocked = self.channel.connection().blocked();
         let (interrupted, error) = self.channel.health();
         let (unconfirmed, oldest) = {

@@ -1,39 +1,30 @@
 //! Trying failed messages again, and parking what does not get better.
 //!
 //! When to try again is a [`RetryPolicy`]; where messages wait meanwhile, and how attempts are counted, is a [`Retry`]:
-//! the default one, or one of the designs [`Acapi`], [`Chandra`], [`CoverArt`] and [`Orb`].
+//! the default one, or one of the designs [`Acapi`](crate::Acapi), [`Chandra`](crate::Chandra), [`CoverArt`](crate::CoverArt) and
+//! [`Orb`](crate::Orb).
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::topology::QueueType;
 
-mod acapi;
-mod chandra;
 mod classify;
-mod cover_art;
-mod deaths;
 mod failure;
-mod iso8601;
+pub(crate) mod iso8601;
 pub(crate) mod one_wait;
-mod orb;
-mod plain;
-mod policy;
+pub(crate) mod plain;
+pub(crate) mod policy;
 pub(crate) mod profile;
-mod rejecting;
-mod retry_info;
+pub(crate) mod rejecting;
+pub(crate) mod retry_info;
 pub(crate) mod stamp;
 pub(crate) mod tiers;
-mod traps;
+pub(crate) mod traps;
 
-pub use acapi::Acapi;
-pub use chandra::Chandra;
 pub use classify::Classification;
-pub use cover_art::CoverArt;
-pub use deaths::{Death, Deaths};
 pub use failure::{Failure, Verdict};
-pub use orb::{Orb, Redelivered, Redelivery};
-pub use policy::{Decision, Facts, ParkReason, RetryPolicy};
+pub use policy::{Decision, Facts, RetryPolicy};
 
 pub(crate) use classify::Classifiers;
 #[doc(hidden)]
@@ -86,7 +77,7 @@ pub(crate) use profile::Profile;
 /// | `x-leveret-queue`, `x-leveret-exchange`, `x-leveret-routing-key` | where it came from |
 /// | `x-leveret-return` | of parked messages: the exchange by which they get back to their queue under their own routing key; without it, that is the default exchange with the name of the queue |
 /// | `x-leveret-reason` | of parked messages: `exhausted`, `too-old`, `permanent`, `unmovable` or `unroutable` |
-/// | `x-leveret-rejected` | of [`Acapi`] and [`Chandra`], in messages that were put into their queue anew: how often they had been rejected before |
+/// | `x-leveret-rejected` | of [`Acapi`](crate::Acapi) and [`Chandra`](crate::Chandra), in messages that were put into their queue anew: how often they had been rejected before |
 /// | `x-leveret-expiration`, `x-leveret-user-id`, `x-leveret-cc` | properties, and the keys of the header `CC`, that it could not keep while it waits; the keys are percent-encoded, with a space between them |
 ///
 /// # Delivery limits
@@ -105,7 +96,7 @@ pub(crate) use profile::Profile;
 ///
 /// # Other designs
 ///
-/// [`Acapi`], [`Chandra`], [`CoverArt`] and [`Orb`] have other queues, and count in other ways: for systems that have
+/// [`Acapi`](crate::Acapi), [`Chandra`](crate::Chandra), [`CoverArt`](crate::CoverArt) and [`Orb`](crate::Orb) have other queues, and count in other ways: for systems that have
 /// them already.
 #[derive(Clone, Debug)]
 #[must_use]

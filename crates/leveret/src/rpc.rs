@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use tokio::sync::OnceCell;
 
-use crate::client::Client;
+use crate::connection::Client;
 use crate::error::{Error, ErrorKind};
 use crate::message::IntoMessage;
 use crate::publisher::{OnLoss, Publisher};
@@ -40,7 +40,7 @@ mod stream;
 mod task;
 mod transaction;
 
-pub(crate) use asker::{Asker, Question, Room, Seat, Settings as AskerSettings, Shared as Calling};
+pub(crate) use asker::{Asker, Question, Room, Seat, Settings as AskerSettings};
 pub use call::{Call, CallFuture};
 pub(crate) use correlation::new_correlation_id;
 pub(crate) use desk::{Failed, Wanted};
@@ -49,7 +49,7 @@ pub use method::{End, IntoReply, Method};
 pub(crate) use receipt::Receipts;
 pub use replier::Replier;
 pub(crate) use replier::WayBack;
-pub use reply::{FromReply, RemoteError, Reply};
+pub use reply::{FromReply, Reply};
 pub use service::ServiceBuilder;
 pub use stream::{ReplyStream, StreamCall};
 
@@ -104,6 +104,13 @@ pub struct RpcBuilder {
     on_loss: OnLoss,
     replies: Replies,
     max_in_flight: usize,
+}
+
+impl Client {
+    /// A service to be called, by its name.
+    pub fn rpc(&self, service: impl Into<String>) -> RpcBuilder {
+        RpcBuilder::new(self.clone(), service.into())
+    }
 }
 
 impl RpcBuilder {

@@ -14,7 +14,6 @@
 
 pub(crate) mod arguments;
 mod binding;
-mod conflict;
 pub(crate) mod cycle;
 mod declare;
 mod exchange;
@@ -24,19 +23,16 @@ mod graph;
 mod plan;
 mod queue;
 mod remembered;
-mod removal;
 #[cfg(feature = "files")]
 mod write;
 
 use std::collections::HashMap;
 
 pub use binding::{Binding, Destination};
-pub use conflict::Conflict;
 pub use declare::Applied;
 pub use exchange::{Exchange, ExchangeKind};
 pub use plan::{Change, Plan, Step};
 pub use queue::{Overflow, Queue, QueueType};
-pub use removal::{Belonging, QueueRemoval};
 
 pub(crate) use declare::Object;
 pub(crate) use remembered::{Declarer, Failed, Remembered};

@@ -18,9 +18,9 @@ use std::time::Duration;
 use tokio::sync::{Mutex, Notify, watch};
 use tokio::time::{Instant, timeout_at};
 
+use super::core::Core;
+use super::managed::{Line, Up};
 use crate::amqp::{self, Channel, ErrorKind as Amqp, ReplyCode};
-use crate::client::core::Core;
-use crate::client::line::{Line, Up};
 use crate::error::Error;
 
 /// What a [`ReliableChannel`] holds: a channel, with whatever was opened together with it.

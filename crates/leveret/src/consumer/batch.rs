@@ -10,14 +10,14 @@ use tracing::{Instrument as _, Span, field};
 
 use super::ConsumerBuilder;
 use super::failing::Failing;
-use super::handler::{BoxError, BoxFuture, IntoOutcome};
+use super::handler::{BoxFuture, IntoOutcome};
 use super::incoming::Incoming;
 use super::runner::{Summary, report, unless};
 use super::service::contained;
 use super::stream::Deliveries;
 use crate::amqp::deadline_in;
 use crate::delivery::Delivery;
-use crate::error::{Error, ErrorKind};
+use crate::error::{BoxError, Error, ErrorKind};
 use crate::inbox::once::{Once, is_done, is_permanent, kept};
 use crate::inbox::{Changes, OpenedBatch, Standing};
 use crate::retry::{Classifiers, Diagnosis};

@@ -1,6 +1,5 @@
 //! Handlers: async functions whose arguments are picked from the message by type.
 
-use std::error::Error as StdError;
 use std::pin::Pin;
 
 use bytes::Bytes;
@@ -8,15 +7,19 @@ use serde::de::DeserializeOwned;
 
 use super::incoming::{Given, Incoming};
 use crate::amqp::Table;
-use crate::asyncapi::Shape;
-use crate::error::{Error, ErrorKind};
+use crate::error::{BoxError, Error, ErrorKind};
 use crate::message::Message;
 use crate::payload::{self, Json, MsgPack, Payload};
 use crate::retry::named;
 use crate::rpc::{IntoReply, Method};
+use crate::shape::Shape;
 
-/// What went wrong in a handler, or in a layer around it.
-pub type BoxError = Box<dyn StdError + Send + Sync>;
+impl Shape {
+    /// That of an argument of a handler, if it is made of the body.
+    pub fn of<M: FromIncoming>() -> Option<Self> {
+        M::shape()
+    }
+}
 
 /// A future in a box.
 pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;

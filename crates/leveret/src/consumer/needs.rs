@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::client::Client;
-use crate::client::core::Core;
+use crate::connection::Client;
+use crate::connection::core::Core;
 use crate::error::Error;
 use crate::topology::Topology;
 

@@ -5,7 +5,7 @@
 //! that they handle, and what cannot be shared is taken in large pieces.
 
 use super::{Running, Settings};
-use crate::client::Client;
+use crate::connection::Client;
 use crate::retry::Profile;
 use crate::topology::{Queue, QueueType};
 

@@ -9,10 +9,10 @@ use std::task::{Context, Poll};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceExt};
 
-use super::handler::{BoxError, BoxFuture, Handler};
+use super::handler::{BoxFuture, Handler};
 use super::incoming::Incoming;
 use super::tasks::{InTask, Pace};
-use crate::error::{Error, ErrorKind};
+use crate::error::{BoxError, Error, ErrorKind};
 use crate::retry::Classifiers;
 
 /// What layers wrap: a handler, with the layers inside.

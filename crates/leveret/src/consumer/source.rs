@@ -7,10 +7,10 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use super::Settings;
 use super::needs::Temporary;
 use crate::amqp::{self, Channel, ConsumeOptions, Consumer, ReplyCode, deadline_in};
-use crate::client::Client;
-use crate::client::core::{Core, Subscription};
-use crate::client::event::ClientEvent;
-use crate::client::registry::Entry;
+use crate::connection::Client;
+use crate::connection::core::{Core, Subscription};
+use crate::connection::event::ClientEvent;
+use crate::connection::registry::Entry;
 use crate::error::{Error, ErrorKind};
 use crate::telemetry::Delivered;
 

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::incoming::Common;
 use super::source::Source;
 use crate::amqp::{self, Channel, Consumer, ReplyCode, Tx};
-use crate::client::Client;
+use crate::connection::Client;
 use crate::delivery::Delivery;
 use crate::error::Error;
 

@@ -17,8 +17,8 @@ use tokio::task::{JoinHandle, coop};
 use tokio::time::timeout;
 use tracing::Instrument as _;
 
-use super::handler::BoxError;
 use super::service::Contained;
+use crate::error::BoxError;
 use crate::retry::Failure;
 use crate::trace::TraceContext;
 

@@ -1,7 +1,7 @@
 //! What of the ladder is known to be on the broker, so that it is not declared for every message.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::MutexGuard;
@@ -9,7 +9,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
 use crate::amqp::lock;
-use crate::client::Client;
+use crate::connection::Client;
+use crate::connection::core::Core;
 use crate::error::Error;
 use crate::topology::{Failed, QueueType, Topology};
 
@@ -85,6 +86,10 @@ impl Known {
 }
 
 impl Ready {
+    pub(crate) fn of(core: &Core) -> Arc<Self> {
+        core.extensions.get()
+    }
+
     /// Whether messages may have to wait in quorum queues.
     pub(crate) fn has_quorum(&self) -> bool {
         lock(&self.known).queue_type == QueueType::Quorum

@@ -14,16 +14,16 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use crate::client::{Client, ClientEvent};
+use crate::connection::{Client, ClientEvent, ParkReason};
 use crate::consumer::Deliveries;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
-use crate::mover::{Mover, Moving, Parcel, kept};
-use crate::retry::ParkReason;
+use crate::forwarder::{Mover, Moving, Parcel, kept};
 use crate::retry::stamp;
 
 use super::forget_steps;
 use super::ladder::{self, header};
+use super::ready::Ready;
 
 /// How many messages are under way at a time.
 const WINDOW: u16 = 200;
@@ -160,7 +160,7 @@ impl Relay {
             tracing::error!("a delayed message can neither be sent on nor put aside yet: {error}");
             if matches!(error.kind(), ErrorKind::Unroutable | ErrorKind::Missing) {
                 // Somebody has deleted what it should be put into.
-                self.client.core().delays.was_deleted(ladder::ENTRY);
+                Ready::of(self.client.core()).was_deleted(ladder::ENTRY);
             }
             sleep(PAUSE).await;
         }
@@ -172,7 +172,7 @@ impl Relay {
             Place::Level(level) => level,
             Place::Parked(_) => 0,
         };
-        self.client.core().delays.ensure(&self.client, level, None).await?;
+        Ready::of(self.client.core()).ensure(&self.client, level, None).await?;
         match place {
             Place::Level(level) => self.mover.deliver(once_more(delivery, level)).await,
             Place::Parked(reason) => match self.mover.deliver(parked(delivery, reason)).await {

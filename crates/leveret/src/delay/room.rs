@@ -4,7 +4,7 @@
 use tokio::time::timeout;
 
 use crate::amqp::{Properties, RawProperties, Value};
-use crate::client::Client;
+use crate::connection::Client;
 use crate::error::{Error, ErrorKind};
 
 use super::steps::Steps;

@@ -14,7 +14,8 @@ use super::high_water::{HighWater, Progress};
 use super::remember::{Known, Remember};
 use super::{Changes, Doing, Inbox, Opened, OpenedBatch, Report, Standing, Unknown, Work};
 use crate::amqp::{deadline_in, lock};
-use crate::consumer::{BoxError, Incoming};
+use crate::consumer::Incoming;
+use crate::error::BoxError;
 use crate::message::Message;
 
 /// How many messages are remembered at most, unless said otherwise.

@@ -7,8 +7,9 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Changes, Doing, Inbox, Opened, OpenedBatch, Report, Work};
-use crate::client::{Client, ClientEvent};
-use crate::consumer::{BoxError, Call, Incoming};
+use crate::connection::{Client, ClientEvent};
+use crate::consumer::{Call, Incoming};
+use crate::error::BoxError;
 use crate::message::Message;
 use crate::retry::{Diagnosis, Failure, Verdict};
 use crate::telemetry::Remembered;

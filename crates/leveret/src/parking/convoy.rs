@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 
 use tokio::time::Instant;
 
-use crate::client::Client;
+use crate::connection::Client;
 use crate::error::{Error, ErrorKind};
-use crate::mover::{Mover, Moving, Parcel};
+use crate::forwarder::{Mover, Moving, Parcel};
 
 /// How many messages may be sent and not confirmed.
 const WINDOW: usize = 512;

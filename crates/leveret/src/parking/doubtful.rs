@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::walk::Taken;
-use crate::client::Client;
+use crate::connection::Client;
 use crate::error::Error;
 
 /// How long is waited for messages whose acks have not arrived. There may be none.

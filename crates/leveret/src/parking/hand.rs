@@ -17,10 +17,10 @@ use super::held::{Held, Outcome};
 use super::mark::Mark;
 use super::staying::At;
 use super::walk::{Taken, Walk};
-use crate::client::Client;
-use crate::client::registry::Members;
+use crate::connection::Client;
+use crate::connection::registry::Members;
 use crate::error::Error;
-use crate::mover::Parcel;
+use crate::forwarder::Parcel;
 
 type Work<'h, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'h>>;
 

@@ -25,9 +25,9 @@ use super::message::ParkedMessage;
 use super::staying::{At, Staying, anew};
 use super::walk::{Place, Taken, Walk};
 use crate::amqp::RawProperties;
-use crate::client::Client;
+use crate::connection::Client;
 use crate::error::{Error, ErrorKind};
-use crate::mover::Parcel;
+use crate::forwarder::Parcel;
 use crate::random;
 
 /// How long to wait for room in a full queue.

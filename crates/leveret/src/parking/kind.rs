@@ -19,8 +19,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::amqp::{Channel, ConsumeOptions, Error, QueueOptions, Table, Value, lock};
-use crate::client::{Client, version};
-use crate::topology::Conflict;
+use crate::connection::{Client, version};
+use crate::error::Conflict;
 
 const OF_STREAMS: &str = "x-stream-offset";
 const TYPE: &str = "x-queue-type";

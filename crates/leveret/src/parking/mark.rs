@@ -17,7 +17,7 @@
 use std::borrow::Cow;
 
 use crate::amqp::{Array, Properties, RawProperties, ShortStr, Table, Value};
-use crate::mover::Parcel;
+use crate::forwarder::Parcel;
 use crate::random;
 
 const PREFIX: &str = "leveret.look.";

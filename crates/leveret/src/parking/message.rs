@@ -6,9 +6,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 
 use crate::amqp::{Properties, RawProperties, Table, Value};
+use crate::deaths::Deaths;
 use crate::delay::ladder::header as delay_header;
-use crate::mover::Parcel;
-use crate::retry::Deaths;
+use crate::forwarder::Parcel;
 use crate::retry::stamp::{self, header};
 
 /// A message that was parked: a copy, to look at. The message itself stays where it is.

@@ -25,7 +25,7 @@ use super::target::{Draft, Router, Target, note_address, reset};
 use super::task::{Action, Edit, NotDone, Progress, Task};
 use super::walk::Taken;
 use crate::error::Error;
-use crate::mover::{Mover, Parcel};
+use crate::forwarder::{Mover, Parcel};
 
 /// How many messages that were not done are named.
 const MAX_NAMED: usize = 100;

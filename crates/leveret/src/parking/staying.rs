@@ -3,7 +3,7 @@
 use super::message::ParkedMessage;
 use super::target::{note_address, straight_to};
 use super::walk::{Taken, Walk};
-use crate::mover::Parcel;
+use crate::forwarder::Parcel;
 
 /// How many bytes may be held back for long: messages that would come again at once, and those for which there is no room.
 const MAX_HELD: usize = 64 * 1024 * 1024;

@@ -6,9 +6,9 @@ use bytes::Bytes;
 
 use super::ParkedMessage;
 use crate::amqp::{Channel, Properties, ShortStr, Table, Value};
-use crate::client::Client;
+use crate::connection::Client;
 use crate::error::{Error, ErrorKind};
-use crate::mover::{Parcel, kept};
+use crate::forwarder::{Parcel, kept};
 use crate::retry::stamp::{self, header};
 
 /// Headers that tell to which further queues a message is copied, and where they are kept meanwhile.

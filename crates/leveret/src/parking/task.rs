@@ -8,7 +8,7 @@ use super::message::ParkedMessage;
 use super::pace::Pace;
 use super::run::Run;
 use super::target::{Draft, Target};
-use crate::client::Client;
+use crate::connection::Client;
 use crate::error::{Error, ErrorKind};
 
 /// How far a task has come; at its end, what it has done.

@@ -14,7 +14,7 @@ use super::task::{Progress, Report};
 use super::written::Written;
 use super::{Filter, ParkingLot};
 use crate::error::{Error, ErrorKind};
-use crate::mover::Parcel;
+use crate::forwarder::Parcel;
 
 /// A longer line is not read: a message of 128 MiB, the most that RabbitMQ takes by default, fits.
 const MAX_LINE: u64 = 256 * 1024 * 1024;

@@ -52,8 +52,8 @@ use super::message::ParkedMessage;
 use crate::amqp::{
     Channel, Connection, ConsumeOptions, Consumer, Delivery, GetOptions, deadline_in,
 };
-use crate::client::line::Up;
-use crate::client::{Client, version};
+use crate::connection::managed::Up;
+use crate::connection::{Client, version};
 use crate::error::{Error, ErrorKind};
 
 /// How many messages the first page has: how large they are is not known before.

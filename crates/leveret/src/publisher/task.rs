@@ -10,8 +10,8 @@ use tokio::time::sleep;
 use super::state::{Overdue, Patience, PublisherState};
 use super::{Settings, Shared};
 use crate::amqp::{self, Channel, Connection, Tracked, deadline_in, lock};
-use crate::client::core::Core;
-use crate::client::line::Up;
+use crate::connection::core::Core;
+use crate::connection::managed::Up;
 use crate::connection::{LossCause, PoisonBisection, Resend};
 use crate::error::Error;
 
@@ -247,7 +247,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::client::Client;
+    use crate::connection::Client;
     use crate::error::ErrorKind;
     use crate::topology::{Queue, Topology};
 

@@ -49,8 +49,10 @@ impl Future for Ticket {
             Poll::Ready(Err(_)) => self.number = FAILED,
             Poll::Pending => {}
         }
-        if matches!(&outcome, Poll::Ready(Err(error)) if error.kind() == ErrorKind::Unroutable) {
-            self.handle.was_unroutable();
+        if matches!(&outcome, Poll::Ready(Err(error)) if error.kind() == ErrorKind::Unroutable)
+            && let Some(callback) = &self.handle.shared.settings.on_unroutable
+        {
+            (callback.0)();
         }
         outcome
     }

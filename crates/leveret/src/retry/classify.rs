@@ -8,8 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::failure::{Classified, Verdict, short_name};
 use crate::amqp;
-use crate::consumer::BoxError;
-use crate::error::Error;
+use crate::error::{BoxError, Error};
 
 /// What an error means for its message: a [`Verdict`], and the word by which parked messages are grouped. See
 /// [`ConsumerBuilder::classify`](crate::ConsumerBuilder::classify).

@@ -6,8 +6,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::amqp::next_cause;
-use crate::consumer::BoxError;
-use crate::error::{Error, ErrorKind};
+use crate::error::{BoxError, Error, ErrorKind};
 
 /// What should become of a message whose handler failed, as far as the handler knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::amqp::RawProperties;
 use crate::delivery::Delivery;
 use crate::error::Error;
-use crate::mover::Parcel;
+use crate::forwarder::Parcel;
 use crate::topology::Topology;
 use crate::topology::cycle::UNLIMITED;
 

@@ -6,9 +6,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::deaths::Deaths;
 use super::failure::Verdict;
 use crate::amqp::Table;
+use crate::connection::ParkReason;
+use crate::deaths::Deaths;
 use crate::error::Error;
 
 /// What is known of a failed message.
@@ -60,41 +61,6 @@ pub enum Decision {
     Requeue,
     /// It goes to the parking lot.
     Park(ParkReason),
-}
-
-/// Why a message is parked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ParkReason {
-    /// Its retries are used up.
-    Exhausted,
-    /// It would be too old by the next attempt.
-    TooOld,
-    /// Its error will not go away.
-    Permanent,
-    /// It cannot be sent to where it would wait: its headers are too large for one more.
-    Unmovable,
-    /// Nobody knows where it should go, or there is no such place.
-    Unroutable,
-}
-
-impl ParkReason {
-    /// A word for it, as the parked message carries it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            ParkReason::Exhausted => "exhausted",
-            ParkReason::TooOld => "too-old",
-            ParkReason::Permanent => "permanent",
-            ParkReason::Unmovable => "unmovable",
-            ParkReason::Unroutable => "unroutable",
-        }
-    }
-}
-
-impl fmt::Display for ParkReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
 }
 
 /// A rule of one's own. It comes before all others.

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use crate::amqp::RawProperties;
 use crate::delivery::Delivery;
 use crate::error::Error;
-use crate::mover::Parcel;
+use crate::forwarder::Parcel;
 use crate::topology::{Queue, QueueType, Topology};
 
 use super::policy::{Decision, Facts, RetryPolicy};

@@ -6,14 +6,14 @@ use std::time::SystemTime;
 use crate::amqp::RawProperties;
 use crate::delivery::Delivery;
 use crate::error::Error;
-use crate::mover::{Parcel, kept};
+use crate::forwarder::{Parcel, kept};
 use crate::topology::cycle::UNLIMITED;
 use crate::topology::{Queue, QueueType};
 
-use super::deaths::{Death, Deaths};
 use super::profile::{WorkQueue, to_queue};
 use super::stamp::{self, Origin};
 use super::{iso8601, one_wait, traps};
+use crate::deaths::{Death, Deaths};
 
 /// The work queue with the dead-letter exchange that the design needs. One that the client has declared already has to
 /// have it: a rejected message would be gone.

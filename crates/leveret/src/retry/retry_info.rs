@@ -4,7 +4,7 @@
 use serde_json::{Map, Value as Json, json};
 
 use crate::amqp::{Properties, Table, Value};
-use crate::mover::Parcel;
+use crate::forwarder::Parcel;
 
 use super::iso8601;
 use super::stamp::{Detail, Failed, MAX_ERROR, MAX_HISTORY, cut};

@@ -3,10 +3,10 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::amqp::{Array, RawProperties, ShortStr, Table, Value};
-use crate::mover::Parcel;
+use crate::forwarder::Parcel;
 
 use super::iso8601;
-use super::policy::ParkReason;
+use crate::connection::ParkReason;
 
 /// The names of the headers. They are part of the API: other programs read them.
 ///

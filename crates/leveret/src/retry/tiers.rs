@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::amqp::{RawProperties, lock};
 use crate::delivery::Delivery;
 use crate::error::Error;
-use crate::mover::{Parcel, ROOM_FOR_A_DEATH};
+use crate::forwarder::{Parcel, ROOM_FOR_A_DEATH};
 use crate::topology::{Binding, Exchange, Queue, QueueType, Topology};
 
 use super::policy::RetryPolicy;

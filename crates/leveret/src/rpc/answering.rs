@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::replier::{Outlet, WayBack};
-use crate::consumer::{BoxError, Call, Incoming};
+use crate::consumer::{Call, Incoming};
+use crate::error::BoxError;
 use crate::inbox::once::{Once, Passed, kept};
 use crate::inbox::{Changes, Opened, Unknown};
 use crate::retry::{Diagnosis, Failure, Verdict};

@@ -25,9 +25,10 @@ use crate::amqp::{
     self, Channel, Confirm, ConsumeOptions, Consumer, Prepared, Properties, QueueOptions, ShortStr,
     Table, deadline_in, lock,
 };
-use crate::client::Client;
-use crate::client::health::CallerHealth;
 use crate::clock;
+use crate::connection::Client;
+use crate::connection::health::CallerHealth;
+use crate::connection::registry::ReportHealth;
 use crate::connection::{ReliableChannel, UsableChannel};
 use crate::error::{Error, ErrorKind};
 use crate::message::Message;
@@ -140,9 +141,14 @@ impl Asker {
             strays,
             settings,
         });
-        core.health.callers.add(&shared);
+        core.health.callers.add(&(Arc::clone(&shared) as _));
         let task = core.spawn(RpcTask::new(Arc::clone(&shared), Arc::clone(core)).run());
         Asker { handle: Arc::new(Handle { shared, task, _client: client.clone() }) }
+    }
+
+    #[cfg(test)]
+    pub(super) fn shared(&self) -> Arc<Shared> {
+        Arc::clone(&self.handle.shared)
     }
 
     /// How many questions are open.
@@ -300,13 +306,15 @@ impl Drop for Seat {
     }
 }
 
-impl Shared {
-    pub(crate) fn health(&self) -> CallerHealth {
+impl ReportHealth<CallerHealth> for Shared {
+    fn health(&self) -> CallerHealth {
         let (_, error) = self.channel.health();
         let in_flight = lock(&self.desk).len();
         CallerHealth { what: self.settings.what.clone(), in_flight, error }
     }
+}
 
+impl Shared {
     /// A reply came, to the question with this id. Gives the waker of its caller.
     #[inline]
     pub(super) fn receive(&self, id: Option<CorrelationId>, reply: Reply) -> Option<Waker> {

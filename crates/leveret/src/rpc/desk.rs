@@ -20,9 +20,9 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::correlation::CorrelationId;
-use super::reply::{Part, RemoteError, Reply};
+use super::reply::{Part, Reply};
 use crate::amqp::{Confirmation, Outcome, Properties, Publish, Returned};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, RemoteError};
 
 /// Which replies somebody waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

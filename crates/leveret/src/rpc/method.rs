@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::address::ServiceAddress;
-use crate::asyncapi::Shape;
-use crate::consumer::{BoxError, BoxFuture, Given, Handler, Incoming};
-use crate::error::Error;
+use crate::consumer::{BoxFuture, Given, Handler, Incoming};
+use crate::error::{BoxError, Error};
 use crate::message::{IntoMessage, Message};
 use crate::retry::{Failure, named};
+use crate::shape::Shape;
 
 /// An async function that is called for a request. Its arguments are picked by type, see
 /// [`FromIncoming`](crate::FromIncoming); what it returns is the reply, see [`IntoReply`].

@@ -145,7 +145,7 @@ mod tests {
     use super::super::desk::Wanted;
     use super::*;
     use crate::amqp::{ConsumeOptions, Properties, Publish};
-    use crate::client::Client;
+    use crate::connection::Client;
     use crate::publisher::OnLoss;
     use crate::telemetry::Strays;
 
@@ -174,8 +174,8 @@ mod tests {
             on_loss: OnLoss::Fail,
             max_in_flight: 1,
         };
-        let _asker = Asker::new(&client, settings, Strays::new("numbers"));
-        let shared = client.core().health.callers.all().remove(0);
+        let asker = Asker::new(&client, settings, Strays::new("numbers"));
+        let shared = asker.shared();
         let up = client.core().publishing().up().await.unwrap();
         let channel = up.connection.open_channel().await.unwrap().into_confirm().await.unwrap();
         let queue = declare_reply_queue(&channel).await.unwrap();

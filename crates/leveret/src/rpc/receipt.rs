@@ -3,9 +3,9 @@
 use super::answering::sent;
 use super::replier::{Outlet, Replying, WayBack};
 use super::service::tell_callers;
-use crate::client::Client;
-use crate::consumer::{BoxError, Call, OnPark};
-use crate::error::Error;
+use crate::connection::Client;
+use crate::consumer::{Call, OnPark};
+use crate::error::{BoxError, Error};
 use crate::inbox::once::{Passed, is_done};
 
 /// Sends them.

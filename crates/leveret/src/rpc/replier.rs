@@ -10,7 +10,7 @@ use super::address::ReplyAddress;
 use super::reply::{END, ERROR, MORE, NUMBER, PART};
 use super::transaction::Transaction;
 use crate::amqp::{Properties, RawProperties, ShortStr, lock};
-use crate::client::Client;
+use crate::connection::Client;
 use crate::consumer::{FromIncoming, Given, Incoming};
 use crate::error::{Error, ErrorKind};
 use crate::message::{IntoMessage, Message};

@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 
 use super::correlation::CorrelationId;
 use crate::amqp::{Delivery, Properties, RawProperties, Value};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, RemoteError};
 use crate::payload::{self, Json, MsgPack, Payload};
 
 /// The kind of an error. A reply with this header is an error, and its body the text.
@@ -110,25 +110,6 @@ pub(crate) enum Part {
     /// An error, and no other follows.
     Error,
 }
-
-/// An error that a service has answered with: what its handler returned, or why it was not called.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct RemoteError {
-    /// The kind, a word to branch on: that of a [`Failure`](crate::Failure), the name of the error's type,
-    /// `undecodable`, `panic`, `unknown-method`, or else `error`.
-    pub kind: String,
-    /// What went wrong, for people.
-    pub text: String,
-}
-
-impl fmt::Display for RemoteError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", self.text, self.kind)
-    }
-}
-
-impl std::error::Error for RemoteError {}
 
 /// What a call may return: [`Json`], [`MsgPack`] and [`Payload`] for bodies as values, [`Bytes`] and `String` for the body as
 /// it is, `()` if it does not matter, and [`Reply`] for all of it.

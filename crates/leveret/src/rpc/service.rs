@@ -13,11 +13,11 @@ use super::method::{Dispatch, Method, Methods, Shapes};
 use super::replier::{Outlet, Replying, WayBack};
 use super::transaction::Transactions;
 use crate::amqp::ShortStr;
-use crate::client::Client;
+use crate::connection::Client;
 use crate::consumer::{
-    BoxError, ConsumerBuilder, HandlerService, Incoming, Observed, OnPark, Runner, Summary, unless,
+    ConsumerBuilder, HandlerService, Incoming, Observed, OnPark, Runner, Summary, unless,
 };
-use crate::error::{Error, ErrorKind};
+use crate::error::{BoxError, Error, ErrorKind};
 use crate::inbox::Inbox;
 use crate::retry::{Classification, Retry};
 use crate::telemetry::{Consumed, Replied};
@@ -79,6 +79,13 @@ pub struct ServiceBuilder {
     prefetch: Option<u16>,
     retries_calls: bool,
     is_transactional: bool,
+}
+
+impl Client {
+    /// A service to be offered, by its name.
+    pub fn service(&self, name: impl Into<String>) -> ServiceBuilder {
+        ServiceBuilder::new(self.clone(), name.into())
+    }
 }
 
 impl ServiceBuilder {

@@ -16,8 +16,8 @@ use crate::amqp::{
     self, Channel, Confirm, Connection, ConsumeOptions, Consumer, DIRECT_REPLIES, ShortStr, Value,
     lock,
 };
-use crate::client::core::Core;
-use crate::client::registry::{Entry, SeatKind};
+use crate::connection::core::Core;
+use crate::connection::registry::{Entry, SeatKind};
 use crate::connection::{ChannelState, LossCause, PoisonBisection, Resend};
 use crate::error::Error;
 use crate::publisher::OnLoss;

@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::binding::{Binding, Destination};
-use super::conflict::Conflict;
 use super::exchange::Exchange;
 use super::queue::Queue;
 use crate::amqp::{self, Channel, Connection, ExchangeOptions, QueueInfo, QueueOptions, ReplyCode};
-use crate::error::Error;
+use crate::error::{Conflict, Error};
 
 /// One object of a topology.
 #[derive(Clone, Copy, Debug)]

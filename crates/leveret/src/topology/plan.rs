@@ -6,11 +6,10 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use super::conflict::Conflict;
 use super::declare::{Declaring, Naming, Object};
 use super::{Destination, Topology};
 use crate::amqp::{Channel, Connection, ReplyCode};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Conflict, Error, ErrorKind};
 
 /// What applying a topology would do. From [`Client::plan`](crate::Client::plan).
 #[derive(Clone, Debug)]

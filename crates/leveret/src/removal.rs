@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::amqp::{Channel, DeleteExchange, DeleteQueue, GetOptions, ReplyCode};
-use crate::client::Client;
+use crate::connection::Client;
 use crate::error::{Error, ErrorKind};
 use crate::parking::kind::{Kind, kind_now};
 use crate::retry::profile::WorkQueue;
@@ -41,6 +41,26 @@ impl fmt::Display for Belonging {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = if self.is_queue { "queue" } else { "exchange" };
         write!(f, "{kind} {:?}", self.name)
+    }
+}
+
+impl Client {
+    /// Deletes a queue with its retry, wait and parking objects, unless there are messages in them.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leveret::Error> {
+    /// use leveret::{Client, Queue, Topology};
+    ///
+    /// let client = Client::embedded().await?;
+    /// client.apply(&Topology::new().queue(Queue::quorum("jobs"))).await?;
+    /// let deleted = client.queue_removal("jobs").run().await?;
+    /// assert!(deleted.iter().any(|object| object.name == "jobs" && object.is_there));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn queue_removal(&self, queue: impl Into<String>) -> QueueRemoval {
+        QueueRemoval::new(self, queue.into())
     }
 }
 

@@ -5,14 +5,15 @@ use std::time::Duration;
 use crate::amqp::{Array, RawProperties, Value};
 use crate::delivery::Delivery;
 use crate::error::Error;
-use crate::mover::Parcel;
+use crate::forwarder::Parcel;
 use crate::topology::{Exchange, Queue, QueueType, Topology};
 
-use super::one_wait::OneWait;
-use super::policy::{Decision, Facts, ParkReason, RetryPolicy};
-use super::profile::{Profile, Step, WorkQueue};
-use super::stamp::{self, Detail, Failed, header};
-use super::{Retry, traps};
+use crate::connection::ParkReason;
+use crate::retry::one_wait::OneWait;
+use crate::retry::policy::{Decision, Facts, RetryPolicy};
+use crate::retry::profile::{Profile, Step, WorkQueue};
+use crate::retry::stamp::{self, Detail, Failed, header};
+use crate::retry::{Retry, traps};
 
 /// Jobs of several kinds share a queue in which they wait for hours, and one in which they end: the design of the Cover Art
 /// Archive's indexer.

@@ -3,18 +3,18 @@
 use std::time::Duration;
 
 use crate::amqp::RawProperties;
-use crate::client::Client;
+use crate::connection::Client;
 use crate::delivery::Delivery;
 use crate::error::Error;
-use crate::mover::Parcel;
+use crate::forwarder::Parcel;
 use crate::topology::cycle::UNLIMITED;
 use crate::topology::{Exchange, Queue, QueueType, Topology};
 
-use super::policy::RetryPolicy;
-use super::profile::{Profile, Step, WorkQueue};
-use super::stamp::{self, Detail, Failed, header};
-use super::tiers::lasting;
-use super::{Retry, one_wait, rejecting, traps};
+use crate::retry::policy::RetryPolicy;
+use crate::retry::profile::{Profile, Step, WorkQueue};
+use crate::retry::stamp::{self, Detail, Failed, header};
+use crate::retry::tiers::lasting;
+use crate::retry::{Retry, one_wait, rejecting, traps};
 
 mod redelivery;
 

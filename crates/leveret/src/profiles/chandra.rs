@@ -5,14 +5,14 @@ use std::time::{Duration, SystemTime};
 use crate::amqp::RawProperties;
 use crate::delivery::Delivery;
 use crate::error::Error;
-use crate::mover::Parcel;
+use crate::forwarder::Parcel;
 use crate::topology::{Binding, Exchange, ExchangeKind, Queue, QueueType, Topology};
 
-use super::one_wait::OneWait;
-use super::policy::RetryPolicy;
-use super::profile::{Profile, Step, WorkQueue};
-use super::stamp::{Detail, Failed, Origin};
-use super::{Retry, rejecting, traps};
+use crate::retry::one_wait::OneWait;
+use crate::retry::policy::RetryPolicy;
+use crate::retry::profile::{Profile, Step, WorkQueue};
+use crate::retry::stamp::{Detail, Failed, Origin};
+use crate::retry::{Retry, rejecting, traps};
 
 /// Messages go to a dead-letter exchange, which has a retry queue and a parking lot behind it: the design of the Chandra
 /// client library.

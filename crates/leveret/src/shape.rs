@@ -2,21 +2,14 @@
 
 use bytes::Bytes;
 
-use crate::consumer::FromIncoming;
-
 /// What the body of a message is, as far as a type tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    pub(super) content_type: Option<&'static str>,
-    pub(super) type_name: &'static str,
+    pub(crate) content_type: Option<&'static str>,
+    pub(crate) type_name: &'static str,
 }
 
 impl Shape {
-    /// That of an argument of a handler, if it is made of the body.
-    pub fn of<M: FromIncoming>() -> Option<Self> {
-        M::shape()
-    }
-
     /// A value of this type, written in this way; none, if that differs from message to message.
     pub fn new<T: ?Sized>(content_type: Option<&'static str>) -> Self {
         Shape { content_type, type_name: std::any::type_name::<T>() }
@@ -34,7 +27,7 @@ impl Shape {
 }
 
 /// A name without paths, of characters that names in a document may have: `Vec_Tick` for `alloc::vec::Vec<app::Tick>`.
-pub(super) fn plain(name: &str) -> String {
+pub(crate) fn plain(name: &str) -> String {
     let mut words = Vec::new();
     for path in name.split(|c: char| !is_plain(c) && c != ':') {
         let last = path.rsplit("::").next().unwrap_or_default().trim_matches(':');

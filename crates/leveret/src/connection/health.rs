@@ -4,7 +4,7 @@ use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
 use tokio::time::Instant;
 
-use super::line::{Line, State};
+use super::managed::{Line, State};
 use crate::error::Error;
 
 /// What [`Client::health`](super::Client::health) found.

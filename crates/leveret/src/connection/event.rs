@@ -5,7 +5,6 @@ use std::fmt;
 use tokio::sync::broadcast;
 
 use crate::error::Error;
-use crate::retry::ParkReason;
 use crate::text::escape;
 
 /// How many events wait for a listener that does not take them. One that falls behind further misses the oldest.
@@ -232,5 +231,40 @@ impl Announcer {
         }
         // Nobody listening is no error.
         let _ = self.0.send(event);
+    }
+}
+
+/// Why a message is parked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ParkReason {
+    /// Its retries are used up.
+    Exhausted,
+    /// It would be too old by the next attempt.
+    TooOld,
+    /// Its error will not go away.
+    Permanent,
+    /// It cannot be sent to where it would wait: its headers are too large for one more.
+    Unmovable,
+    /// Nobody knows where it should go, or there is no such place.
+    Unroutable,
+}
+
+impl ParkReason {
+    /// A word for it, as the parked message carries it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ParkReason::Exhausted => "exhausted",
+            ParkReason::TooOld => "too-old",
+            ParkReason::Permanent => "permanent",
+            ParkReason::Unmovable => "unmovable",
+            ParkReason::Unroutable => "unroutable",
+        }
+    }
+}
+
+impl fmt::Display for ParkReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
     }
 }

@@ -71,7 +71,7 @@ impl Client {
 }
 
 /// Checks again and again, until the client is closed.
-pub(super) async fn keep_checking(core: Arc<Core>) {
+pub(crate) async fn keep_checking(core: Arc<Core>) {
     let checking = async {
         loop {
             sleep(core.options.check_every.max(PAUSE)).await;
@@ -102,7 +102,7 @@ pub(super) async fn keep_checking(core: Arc<Core>) {
 
 async fn check(core: &Arc<Core>) {
     let pools = core.health.pools.all();
-    let refilling = join_all(pools.iter().map(|pool| pool.refill()));
+    let refilling = join_all(pools.iter().map(|pool| Arc::clone(pool).repair()));
     // Each for itself, so that a queue that does not answer delays no other.
     let mut checking = JoinSet::new();
     for (queue, seats) in core.health.seats() {

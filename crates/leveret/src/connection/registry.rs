@@ -1,6 +1,9 @@
 //! What lives on a client, so that its health can be told.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::future::ready;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -8,10 +11,9 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::core::Core;
-use super::health::ConsumerHealth;
+use super::health::{CallerHealth, ConsumerHealth, PoolHealth, PublisherHealth};
 use crate::amqp::{Pulse, lock};
 use crate::error::Error;
-use crate::{pool, publisher, rpc};
 
 /// The consumers, publishers, callers and pools of a client.
 #[derive(Debug, Default)]
@@ -20,22 +22,32 @@ pub(crate) struct Registry {
     next: AtomicU64,
     /// A consumer has begun.
     pub(super) began: Notify,
-    pub(crate) publishers: Members<publisher::Shared>,
-    pub(crate) callers: Members<rpc::Calling>,
-    pub(crate) pools: Members<pool::Pool>,
+    pub(crate) publishers: Members<dyn ReportHealth<PublisherHealth>>,
+    pub(crate) callers: Members<dyn ReportHealth<CallerHealth>>,
+    pub(crate) pools: Members<dyn ReportHealth<PoolHealth>>,
+}
+
+/// A publisher, caller or pool that says how it is.
+pub(crate) trait ReportHealth<H>: fmt::Debug + Send + Sync {
+    fn health(&self) -> H;
+
+    /// Mends at once what it would mend later, before its health is asked for.
+    fn repair(self: Arc<Self>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(ready(()))
+    }
 }
 
 /// Those that are still used by somebody.
 #[derive(Debug)]
-pub(crate) struct Members<T>(Mutex<Vec<Weak<T>>>);
+pub(crate) struct Members<T: ?Sized>(Mutex<Vec<Weak<T>>>);
 
-impl<T> Default for Members<T> {
+impl<T: ?Sized> Default for Members<T> {
     fn default() -> Self {
         Members(Mutex::default())
     }
 }
 
-impl<T> Members<T> {
+impl<T: ?Sized> Members<T> {
     pub(crate) fn add(&self, member: &Arc<T>) {
         let mut members = lock(&self.0);
         members.retain(|member| member.strong_count() > 0);

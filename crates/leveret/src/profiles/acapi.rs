@@ -5,14 +5,14 @@ use std::time::{Duration, SystemTime};
 use crate::amqp::RawProperties;
 use crate::delivery::Delivery;
 use crate::error::Error;
-use crate::mover::Parcel;
+use crate::forwarder::Parcel;
 use crate::topology::{Binding, Exchange, ExchangeKind, Queue, QueueType, Topology};
 
-use super::one_wait::OneWait;
-use super::policy::RetryPolicy;
-use super::profile::{Profile, Step, WorkQueue};
-use super::stamp::{Detail, Failed, Origin, header};
-use super::{Retry, rejecting, retry_info, traps};
+use crate::retry::one_wait::OneWait;
+use crate::retry::policy::RetryPolicy;
+use crate::retry::profile::{Profile, Step, WorkQueue};
+use crate::retry::stamp::{Detail, Failed, Origin, header};
+use crate::retry::{Retry, rejecting, retry_info, traps};
 
 /// Messages wait in a queue beside their own, and end in another one: the design of ACAPI's clients, and of the `Maxretry`
 /// handler of Sneakers and Kicks, with which it can share queues.

@@ -11,10 +11,10 @@ use tokio::task::JoinHandle;
 use super::backoff::Backoff;
 use super::endpoint::Endpoints;
 use super::event::{Announcer, ClientEvent};
-use super::line::{Line, Role};
+use super::extensions::Extensions;
+use super::managed::{Line, Role};
 use super::registry::Registry;
 use crate::amqp::lock;
-use crate::delay::ready::Ready;
 use crate::error::Error;
 use crate::parking::{Hands, Kinds};
 use crate::topology::Remembered;
@@ -52,7 +52,7 @@ pub(crate) struct Core {
     pub(crate) options: Options,
     pub(crate) endpoints: Endpoints,
     pub(crate) remembered: Remembered,
-    pub(crate) delays: Ready,
+    pub(crate) extensions: Extensions,
     pub(crate) kinds: Kinds,
     pub(crate) hands: Hands,
     pub(crate) health: Registry,
@@ -106,7 +106,7 @@ impl Core {
             options,
             endpoints,
             remembered: Remembered::default(),
-            delays: Ready::default(),
+            extensions: Extensions::default(),
             kinds: Kinds::default(),
             hands: Hands::default(),
             health: Registry::default(),

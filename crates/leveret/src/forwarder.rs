@@ -10,12 +10,12 @@ use crate::amqp::{
     Channel, Confirm, Confirmation, Outcome, Properties, Publish, RawProperties, ShortStr, Table,
     Value, deadline_in,
 };
-use crate::client::Client;
-use crate::client::line::Up;
+use crate::connection::Client;
+use crate::connection::managed::Up;
 use crate::connection::{ReliableChannel, UsableChannel};
+use crate::deaths::Deaths;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
-use crate::retry::Deaths;
 
 /// Headers in which a message keeps what the broker would refuse, or act on at the wrong time.
 pub(crate) mod kept {

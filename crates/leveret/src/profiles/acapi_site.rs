@@ -1,13 +1,13 @@
 //! The exchanges and queues of ACAPI.
 
-use crate::client::Client;
+use crate::connection::Client;
 use crate::consumer::ConsumerBuilder;
 use crate::error::Error;
-use crate::retry::Acapi;
 use crate::rpc::{Method, Replies, RpcBuilder, ServiceBuilder};
 use crate::topology::{Exchange, ExchangeKind, Queue, Topology};
 
-use super::Events;
+use super::Acapi;
+use crate::events::Events;
 
 /// Events by the conventions of ACAPI: all of them are published to one fanout, which feeds exchanges of other kinds, and
 /// applications bind their queues to the one that suits them.
