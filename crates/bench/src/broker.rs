@@ -1,20 +1,22 @@
-//! Whole brokers: Leveret's embedded one and RabbitMQ, with Leveret's client on either.
+//! Whole brokers: Leveret's embedded one and RabbitMQ, with Leveret's engine on either.
 //!
-//! The broker runs in a process of its own, so that its CPU time and memory are its own; `memory` is the embedded broker
-//! in the client's process, without a socket.
+//! The embedded broker runs in a process of its own, which a run starts, so that its CPU time and memory are its own; `memory`
+//! is the embedded broker in the client's process, without a socket.
 
 mod jobs;
-mod process;
+pub(crate) mod process;
 
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use leveret_testkit::rabbitmq::{RabbitNode, Version};
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
-use crate::client::Failure;
-use jobs::{Flow, Target};
-pub(crate) use process::{EmbeddedBroker, serve};
+use crate::meter::{Failure, Measured};
+use crate::suite::{Row, Suite, name};
+use crate::table::{Column, Target, figure, label};
+use jobs::{Load, Topics};
+pub(crate) use process::EmbeddedBroker;
 
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -32,186 +34,194 @@ pub(crate) struct Arguments {
     idle: u64,
 }
 
-/// One line of the table.
-pub(crate) struct Row {
-    what: String,
-    broker: &'static str,
-    value: f64,
-    unit: &'static str,
-    /// What was hoped for, and whether it came true.
-    target: Option<(String, bool)>,
+#[derive(Clone, Copy, PartialEq, ValueEnum, Serialize, Deserialize)]
+enum Broker {
+    #[value(name = "embedded, TCP")]
+    Tcp,
+    #[value(name = "embedded, memory")]
+    Memory,
+    #[value(name = "RabbitMQ")]
+    Rabbitmq,
 }
 
-impl Row {
-    fn new(what: &str, broker: &'static str, value: f64, unit: &'static str) -> Self {
-        Row { what: what.to_owned(), broker, value, unit, target: None }
-    }
+#[derive(Clone, Copy, PartialEq, Serialize, Deserialize)]
+enum Job {
+    /// Publish → queue → consume, all at once, without confirms and acks.
+    AutoAck,
+    /// The same with both.
+    Confirmed,
+    /// What a message costs the broker with so many bindings.
+    Topics(usize),
+    /// What a message in a queue costs beside its body.
+    Backlog,
+    /// What a connection costs that does nothing.
+    Idle,
+}
 
-    fn at_least(mut self, target: f64) -> Self {
-        self.target = Some((format!("≥ {target:.0}"), self.value >= target));
-        self
-    }
-
-    fn at_most(mut self, target: f64) -> Self {
-        self.target = Some((format!("≤ {target:.0}"), self.value <= target));
-        self
-    }
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct Run {
+    job: Job,
+    broker: Broker,
+    /// That of RabbitMQ.
+    url: Option<String>,
+    /// Or connections.
+    messages: u64,
 }
 
 /// The least that is expected of the embedded broker over TCP, in messages per second.
-fn expected(flow: Flow) -> f64 {
-    match flow {
-        Flow::AutoAck => 800_000.0,
-        Flow::Confirmed => 300_000.0,
-    }
-}
+const AUTO_ACK_RATE: f64 = 800_000.0;
+const CONFIRMED_RATE: f64 = 300_000.0;
 
 /// How many times RabbitMQ's rate is expected.
 const TIMES_RABBITMQ: f64 = 8.0;
 
-pub(crate) fn run(arguments: &Arguments, rounds: u32) -> Result<Vec<Row>, Failure> {
-    tokio::runtime::Runtime::new()?.block_on(measure(arguments, rounds))
+const BINDINGS: [usize; 2] = [10, 10_000];
+
+pub(crate) struct Brokers {
+    arguments: Arguments,
+    rabbitmq: Option<RabbitNode>,
 }
 
-async fn measure(arguments: &Arguments, rounds: u32) -> Result<Vec<Row>, Failure> {
-    let mut rows = Vec::new();
-    let rabbitmq = match arguments.rabbitmq.as_str() {
-        "none" => None,
-        version => Some(RabbitNode::start(version.parse::<Version>()?).await),
-    };
-    for flow in [Flow::AutoAck, Flow::Confirmed] {
-        rows.extend(end_to_end(arguments, rounds, flow, rabbitmq.as_ref()).await?);
-    }
-    drop(rabbitmq);
-    rows.extend(topics(arguments, rounds).await?);
-    rows.push(backlog(arguments.backlog).await?);
-    rows.push(idle_connections(arguments.idle).await?);
-    Ok(rows)
-}
+impl Suite for Brokers {
+    const NAME: &'static str = "broker";
+    const DEADLINE: Duration = Duration::from_secs(300);
+    const NOTES: &'static str = "CPU: of the broker's process; times RabbitMQ: the rate; times as much: the CPU \
+        time, with many bindings; bytes, KiB: of memory that the broker holds for each";
 
-/// Publish → queue → consume, all at once.
-async fn end_to_end(
-    arguments: &Arguments,
-    rounds: u32,
-    flow: Flow,
-    rabbitmq: Option<&RabbitNode>,
-) -> Result<Vec<Row>, Failure> {
-    let broker = EmbeddedBroker::start()?;
-    let (mut tcp, mut memory, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
-    let mut broker_cpu = Vec::new();
-    for round in 0..rounds {
-        let cpu = broker.cpu_time()?;
-        let target = Target { url: broker.url(), messages: arguments.messages };
-        tcp.push(jobs::end_to_end(&target, flow).await?);
-        let spent = broker.cpu_time()? - cpu;
-        broker_cpu.push(spent.as_secs_f64() * 1e6 / arguments.messages as f64);
-        let url = format!("memory://{flow:?}-{round}");
-        memory.push(jobs::end_to_end(&Target { url, ..target }, flow).await?);
-        if let Some(node) = rabbitmq {
-            let target = Target { url: node.url(), messages: arguments.messages / 10 };
-            theirs.push(jobs::end_to_end(&target, flow).await?);
-        }
-    }
-    let what = match flow {
-        Flow::AutoAck => "end to end, 16 B, auto-ack, no confirms",
-        Flow::Confirmed => "end to end, 16 B, confirms and acks",
-    };
-    let ours = median(tcp);
-    let mut rows = vec![
-        Row::new(what, "embedded, TCP", ours, "messages/s").at_least(expected(flow)),
-        Row::new("  its CPU", "embedded, TCP", median(broker_cpu), "µs/message"),
-        Row::new(what, "embedded, memory", median(memory), "messages/s").at_least(ours),
-    ];
-    if !theirs.is_empty() {
-        let theirs = median(theirs);
-        rows.push(Row::new(what, "RabbitMQ", theirs, "messages/s"));
-        let times = Row::new("  times RabbitMQ", "embedded, TCP", ours / theirs, "");
-        rows.push(times.at_least(TIMES_RABBITMQ));
-    }
-    Ok(rows)
-}
+    type Arguments = Arguments;
+    type Run = Run;
 
-/// What a message costs the broker with few bindings and with many.
-async fn topics(arguments: &Arguments, rounds: u32) -> Result<Vec<Row>, Failure> {
-    let mut costs = Vec::new();
-    for bindings in [10, 10_000] {
-        let broker = EmbeddedBroker::start()?;
-        let target = Target { url: broker.url(), messages: arguments.messages / 4 };
-        let topics = jobs::Topics::bind(&target, bindings).await?;
-        let mut samples = Vec::new();
-        for _ in 0..rounds {
-            let cpu = broker.cpu_time()?;
-            topics.publish(&target).await?;
-            let spent = broker.cpu_time()? - cpu;
-            samples.push(spent.as_secs_f64() * 1e6 / target.messages as f64);
-        }
-        costs.push(median(samples));
-    }
-    let (few, many) = (costs[0], costs[1]);
-    Ok(vec![
-        Row::new("CPU with 10 topic bindings", "embedded, TCP", few, "µs/message"),
-        Row::new("CPU with 10,000", "embedded, TCP", many, "µs/message"),
-        Row::new("  times as much", "embedded, TCP", many / few, "").at_most(2.0),
-    ])
-}
-
-/// What a message in a queue costs beside its body.
-async fn backlog(messages: u64) -> Result<Row, Failure> {
-    let broker = EmbeddedBroker::start()?;
-    let target = Target { url: broker.url(), messages };
-    jobs::fill(&Target { messages: 1000, ..target.clone() }).await?;
-    let before = broker.memory()?;
-    jobs::fill(&target).await?;
-    let each = (broker.memory()? - before) as f64 / messages as f64 - jobs::BODY as f64;
-    let what = format!("overhead of a message in a queue of {messages}");
-    Ok(Row::new(&what, "embedded, TCP", each, "bytes").at_most(150.0))
-}
-
-/// What a connection costs that does nothing.
-async fn idle_connections(count: u64) -> Result<Row, Failure> {
-    let broker = EmbeddedBroker::start()?;
-    let _warm = jobs::connect(&broker.url(), 10).await?;
-    let before = broker.memory()?;
-    let _idle = jobs::connect(&broker.url(), count).await?;
-    // They have been served once they are open; what the broker frees after that takes a moment.
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    let each = (broker.memory()? - before) as f64 / 1024.0 / count as f64;
-    let what = format!("an idle connection of {count}");
-    Ok(Row::new(&what, "embedded, TCP", each, "KiB").at_most(20.0))
-}
-
-fn median(mut samples: Vec<f64>) -> f64 {
-    samples.sort_by(f64::total_cmp);
-    samples[samples.len() / 2]
-}
-
-pub(crate) fn table(rows: &[Row]) -> String {
-    let width = rows.iter().map(|row| row.what.chars().count()).max().unwrap_or(0);
-    let mut text = String::new();
-    for Row { what, broker, value, unit, target } in rows {
-        let value = if *value < 100.0 { format!("{value:.2}") } else { format!("{value:.0}") };
-        let target = match target {
-            Some((target, true)) => format!("{target}, met"),
-            Some((target, false)) => format!("{target}, MISSED"),
-            None => String::new(),
+    async fn start(arguments: Arguments) -> Result<Self, Failure> {
+        let rabbitmq = match arguments.rabbitmq.as_str() {
+            "none" => None,
+            version => Some(RabbitNode::start(version.parse::<Version>()?).await),
         };
-        let line = format!("{what:width$}  {broker:16}  {value:>10} {unit:10}  {target}");
-        text += line.trim_end();
-        text.push('\n');
+        Ok(Brokers { arguments, rabbitmq })
     }
-    text
+
+    fn settings(&self) -> Vec<Vec<Run>> {
+        let Arguments { messages, backlog, idle, .. } = self.arguments;
+        let on_tcp = |job, messages| Run { job, broker: Broker::Tcp, url: None, messages };
+        let mut settings = Vec::new();
+        for job in [Job::AutoAck, Job::Confirmed] {
+            let tcp = on_tcp(job, messages);
+            let mut setting = vec![tcp.clone(), Run { broker: Broker::Memory, ..tcp }];
+            if let Some(node) = &self.rabbitmq {
+                let (url, messages) = (Some(node.url()), messages / 10);
+                setting.push(Run { job, broker: Broker::Rabbitmq, url, messages });
+            }
+            settings.push(setting);
+        }
+        settings.extend(BINDINGS.map(|count| vec![on_tcp(Job::Topics(count), messages / 4)]));
+        settings.push(vec![on_tcp(Job::Backlog, backlog)]);
+        settings.push(vec![on_tcp(Job::Idle, idle)]);
+        settings
+    }
+
+    fn runs_once(run: &Run) -> bool {
+        matches!(run.job, Job::Backlog | Job::Idle)
+    }
+
+    async fn run(run: Run) -> Result<Measured, Failure> {
+        let embedded = EmbeddedBroker::start().await?;
+        let url = match (run.broker, run.url) {
+            (Broker::Memory, _) => "memory://bench".to_owned(),
+            (_, Some(rabbitmq)) => rabbitmq,
+            (_, None) => embedded.url(),
+        };
+        let load = Load { url, messages: run.messages };
+        match run.job {
+            Job::AutoAck => jobs::end_to_end(&load, true, &embedded).await,
+            Job::Confirmed => jobs::end_to_end(&load, false, &embedded).await,
+            Job::Topics(bindings) => Topics::bind(&load, bindings).await?.publish(&embedded).await,
+            Job::Backlog => jobs::backlog(&load, &embedded).await,
+            Job::Idle => jobs::idle_connections(&load, &embedded).await,
+        }
+    }
+
+    /// Time, or the broker's CPU time where it counts alone.
+    fn cost(measured: &Measured) -> f64 {
+        match measured.wall_ns {
+            0 => measured.broker_cpu_ns.unwrap_or(0) as f64,
+            wall_ns => wall_ns as f64,
+        }
+    }
+
+    fn columns() -> Vec<Column<Run>> {
+        vec![
+            label("what", what),
+            label("broker", |run| name(run.broker)),
+            figure("messages/s", "messages_per_second", 0, |row, _| rate(row)),
+            figure("times RabbitMQ", "times_rabbitmq", 2, times_rabbitmq),
+            figure("CPU µs/msg", "broker_cpu_us_per_message", 2, |row, _| broker_cpu(row)),
+            figure("times as much", "times_few_bindings", 2, times_few_bindings),
+            figure("bytes", "bytes_per_message", 0, |row, _| {
+                (row.run.job == Job::Backlog).then(|| bytes_each(row)).flatten()
+            }),
+            figure("KiB", "kib_per_connection", 2, |row, _| {
+                (row.run.job == Job::Idle).then(|| Some(bytes_each(row)? / 1024.0)).flatten()
+            }),
+        ]
+    }
+
+    fn targets(row: &Row<Run>, rows: &[Row<Run>]) -> Vec<Target> {
+        let at_least = |least, value: Option<f64>| Some(Target::at_least(least, value?));
+        let at_most = |most, value: Option<f64>| Some(Target::at_most(most, value?));
+        let over_tcp = find(rows, row.run.job, Broker::Tcp).and_then(rate);
+        let targets = match (row.run.job, row.run.broker) {
+            (_, Broker::Rabbitmq) => [None, None],
+            (_, Broker::Memory) => [at_least(over_tcp.unwrap_or(0.0), rate(row)), None],
+            (Job::AutoAck, _) => [at_least(AUTO_ACK_RATE, rate(row)), times_target(row, rows)],
+            (Job::Confirmed, _) => [at_least(CONFIRMED_RATE, rate(row)), times_target(row, rows)],
+            (Job::Topics(_), _) => [at_most(2.0, times_few_bindings(row, rows)), None],
+            (Job::Backlog, _) => [at_most(150.0, bytes_each(row)), None],
+            (Job::Idle, _) => [at_most(20.0, bytes_each(row).map(|bytes| bytes / 1024.0)), None],
+        };
+        targets.into_iter().flatten().collect()
+    }
 }
 
-pub(crate) fn json(rows: &[Row]) -> Value {
-    let row = |row: &Row| {
-        json!({
-            "what": row.what.trim(),
-            "broker": row.broker,
-            "value": row.value,
-            "unit": row.unit,
-            "target": row.target.as_ref().map(|(target, _)| target),
-            "met": row.target.as_ref().map(|(_, met)| met),
-        })
-    };
-    rows.iter().map(row).collect()
+fn what(run: &Run) -> String {
+    match run.job {
+        Job::AutoAck => "end to end, 16 B, auto-ack, no confirms".to_owned(),
+        Job::Confirmed => "end to end, 16 B, confirms and acks".to_owned(),
+        Job::Topics(bindings) => format!("CPU with {bindings} topic bindings"),
+        Job::Backlog => format!("overhead of a message in a queue of {}", run.messages),
+        Job::Idle => format!("an idle connection of {}", run.messages),
+    }
+}
+
+fn find(rows: &[Row<Run>], job: Job, broker: Broker) -> Option<&Row<Run>> {
+    rows.iter().find(|row| (row.run.job, row.run.broker) == (job, broker))
+}
+
+fn rate(row: &Row<Run>) -> Option<f64> {
+    row.median().filter(|took| took.wall_ns > 0).map(Measured::messages_per_second)
+}
+
+fn times_rabbitmq(row: &Row<Run>, rows: &[Row<Run>]) -> Option<f64> {
+    let theirs = rate(find(rows, row.run.job, Broker::Rabbitmq)?)?;
+    (row.run.broker == Broker::Tcp).then_some(rate(row)? / theirs)
+}
+
+fn times_target(row: &Row<Run>, rows: &[Row<Run>]) -> Option<Target> {
+    let times = times_rabbitmq(row, rows)?;
+    let text = format!("≥ {TIMES_RABBITMQ} times RabbitMQ");
+    Some(Target { text, met: times >= TIMES_RABBITMQ })
+}
+
+fn broker_cpu(row: &Row<Run>) -> Option<f64> {
+    let measured = row.median().filter(|_| row.run.broker == Broker::Tcp)?;
+    Some(measured.us_per_message(measured.broker_cpu_ns?))
+}
+
+fn times_few_bindings(row: &Row<Run>, rows: &[Row<Run>]) -> Option<f64> {
+    let few = broker_cpu(find(rows, Job::Topics(BINDINGS[0]), Broker::Tcp)?)?;
+    (row.run.job == Job::Topics(BINDINGS[1])).then_some(broker_cpu(row)? / few)
+}
+
+/// What one message or connection takes of the broker's memory, without the body.
+fn bytes_each(row: &Row<Run>) -> Option<f64> {
+    let measured = row.median()?;
+    Some(measured.bytes? as f64 / measured.messages as f64)
 }

@@ -5,18 +5,23 @@
 //! came there is the socket's affair) and ends with a method, properties and a body that outlive it.
 
 use std::hint::black_box;
+use std::time::Duration;
 
 use amq_protocol::frame::{
     AMQPContentHeader, AMQPFrame, GenResult, WriteContext, gen_frame, parse_frame,
 };
 use amq_protocol::protocol::{AMQPClass, basic as amq};
 use bytes::{Buf, Bytes};
+use clap::ValueEnum;
 use leveret_wire::method::basic;
 use leveret_wire::{
     Assembler, FrameKind, FrameMax, Inbound, Method, Outbound, Properties, ShortStr,
 };
+use serde::{Deserialize, Serialize};
 
-use crate::measure::{Candidate, Measured, compare};
+use crate::meter::{Failure, Measured, cpu_time};
+use crate::suite::{Row, Suite, name};
+use crate::table::{Column, figure, label};
 
 /// Messages per buffer: about what one system call takes.
 const BATCH: usize = 500;
@@ -25,46 +30,143 @@ const KEY: &str = "order.created";
 const TAG: &str = "consumer-1";
 const CONTENT_TYPE: &str = "application/json";
 
-pub(crate) fn run(rounds: u32) -> Vec<Measured> {
-    let mut results = Vec::new();
-    for size in [16, 1024, 16 * 1024] {
-        results.extend(encode(size, rounds));
-    }
-    for size in [16, 1024, 16 * 1024] {
-        results.extend(decode(size, rounds));
-    }
-    results
+/// How long a run lasts.
+const SLICE: Duration = Duration::from_millis(200);
+
+#[derive(Clone, Copy, PartialEq, ValueEnum, Serialize, Deserialize)]
+pub(crate) enum Job {
+    #[value(name = "encode publish")]
+    Encode,
+    #[value(name = "decode deliveries")]
+    Decode,
 }
 
-fn encode(size: usize, rounds: u32) -> Vec<Measured> {
-    let body = Bytes::from(vec![b'x'; size]);
-    let mut outbound = Outbound::new();
-    let mut buffer = Some(Vec::new());
-    let mut prepared_buffer = Some(Vec::new());
-    let prepared = amq_publish(&body);
+#[derive(Clone, Copy, PartialEq, ValueEnum, Serialize, Deserialize)]
+pub(crate) enum Candidate {
+    LeveretWire,
+    AmqProtocol,
+    #[value(name = "amq-protocol, frames made beforehand")]
+    AmqProtocolPrepared,
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Run {
+    job: Job,
+    candidate: Candidate,
+    size: usize,
+}
+
+pub(crate) struct Codec;
+
+impl Suite for Codec {
+    const NAME: &'static str = "codec";
+    const DEADLINE: Duration = Duration::from_secs(60);
+    const ROUNDS: u32 = 7;
+    const NOTES: &'static str =
+        "ns/message: CPU time; least: of all rounds; times ours: that of leveret-wire";
+
+    type Arguments = ();
+    type Run = Run;
+
+    async fn start((): ()) -> Result<Self, Failure> {
+        Ok(Codec)
+    }
+
+    fn settings(&self) -> Vec<Vec<Run>> {
+        let mut settings = Vec::new();
+        for &job in Job::value_variants() {
+            let mut candidates = Candidate::value_variants().to_vec();
+            candidates.retain(|one| job == Job::Encode || *one != Candidate::AmqProtocolPrepared);
+            for size in [16, 1024, 16 * 1024] {
+                let runs = candidates.iter().map(|&candidate| Run { job, candidate, size });
+                settings.push(runs.collect());
+            }
+        }
+        settings
+    }
+
+    async fn run(Run { job, candidate, size }: Run) -> Result<Measured, Failure> {
+        Ok(match (job, candidate) {
+            (Job::Encode, Candidate::LeveretWire) => encode(size),
+            (Job::Encode, Candidate::AmqProtocol) => encode_amq(size, false),
+            (Job::Encode, Candidate::AmqProtocolPrepared) => encode_amq(size, true),
+            (Job::Decode, Candidate::LeveretWire) => decode(size),
+            (Job::Decode, _) => decode_amq(size),
+        })
+    }
+
+    fn columns() -> Vec<Column<Run>> {
+        vec![
+            label("job", |run| format!("{}, {} B", name(run.job), run.size)),
+            label("candidate", |run| name(run.candidate)),
+            figure("ns/message", "cpu_ns_per_message", 1, |row, _| Some(row.cpu()? * 1e3)),
+            figure("least", "least_cpu_ns_per_message", 1, |row, _| {
+                let runs = row.result.as_ref().ok()?;
+                Some(runs.first()?.cpu_us_per_message() * 1e3)
+            }),
+            figure("times ours", "times_ours", 1, times_ours),
+        ]
+    }
+}
+
+fn times_ours(row: &Row<Run>, rows: &[Row<Run>]) -> Option<f64> {
+    let Run { job, candidate, size } = row.run;
+    let is_ours =
+        |run: &Run| (run.job, run.size, run.candidate) == (job, size, Candidate::LeveretWire);
+    (candidate != Candidate::LeveretWire).then(|| row.times(rows, is_ours)).flatten()
+}
+
+/// Does the job batch by batch, until it has lasted long enough. The making of the input does not count.
+fn measure<T>(mut input: impl FnMut() -> T, mut work: impl FnMut(T)) -> Measured {
+    work(input());
+    let (mut messages, mut spent) = (0, Duration::ZERO);
+    while spent < SLICE {
+        let input = input();
+        let began = cpu_time();
+        work(input);
+        spent += cpu_time() - began;
+        messages += BATCH as u64;
+    }
+    let spent = spent.as_nanos() as u64;
+    Measured { messages, cpu_ns: spent, wall_ns: spent, ..Measured::default() }
+}
+
+fn body(size: usize) -> Bytes {
+    Bytes::from(vec![b'x'; size])
+}
+
+fn encode(size: usize) -> Measured {
+    let body = body(size);
     assert_same_bytes(&body);
-    let candidates = vec![
-        Candidate::new("leveret-wire", || {
+    let mut outbound = Outbound::new();
+    measure(
+        || (),
+        |()| {
             for _ in 0..BATCH {
                 encode_publish(&mut outbound, black_box(&body));
             }
             black_box(outbound.chunk());
             outbound.advance(outbound.remaining());
-        }),
-        Candidate::new("amq-protocol", || {
+        },
+    )
+}
+
+fn encode_amq(size: usize, are_frames_prepared: bool) -> Measured {
+    let body = body(size);
+    let prepared = are_frames_prepared.then(|| amq_publish(&body));
+    let mut buffer = Some(Vec::new());
+    measure(
+        || (),
+        |()| {
             for _ in 0..BATCH {
-                amq_encode(&mut buffer, &amq_publish(black_box(&body)));
+                match &prepared {
+                    Some(frames) => amq_encode(&mut buffer, black_box(frames)),
+                    None => amq_encode(&mut buffer, &amq_publish(black_box(&body))),
+                }
             }
             black_box(&mut buffer).as_mut().expect("a buffer").clear();
-        }),
-        Candidate::new("amq-protocol, frames made beforehand", || {
-            for _ in 0..BATCH {
-                amq_encode(&mut prepared_buffer, black_box(&prepared));
-            }
-            black_box(&mut prepared_buffer).as_mut().expect("a buffer").clear();
-        }),
-    ];
-    compare(&format!("encode publish, {size} B"), BATCH, rounds, candidates)
+        },
+    )
 }
 
 fn encode_publish(outbound: &mut Outbound, body: &Bytes) {
@@ -122,7 +224,7 @@ fn assert_same_bytes(body: &Bytes) {
     assert_eq!(ours.copy_to_bytes(ours.remaining()), theirs.expect("a buffer"));
 }
 
-fn decode(size: usize, rounds: u32) -> Vec<Measured> {
+fn decode(size: usize) -> Measured {
     let stream = deliveries(size);
     let mut assembler = Assembler::new(u64::MAX);
     let received = || {
@@ -130,37 +232,39 @@ fn decode(size: usize, rounds: u32) -> Vec<Measured> {
         inbound.extend_from_slice(&stream);
         inbound
     };
-    let candidates = vec![
-        Candidate::with_input("leveret-wire", received, |mut inbound| {
-            let mut bodies = 0;
-            let batch = inbound.take().expect("well-formed frames");
-            for frame in batch.frames() {
-                let done = match frame.kind {
-                    FrameKind::Method => {
-                        let Ok(Method::BasicDeliver(deliver)) = Method::decode(frame.payload)
-                        else {
-                            panic!("only deliveries are in the stream");
-                        };
-                        // What a consumer keeps: the numbers, and the names by reference.
-                        let names = batch.keep(frame.payload);
-                        assembler
-                            .begin((deliver.delivery_tag, deliver.redelivered, names))
-                            .map(|()| None)
-                    }
-                    FrameKind::Header => assembler.header(batch.keep(frame.payload)),
-                    FrameKind::Body => assembler.body(batch.keep(frame.payload)),
-                    FrameKind::Heartbeat => Ok(None),
-                };
-                if let Some(content) = done.expect("frames in order") {
-                    bodies += content.body.len();
-                    black_box(content);
+    measure(received, |mut inbound| {
+        let mut bodies = 0;
+        let batch = inbound.take().expect("well-formed frames");
+        for frame in batch.frames() {
+            let done = match frame.kind {
+                FrameKind::Method => {
+                    let Ok(Method::BasicDeliver(deliver)) = Method::decode(frame.payload) else {
+                        panic!("only deliveries are in the stream");
+                    };
+                    // What a consumer keeps: the numbers, and the names by reference.
+                    let names = batch.keep(frame.payload);
+                    let kept = (deliver.delivery_tag, deliver.redelivered, names);
+                    assembler.begin(kept).map(|()| None)
                 }
+                FrameKind::Header => assembler.header(batch.keep(frame.payload)),
+                FrameKind::Body => assembler.body(batch.keep(frame.payload)),
+                FrameKind::Heartbeat => Ok(None),
+            };
+            if let Some(content) = done.expect("frames in order") {
+                bodies += content.body.len();
+                black_box(content);
             }
-            assert_eq!(bodies, BATCH * size);
-        }),
-        Candidate::new("amq-protocol", || {
+        }
+        assert_eq!(bodies, BATCH * size);
+    })
+}
+
+fn decode_amq(size: usize) -> Measured {
+    let stream = deliveries(size);
+    measure(
+        || black_box(stream.as_ref()),
+        |mut rest: &[u8]| {
             let mut bodies = 0;
-            let mut rest = black_box(stream.as_ref());
             while !rest.is_empty() {
                 let (after, frame) = parse_frame(rest).expect("well-formed frames");
                 if let AMQPFrame::Body(_, body) = &frame {
@@ -170,13 +274,12 @@ fn decode(size: usize, rounds: u32) -> Vec<Measured> {
                 rest = after;
             }
             assert_eq!(bodies, BATCH * size);
-        }),
-    ];
-    compare(&format!("decode deliveries, {size} B"), BATCH, rounds, candidates)
+        },
+    )
 }
 
 fn deliveries(size: usize) -> Bytes {
-    let body = Bytes::from(vec![b'x'; size]);
+    let body = body(size);
     let mut outbound = Outbound::new();
     for tag in 1..=BATCH as u64 {
         let deliver = basic::Deliver {

@@ -1,151 +1,231 @@
-//! Handling messages exactly once: Leveret's inbox, and what one writes by hand with lapin and sqlx, between a real RabbitMQ and
+//! Handling messages exactly once: Leveret's inbox, and what is written by hand with lapin and sqlx, between a real RabbitMQ and
 //! a real PostgreSQL; and what it takes to remember many messages.
 //!
-//! Candidates run in turns, each run in a process of its own; the median by rate counts. Each tenth message comes twice, and
-//! a run after which the accounts do not have exactly what they should has failed. PostgreSQL waits for the disk at each commit,
-//! as it does outside of tests.
+//! Each tenth message comes twice, and a run after which the accounts do not have exactly what they should has failed. PostgreSQL
+//! waits for the disk at each commit, as it does outside of tests: so the median by time counts, because waiting takes no CPU.
 
-use std::fmt::Write;
+use std::time::Duration;
 
-use clap::Args;
-use leveret_testkit::rabbitmq::Version;
-use serde_json::{Value, json};
+use ::leveret::{Client, Queue, Topology};
+use clap::{Args, ValueEnum};
+use leveret_sql::Schema;
+use leveret_testkit::postgres::Postgres;
+use leveret_testkit::rabbitmq::RabbitNode;
+use serde::{Deserialize, Serialize};
+use sqlx::postgres::PgPoolOptions;
+use sqlx::{AssertSqlSafe, PgPool};
 
 mod by_hand;
-mod child;
-mod jobs;
 mod leveret;
 mod messages;
 mod remember;
-mod stage;
 
-pub(crate) use child::run_one;
-pub(crate) use jobs::Run;
+use crate::meter::{Failure, Measured, expect};
+use crate::suite::{Load, Suite, chosen, name};
+use crate::table::{self, Column, figure, label};
+use messages::{ACCOUNTS, Messages, SENDERS, total};
 
-use crate::client::{Failure, Measured};
-use crate::turns::{chosen, in_turns};
-use jobs::{Candidate, Job};
-use stage::{Kept, Stage};
+/// Where messages come from.
+const QUEUE: &str = "bench.inbox";
 
-/// What to measure. Options that name several things may be given more than once.
+/// How many deliveries may be unsettled: enough for the largest batch, and the next one.
+const PREFETCH: u16 = 2000;
+
+/// What every handler does.
+const DEPOSIT: &str = "UPDATE accounts SET cents = cents + $1 WHERE id = $2";
+
+/// What a handler by hand needs: no more than the job.
+const TABLES: &str = "CREATE TABLE by_hand (id text PRIMARY KEY);
+                      CREATE TABLE accounts (id bigint PRIMARY KEY, cents bigint NOT NULL)";
+
+const EMPTY: &str = "TRUNCATE leveret.inbox, leveret.inbox_marks, by_hand, accounts";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(crate) enum Candidate {
+    /// Leveret, which remembers ids; a transaction for each message
+    Ids,
+    /// Leveret, which remembers a mark for each sender; a transaction for each message
+    HighWater,
+    /// Leveret, which remembers ids; a transaction for each batch of messages
+    IdsInBatches,
+    /// Leveret, which remembers a mark for each sender; a transaction for each batch of messages
+    HighWaterInBatches,
+    /// By hand with lapin and sqlx, in a table of nothing but ids; to consume, a transaction for each message
+    ByHand,
+}
+
+impl Candidate {
+    fn can(self, job: Job) -> bool {
+        job == Job::Consume || !matches!(self, Candidate::Ids | Candidate::HighWater)
+    }
+
+    fn has_marks(self) -> bool {
+        matches!(self, Candidate::HighWater | Candidate::HighWaterInBatches)
+    }
+
+    /// Where it remembers.
+    fn table(self) -> &'static str {
+        match self {
+            Candidate::Ids | Candidate::IdsInBatches => "leveret.inbox",
+            Candidate::HighWater | Candidate::HighWaterInBatches => "leveret.inbox_marks",
+            Candidate::ByHand => "by_hand",
+        }
+    }
+}
+
+/// What is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(crate) enum Job {
+    /// Messages are taken from RabbitMQ, and their handler updates one row for each of them; batches are of 100
+    Consume,
+    /// Messages are taken from an embedded broker and remembered in batches of 1000, each with one commit, and nothing is done with
+    /// them. They are of 100 senders in turn, so that each batch has all of them. One round, because it takes long
+    Remember,
+}
+
+/// What to measure. Options that name several things may be given more than once. Messages are without the copies.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Only these jobs
     #[arg(long, value_enum)]
     job: Vec<Job>,
-    /// Only these candidates
-    #[arg(long, value_enum)]
-    candidate: Vec<Candidate>,
-    /// Messages per run, without the copies [default: 10000 to consume, 1000000 to remember]
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
-    messages: Option<u64>,
-    /// How many messages are handled at the same time, by those who handle them one by one
+    #[command(flatten)]
+    load: Load<Candidate>,
+    /// How many messages are handled at the same time, by the candidates that handle them one by one
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=90))]
     workers: u32,
-    /// Which RabbitMQ
-    #[arg(long, default_value_t = Version::V4_3)]
-    rabbitmq: Version,
 }
 
-/// One candidate at one job.
-pub(crate) struct Row {
-    job: Job,
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Run {
     candidate: Candidate,
-    /// The median run and what it has left in the database, or why a run failed.
-    result: Result<(Measured, Kept), String>,
-}
-
-/// Runs everything, `rounds` times each; to remember, which takes long, once.
-pub(crate) fn run(arguments: &Arguments, rounds: u32) -> Result<Vec<Row>, Failure> {
-    tokio::runtime::Runtime::new()?.block_on(async {
-        let stage = Stage::start(arguments.rabbitmq).await?;
-        let mut rows = Vec::new();
-        for job in chosen(&arguments.job) {
-            let rounds = if job == Job::Remember { 1 } else { rounds };
-            rows.extend(compare(job, arguments, &stage, rounds).await?);
-        }
-        Ok(rows)
-    })
-}
-
-/// Has the candidates do one job in turns.
-async fn compare(
     job: Job,
-    arguments: &Arguments,
-    stage: &Stage,
-    rounds: u32,
-) -> Result<Vec<Row>, Failure> {
-    let messages = arguments.messages.unwrap_or(job.messages());
-    let can = |candidate: &Candidate| candidate.can(job);
-    let candidates = chosen(&arguments.candidate).into_iter().filter(can).collect();
-    let run = async |candidate| {
-        let run = stage.run(candidate, job, messages, arguments.workers);
-        stage.fill(run).await?;
-        let measured = child::start(run).await?;
-        let kept = stage.clear(run).await.map_err(|wrong| wrong.to_string());
-        Ok(measured.and_then(|measured| Ok((measured, kept?))))
-    };
-    let results = in_turns(candidates, rounds, run).await?;
-    let row = |(candidate, result): (Candidate, Result<Vec<(Measured, Kept)>, String>)| Row {
-        job,
-        candidate,
-        result: result.map(median),
-    };
-    Ok(results.into_iter().map(row).collect())
+    /// Where RabbitMQ listens on 127.0.0.1
+    port: u16,
+    /// Where PostgreSQL listens on 127.0.0.1
+    database: u16,
+    messages: u64,
+    workers: u32,
 }
 
-/// The median by time: what is waited for here is mostly the disk, which takes no CPU time.
-fn median(mut runs: Vec<(Measured, Kept)>) -> (Measured, Kept) {
-    runs.sort_by_key(|(measured, _)| measured.wall);
-    runs.swap_remove(runs.len() / 2)
-}
-
-pub(crate) fn table(rows: &[Row]) -> String {
-    let mut out = String::new();
-    let _ = writeln!(
-        out,
-        "{:<9} {:<22} {:>9} {:>10} {:>15} {:>8} {:>9} {:>11}",
-        "job", "with", "messages", "messages/s", "CPU µs/message", "seconds", "rows", "KiB on disk",
-    );
-    for Row { job, candidate, result } in rows {
-        let _ = write!(out, "{job:<9} {candidate:<22} ");
-        let _ = match result {
-            Err(reason) => writeln!(out, "FAILED: {reason}"),
-            Ok((measured, kept)) => writeln!(
-                out,
-                "{:>9} {:>10.0} {:>15.2} {:>8.2} {:>9} {:>11}",
-                measured.messages,
-                measured.messages_per_second(),
-                measured.cpu_us_per_message(),
-                measured.wall.as_secs_f64(),
-                kept.rows,
-                kept.bytes / 1024,
-            ),
-        };
+impl Run {
+    /// A connection for each worker, and one for cleaning up.
+    async fn pool(&self) -> sqlx::Result<PgPool> {
+        let url = format!("postgres://postgres@127.0.0.1:{}/postgres", self.database);
+        PgPoolOptions::new().max_connections(self.workers + 1).connect(&url).await
     }
-    let _ = writeln!(
-        out,
-        "CPU: of the candidate's process, without PostgreSQL; to remember, with an embedded broker and its publisher. Rows, KiB on \
-         disk: of the table that remembers, with its indexes. PostgreSQL waits for the disk at each commit"
-    );
-    out
 }
 
-pub(crate) fn json(rows: &[Row]) -> Value {
-    let row = |row: &Row| {
-        let mut value =
-            json!({ "job": row.job.to_string(), "candidate": row.candidate.to_string() });
-        match &row.result {
-            Err(reason) => value["failed"] = json!(reason),
-            Ok((measured, kept)) => {
-                value["messages_per_second"] = json!(measured.messages_per_second());
-                value["cpu_us_per_message"] = json!(measured.cpu_us_per_message());
-                value["rows"] = json!(kept.rows);
-                value["bytes_on_disk"] = json!(kept.bytes);
-                value["median_run"] = measured.to_json();
+pub(crate) struct Inboxes {
+    arguments: Arguments,
+    node: RabbitNode,
+    postgres: Postgres,
+    pool: PgPool,
+    client: Client,
+}
+
+impl Suite for Inboxes {
+    const NAME: &'static str = "inbox";
+    /// Ten million messages take some minutes.
+    const DEADLINE: Duration = Duration::from_secs(1800);
+    const NOTES: &'static str = "CPU: of the candidate's process, without PostgreSQL; to remember, with an embedded broker and \
+        its publisher. Rows, KiB on disk: of the table that remembers, with its indexes. PostgreSQL waits for the disk at each \
+        commit";
+
+    type Arguments = Arguments;
+    type Run = Run;
+
+    async fn start(arguments: Arguments) -> Result<Self, Failure> {
+        let node = RabbitNode::start(arguments.load.rabbitmq());
+        let (postgres, node) = tokio::join!(Postgres::start_on_disk(), node);
+        let client = Client::connect(&*node.url()).await?;
+        client.apply(&Topology::new().queue(Queue::classic(QUEUE))).await?;
+        let pool = PgPool::connect(&postgres.url()).await?;
+        Schema::default().migrate(&pool).await?;
+        sqlx::raw_sql(TABLES).execute(&pool).await?;
+        Ok(Inboxes { arguments, node, postgres, pool, client })
+    }
+
+    fn settings(&self) -> Vec<Vec<Run>> {
+        let Arguments { ref load, workers, .. } = self.arguments;
+        let (port, database) = (self.node.port(), self.postgres.port());
+        let mut settings = Vec::new();
+        for job in chosen(&self.arguments.job) {
+            for messages in load.messages_or(if job == Job::Consume { 10_000 } else { 1_000_000 }) {
+                let run = |candidate| Run { candidate, job, port, database, messages, workers };
+                let candidates = load.candidates().into_iter();
+                settings.push(candidates.filter(|candidate| candidate.can(job)).map(run).collect());
             }
         }
-        value
-    };
-    rows.iter().map(row).collect()
+        settings
+    }
+
+    fn runs_once(run: &Run) -> bool {
+        run.job == Job::Remember
+    }
+
+    /// Makes the accounts and publishes the messages; those that are to be remembered come from elsewhere.
+    async fn prepare(&self, run: &Run) -> Result<(), Failure> {
+        sqlx::raw_sql(EMPTY).execute(&self.pool).await?;
+        sqlx::query("INSERT INTO accounts SELECT generate_series(0, $1 - 1), 0")
+            .bind(ACCOUNTS as i64)
+            .execute(&self.pool)
+            .await?;
+        if run.job == Job::Consume {
+            let mut messages = Messages::new(&self.client, run.messages).await?;
+            while messages.publish_some().await? {}
+        }
+        sqlx::raw_sql("VACUUM ANALYZE").execute(&self.pool).await?;
+        sqlx::raw_sql("CHECKPOINT").execute(&self.pool).await?;
+        Ok(())
+    }
+
+    async fn run(run: Run) -> Result<Measured, Failure> {
+        match (run.job, run.candidate) {
+            (Job::Consume, Candidate::ByHand) => by_hand::consume(run).await,
+            (Job::Consume, _) => leveret::consume(run).await,
+            (Job::Remember, _) => remember::run(run).await,
+        }
+    }
+
+    /// Notes what was kept. Fails if a message is left, or the accounts do not have what they should.
+    async fn check(&self, run: &Run, measured: &mut Measured) -> Result<(), Failure> {
+        let left = self.client.purge_queue(QUEUE).await?;
+        let cents: i64 = sqlx::query_scalar("SELECT sum(cents)::bigint FROM accounts")
+            .fetch_one(&self.pool)
+            .await?;
+        let table = run.candidate.table();
+        let sql = format!("SELECT count(*), pg_total_relation_size('{table}') FROM {table}");
+        let (rows, bytes): (i64, i64) =
+            sqlx::query_as(AssertSqlSafe(sql)).fetch_one(&self.pool).await?;
+        expect("are left", 0, left.into())?;
+        let expected = if run.job == Job::Consume { total(run.messages) } else { 0 };
+        if cents.unsigned_abs() != expected {
+            return Err(format!("{cents} cents are in the accounts, not {expected}").into());
+        }
+        let marks = run.messages.min(SENDERS);
+        let remembered = if run.candidate.has_marks() { marks } else { run.messages };
+        expect("are remembered", remembered, rows.unsigned_abs())?;
+        (measured.rows, measured.bytes) = (Some(rows.unsigned_abs()), Some(bytes.unsigned_abs()));
+        Ok(())
+    }
+
+    fn cost(measured: &Measured) -> f64 {
+        measured.seconds()
+    }
+
+    fn columns() -> Vec<Column<Run>> {
+        vec![
+            label("job", |run| name(run.job)),
+            label("candidate", |run| name(run.candidate)),
+            table::messages(),
+            table::rate(),
+            table::cpu(),
+            table::seconds(),
+            figure("rows", "rows", 0, |row, _| Some(row.median()?.rows? as f64)),
+            figure("KiB on disk", "kib_on_disk", 0, |row, _| {
+                Some(row.median()?.bytes? as f64 / 1024.0)
+            }),
+        ]
+    }
 }

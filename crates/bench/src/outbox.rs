@@ -1,29 +1,77 @@
 //! Sending what is in an outbox: Leveret's relay, and relays written by hand with sqlx and lapin, between a real PostgreSQL and a
 //! real RabbitMQ; and Leveret's relay on SQLite, whose work is in the relay's own process.
 //!
-//! Candidates run in turns, each run in a process of its own; the median by CPU time counts. Before each run the table is
-//! filled, and a run after which not every message is in the queue, once, or a row is left, has failed. PostgreSQL is that of
-//! the tests, which does not wait for the disk: elsewhere a commit for each message costs more. Neither does SQLite.
+//! Before each run the table is filled, and a run after which not every message is in the queue, once, or a row is left, has
+//! failed. PostgreSQL is that of the tests, which does not wait for the disk: elsewhere a commit for each message costs more.
+//! Neither does SQLite.
 
-use std::fmt::Write;
+use std::time::Duration;
 
-use clap::Args;
-use leveret_testkit::rabbitmq::Version;
-use serde_json::{Value, json};
+use ::leveret::amqp::{Connection, Options, QueueOptions};
+use clap::{Args, ValueEnum};
+use leveret_sql::{Backend, Order, Outbox, OutboxConnection, Outgoing, Schema};
+use leveret_testkit::ScratchFolder;
+use leveret_testkit::postgres::Postgres;
+use leveret_testkit::rabbitmq::RabbitNode;
+use serde::{Deserialize, Serialize};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
+use sqlx::{PgPool, Pool, SqlitePool};
 
 mod by_hand;
-mod child;
-mod jobs;
 mod leveret;
-mod stage;
 
-pub(crate) use child::run_one;
-pub(crate) use jobs::Run;
+use crate::meter::{Failure, Measured, expect};
+use crate::suite::{Load, Row, Suite, chosen, name};
+use crate::table::{self, Column, figure, label};
 
-use crate::client::{Failure, Measured, median};
-use crate::turns::{chosen, in_turns};
-use jobs::{Candidate, Job};
-use stage::Stage;
+/// Where messages go, through the default exchange.
+const QUEUE: &str = "bench.outbox";
+
+/// How many rows are written in one transaction.
+const CHUNK: u64 = 1000;
+
+/// What a relay by hand reads: no more than the job needs.
+const BY_HAND: &str = "CREATE TABLE by_hand (
+    id bigserial PRIMARY KEY, routing_key text NOT NULL, message_id text NOT NULL, body bytea NOT NULL
+)";
+const FILL_BY_HAND: &str = "INSERT INTO by_hand (routing_key, message_id, body)
+    SELECT $1, gen_random_uuid()::text, decode(repeat('aa', $2), 'hex') FROM generate_series(1, $3)";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(crate) enum Candidate {
+    /// A relay of leveret-sql, as it is by default, on PostgreSQL as all but one
+    Leveret,
+    /// The same, pipelined: it does not wait for the confirm of one message of a key before it sends the next
+    LeveretPipelined,
+    /// A relay of leveret-sql, as it is by default, on SQLite in a file
+    LeveretSqlite,
+    /// By hand, as it is mostly written: one row at a time, published with lapin, its confirm awaited, deleted, committed
+    ByHand,
+    /// By hand, for speed: 1000 rows at a time, all published before their confirms are awaited, deleted together. It keeps no
+    /// order by key when there are several of it
+    HandInBatches,
+}
+
+impl Candidate {
+    fn can(self, job: Job) -> bool {
+        match self {
+            Candidate::Leveret | Candidate::LeveretSqlite | Candidate::ByHand => true,
+            Candidate::LeveretPipelined => job == Job::OneKey,
+            Candidate::HandInBatches => job == Job::NoOrder,
+        }
+    }
+}
+
+/// What is in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(crate) enum Job {
+    /// Messages without an ordering key
+    NoOrder,
+    /// Messages of a thousand ordering keys in turn
+    ManyKeys,
+    /// Messages of one ordering key
+    OneKey,
+}
 
 /// What to measure. Options that name several things may be given more than once.
 #[derive(Args)]
@@ -31,121 +79,185 @@ pub(crate) struct Arguments {
     /// Only these jobs
     #[arg(long, value_enum)]
     job: Vec<Job>,
-    /// Only these candidates
-    #[arg(long, value_enum)]
-    candidate: Vec<Candidate>,
-    /// Messages per run
-    #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1..))]
-    messages: u64,
+    #[command(flatten)]
+    load: Load<Candidate>,
     /// Bytes per body
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(8..))]
     size: u32,
-    /// Which RabbitMQ
-    #[arg(long, default_value_t = Version::V4_3)]
-    rabbitmq: Version,
 }
 
-/// One candidate at one job.
-pub(crate) struct Row {
-    job: Job,
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Run {
     candidate: Candidate,
-    /// The median run, or why a run failed.
-    result: Result<Measured, String>,
-}
-
-impl Row {
-    /// How many times the CPU time that Leveret took for the same job.
-    fn times_leveret(&self, rows: &[Row]) -> Option<f64> {
-        let cpu = |row: &Row| row.result.as_ref().ok().map(Measured::cpu_us_per_message);
-        let is_ours = |row: &&Row| row.job == self.job && row.candidate == Candidate::Leveret;
-        Some(cpu(self)? / cpu(rows.iter().find(is_ours)?)?)
-    }
-}
-
-/// Runs everything, `rounds` times each.
-pub(crate) fn run(arguments: &Arguments, rounds: u32) -> Result<Vec<Row>, Failure> {
-    tokio::runtime::Runtime::new()?.block_on(async {
-        let stage = Stage::start(arguments.rabbitmq).await?;
-        let mut rows = Vec::new();
-        for job in chosen(&arguments.job) {
-            rows.extend(compare(job, arguments, &stage, rounds).await?);
-        }
-        Ok(rows)
-    })
-}
-
-/// Has the candidates do one job in turns.
-async fn compare(
     job: Job,
-    arguments: &Arguments,
-    stage: &Stage,
-    rounds: u32,
-) -> Result<Vec<Row>, Failure> {
-    let Arguments { messages, size, .. } = *arguments;
-    let can = |candidate: &Candidate| candidate.can(job);
-    let candidates = chosen(&arguments.candidate).into_iter().filter(can).collect();
-    let run = async |candidate| {
-        let run = stage.run(candidate, job, messages, size);
-        stage.fill(&run).await?;
-        let measured = child::start(&run).await?;
-        let checked = stage.clear(&run).await.map_err(|wrong| wrong.to_string());
-        Ok(measured.and_then(|measured| checked.map(|()| measured)))
-    };
-    let results = in_turns(candidates, rounds, run).await?;
-    let row = |(candidate, result): (Candidate, Result<Vec<Measured>, String>)| Row {
-        job,
-        candidate,
-        result: result.map(median),
-    };
-    Ok(results.into_iter().map(row).collect())
+    /// Where RabbitMQ listens on 127.0.0.1
+    port: u16,
+    /// The URL of the database
+    database: String,
+    size: u32,
+    messages: u64,
 }
 
-pub(crate) fn table(rows: &[Row]) -> String {
-    let mut out = String::new();
-    let _ = writeln!(
-        out,
-        "{:<10} {:<17} {:>9} {:>11} {:>10} {:>9} {:>8} {:>7}",
-        "job", "with", "messages", "CPU µs/row", "× leveret", "rows/s", "seconds", "MiB",
-    );
-    for row in rows {
-        let Row { job, candidate, result } = row;
-        let _ = write!(out, "{job:<10} {candidate:<17} ");
-        let _ = match result {
-            Err(reason) => writeln!(out, "FAILED: {reason}"),
-            Ok(measured) => writeln!(
-                out,
-                "{:>9} {:>11.2} {:>10} {:>9.0} {:>8.2} {:>7.1}",
-                measured.messages,
-                measured.cpu_us_per_message(),
-                row.times_leveret(rows).map_or(String::new(), |times| format!("{times:.2}")),
-                measured.messages_per_second(),
-                measured.wall.as_secs_f64(),
-                measured.memory_kib as f64 / 1024.0,
-            ),
-        };
+impl Run {
+    async fn postgres(&self) -> sqlx::Result<PgPool> {
+        PgPool::connect(&self.database).await
     }
-    let _ = writeln!(
-        out,
-        "CPU: of the relay's process, without the servers, and on SQLite with the database; × leveret: times the CPU time that \
-         leveret took; MiB: the most memory that was held"
-    );
-    out
+
+    /// As SQLite is set up where several write: a commit does not wait for the disk, and what it has written is safe all the same
+    /// once the next checkpoint has.
+    async fn sqlite(&self) -> sqlx::Result<SqlitePool> {
+        let options: SqliteConnectOptions = self.database.parse()?;
+        let options = options.journal_mode(SqliteJournalMode::Wal);
+        SqlitePool::connect_with(options.synchronous(SqliteSynchronous::Normal)).await
+    }
 }
 
-pub(crate) fn json(rows: &[Row]) -> Value {
-    let row = |row: &Row| {
-        let mut value =
-            json!({ "job": row.job.to_string(), "candidate": row.candidate.to_string() });
-        match &row.result {
-            Err(reason) => value["failed"] = json!(reason),
-            Ok(measured) => {
-                value["cpu_us_per_row"] = json!(measured.cpu_us_per_message());
-                value["rows_per_second"] = json!(measured.messages_per_second());
-                value["times_leveret"] = json!(row.times_leveret(rows));
-                value["median_run"] = measured.to_json();
+pub(crate) struct Relays {
+    arguments: Arguments,
+    node: RabbitNode,
+    postgres: Postgres,
+    pool: PgPool,
+    connection: Connection,
+    /// Of SQLite's file.
+    folder: ScratchFolder,
+}
+
+impl Suite for Relays {
+    const NAME: &'static str = "outbox";
+    /// Row by row takes a minute.
+    const DEADLINE: Duration = Duration::from_secs(240);
+    const NOTES: &'static str = "CPU: of the relay's process, without the servers, and on SQLite with the database; × leveret: \
+        times the CPU time that leveret took; MiB: the most memory that was held";
+
+    type Arguments = Arguments;
+    type Run = Run;
+
+    async fn start(arguments: Arguments) -> Result<Self, Failure> {
+        let node = RabbitNode::start(arguments.load.rabbitmq());
+        let (postgres, node) = tokio::join!(Postgres::start(), node);
+        let connection = Connection::open(&Options::from_uri(&node.url())?).await?;
+        connection.open_channel().await?.declare_queue(QUEUE, QueueOptions::default()).await?;
+        let pool = PgPool::connect(&postgres.url()).await?;
+        Schema::default().migrate(&pool).await?;
+        sqlx::raw_sql(BY_HAND).execute(&pool).await?;
+        Ok(Relays { arguments, node, postgres, pool, connection, folder: ScratchFolder::new() })
+    }
+
+    fn settings(&self) -> Vec<Vec<Run>> {
+        let Arguments { ref load, size, .. } = self.arguments;
+        let port = self.node.port();
+        let sqlite = format!("sqlite://{}?mode=rwc", self.folder.path().join("bench.db").display());
+        let mut settings = Vec::new();
+        for job in chosen(&self.arguments.job) {
+            for messages in load.messages_or(20_000) {
+                let run = |candidate| {
+                    let is_on_sqlite = candidate == Candidate::LeveretSqlite;
+                    let database = if is_on_sqlite { sqlite.clone() } else { self.postgres.url() };
+                    Run { candidate, job, port, database, size, messages }
+                };
+                let candidates = load.candidates().into_iter();
+                settings.push(candidates.filter(|candidate| candidate.can(job)).map(run).collect());
             }
         }
-        value
+        settings
+    }
+
+    /// Writes the messages down.
+    async fn prepare(&self, run: &Run) -> Result<(), Failure> {
+        match run.candidate {
+            Candidate::LeveretSqlite => {
+                let pool = run.sqlite().await?;
+                Schema::default().migrate(&pool).await?;
+                write(&pool, run).await?;
+                pool.close().await;
+                return Ok(());
+            }
+            Candidate::Leveret | Candidate::LeveretPipelined => write(&self.pool, run).await?,
+            Candidate::ByHand | Candidate::HandInBatches => {
+                let fill = sqlx::query(FILL_BY_HAND).bind(QUEUE).bind(run.size as i32);
+                fill.bind(run.messages as i64).execute(&self.pool).await?;
+            }
+        }
+        sqlx::raw_sql("VACUUM ANALYZE").execute(&self.pool).await?;
+        Ok(())
+    }
+
+    async fn run(run: Run) -> Result<Measured, Failure> {
+        match run.candidate {
+            Candidate::Leveret | Candidate::LeveretSqlite => leveret::run(run, Order::Strict).await,
+            Candidate::LeveretPipelined => leveret::run(run, Order::Pipelined).await,
+            Candidate::ByHand => by_hand::run(run, 1).await,
+            Candidate::HandInBatches => by_hand::run(run, 1000).await,
+        }
+    }
+
+    /// Takes all messages away. Fails if they are not all in the queue, once, or a row is left.
+    async fn check(&self, run: &Run, _: &mut Measured) -> Result<(), Failure> {
+        let channel = self.connection.open_channel().await?;
+        let sent = channel.purge_queue(QUEUE).await?;
+        channel.close().await?;
+        let left = match run.candidate {
+            Candidate::LeveretSqlite => left_on_sqlite(run).await?,
+            _ => self.left_on_postgres().await?,
+        };
+        expect("are in the queue", run.messages, sent.into())?;
+        expect("are left", 0, left.unsigned_abs())
+    }
+
+    fn columns() -> Vec<Column<Run>> {
+        vec![
+            label("job", |run| name(run.job)),
+            label("candidate", |run| name(run.candidate)),
+            table::messages(),
+            table::cpu(),
+            figure("× leveret", "times_leveret", 2, times_leveret),
+            table::rate(),
+            table::seconds(),
+            table::memory(),
+        ]
+    }
+}
+
+fn times_leveret(row: &Row<Run>, rows: &[Row<Run>]) -> Option<f64> {
+    row.times(rows, |run| (run.job, run.candidate) == (row.run.job, Candidate::Leveret))
+}
+
+impl Relays {
+    async fn left_on_postgres(&self) -> sqlx::Result<i64> {
+        let sql = "SELECT (SELECT count(*) FROM leveret.outbox) + (SELECT count(*) FROM by_hand)";
+        let left = sqlx::query_scalar(sql).fetch_one(&self.pool).await?;
+        sqlx::raw_sql("TRUNCATE leveret.outbox, by_hand").execute(&self.pool).await?;
+        Ok(left)
+    }
+}
+
+async fn left_on_sqlite(run: &Run) -> sqlx::Result<i64> {
+    let pool = run.sqlite().await?;
+    let sql = "SELECT count(*) FROM leveret_outbox";
+    let left = sqlx::query_scalar(sql).fetch_one(&pool).await?;
+    sqlx::raw_sql("DELETE FROM leveret_outbox").execute(&pool).await?;
+    pool.close().await;
+    Ok(left)
+}
+
+async fn write<D: Backend>(pool: &Pool<D>, run: &Run) -> Result<(), Failure>
+where
+    D::Connection: OutboxConnection,
+{
+    let message = |number: u64| {
+        let outgoing = Outgoing::new("", QUEUE, vec![0xaa; run.size as usize]);
+        match run.job {
+            Job::NoOrder => outgoing,
+            Job::ManyKeys => outgoing.ordered_by((number % 1000).to_string()),
+            Job::OneKey => outgoing.ordered_by("one"),
+        }
     };
-    rows.iter().map(row).collect()
+    let outbox = Outbox::default();
+    for first in (0..run.messages).step_by(CHUNK as usize) {
+        let numbers = first..run.messages.min(first + CHUNK);
+        let mut transaction = pool.begin().await?;
+        outbox.write_all(&mut *transaction, numbers.map(message)).await?;
+        transaction.commit().await?;
+    }
+    Ok(())
 }

@@ -1,31 +1,66 @@
 //! Trying failed messages again, parking and replaying them: Leveret's consumer and parking lot, and the same objects driven
 //! by lapin code written by hand, on a real RabbitMQ.
 //!
-//! Candidates run in turns, each run in a process of its own; the median by CPU time counts. After each run the queues are
-//! emptied, and a run after which a message is not where it belongs, or is there twice, has failed. The objects stay from
-//! one run to the next: the broker would refuse a candidate that declares another one.
+//! After each run the queues are emptied, and a run after which a message is not where it belongs, or is there twice, has failed.
+//! The objects stay from one run to the next: the broker would refuse a candidate that declares another one.
 
-use std::fmt::Write;
 use std::time::Duration;
 
-use clap::Args;
-use leveret_testkit::rabbitmq::Version;
-use serde_json::{Value, json};
+use ::leveret::amqp::{
+    Channel, Connection, ConsumeOptions, Delivery, Options, Properties, Publish, QueueOptions,
+    Value,
+};
+use clap::{Args, ValueEnum};
+use leveret_testkit::rabbitmq::RabbitNode;
+use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
 
 mod book;
-mod child;
-mod jobs;
 mod lapin;
 mod leveret;
-mod stage;
 
-pub(crate) use child::run_one;
-pub(crate) use jobs::Run;
+use crate::child;
+use crate::meter::{Failure, Measured, expect};
+use crate::suite::{Load, Row, Suite, chosen, name};
+use crate::table::{self, Column, figure, label};
+use book::{Book, body};
 
-use crate::client::{Failure, Measured, median};
-use crate::turns::{chosen, in_turns};
-use jobs::{Candidate, Job, WAIT};
-use stage::Stage;
+/// The work queue. Beside it are the objects that Leveret's default design has.
+const QUEUE: &str = "bench.retry";
+const WAIT_EXCHANGE: &str = "bench.retry.wait";
+const WAIT_QUEUE: &str = "bench.retry.wait.1s";
+const RETURN_EXCHANGE: &str = "bench.retry.return";
+/// Exchange and queue.
+const PARKED: &str = "bench.retry.parked";
+
+/// How long a failed message waits.
+const WAIT: Duration = Duration::from_secs(1);
+
+/// How many deliveries may be unacked, and so how many moves may be under way.
+const PREFETCH: u16 = 1000;
+
+/// How long the broker may take to take or give all messages.
+const BROKER_DEADLINE: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(crate) enum Candidate {
+    /// A consumer of Leveret with a retry policy, and its parking lot
+    Leveret,
+    /// The same objects and headers, but for the history of errors, by hand with lapin: many moves under way at once, each
+    /// original acked when its copy is confirmed
+    Lapin,
+}
+
+/// What is done with the messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(crate) enum Job {
+    /// Each message fails when it comes first, waits for a second, and succeeds
+    FailOnce,
+    /// Each message fails for good, and is parked
+    Park,
+    /// Messages that the same candidate has parked go back to their queue, as they were before they failed
+    Replay,
+}
 
 /// What to measure. Options that name several things may be given more than once.
 #[derive(Args)]
@@ -33,146 +68,155 @@ pub(crate) struct Arguments {
     /// Only these jobs
     #[arg(long, value_enum)]
     job: Vec<Job>,
-    /// Only these candidates
-    #[arg(long, value_enum)]
-    candidate: Vec<Candidate>,
-    /// Messages per run
-    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..))]
-    messages: u64,
+    #[command(flatten)]
+    load: Load<Candidate>,
     /// Bytes per body
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(8..))]
     size: u32,
     /// How many handlers of Leveret's consumer may be at work at once
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     workers: u32,
-    /// Which RabbitMQ
-    #[arg(long, default_value_t = Version::V4_3)]
-    rabbitmq: Version,
 }
 
-/// One candidate at one job.
-pub(crate) struct Row {
-    job: Job,
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Run {
     candidate: Candidate,
-    /// The median run, or why a run failed.
-    result: Result<Measured, String>,
-}
-
-impl Row {
-    fn cpu(&self) -> Option<f64> {
-        self.result.as_ref().ok().map(Measured::cpu_us_per_message)
-    }
-
-    /// How many times the CPU time that Leveret took for the same job.
-    fn times_leveret(&self, rows: &[Row]) -> Option<f64> {
-        let ours =
-            rows.iter().find(|row| row.job == self.job && row.candidate == Candidate::Leveret)?;
-        Some(self.cpu()? / ours.cpu()?)
-    }
-}
-
-/// Runs everything, `rounds` times each.
-pub(crate) fn run(arguments: &Arguments, rounds: u32) -> Result<Vec<Row>, Failure> {
-    tokio::runtime::Runtime::new()?.block_on(async {
-        let stage = Stage::start(arguments.rabbitmq).await?;
-        let mut rows = Vec::new();
-        for job in chosen(&arguments.job) {
-            rows.extend(compare(job, arguments, &stage, rounds).await?);
-        }
-        Ok(rows)
-    })
-}
-
-/// Has the candidates do one job in turns.
-async fn compare(
     job: Job,
-    arguments: &Arguments,
-    stage: &Stage,
-    rounds: u32,
-) -> Result<Vec<Row>, Failure> {
-    let Arguments { messages, size, workers, .. } = *arguments;
-    let run = async |candidate| {
-        let port = stage.port();
-        once(Run { candidate, job, port, size, messages, workers }, stage).await
-    };
-    let results = in_turns(chosen(&arguments.candidate), rounds, run).await?;
-    let row = |(candidate, result): (Candidate, Result<Vec<Measured>, String>)| Row {
-        job,
-        candidate,
-        result: result.map(median),
-    };
-    Ok(results.into_iter().map(row).collect())
+    /// Where RabbitMQ listens on 127.0.0.1
+    port: u16,
+    size: u32,
+    messages: u64,
+    workers: u32,
 }
 
-async fn once(run: Run, stage: &Stage) -> Result<Result<Measured, String>, Failure> {
-    stage.fill(run).await?;
-    let measured = child::start(run).await?;
-    // Whatever became of the run, the next one finds nothing of it.
-    let checked = stage.clear(run).await;
-    Ok(measured.and_then(|measured| match checked {
-        Ok(()) => Ok(measured),
-        Err(wrong) => Err(wrong.to_string()),
-    }))
+pub(crate) struct Retries {
+    arguments: Arguments,
+    node: RabbitNode,
+    connection: Connection,
 }
 
-/// The time of a run, without the one wait that even its last message cannot be spared.
-fn at_work(job: Job, measured: &Measured) -> Duration {
-    match job {
-        Job::FailOnce => measured.wall.saturating_sub(WAIT),
-        Job::Park | Job::Replay => measured.wall,
+impl Suite for Retries {
+    const NAME: &'static str = "retry";
+    const DEADLINE: Duration = Duration::from_secs(120);
+    const NOTES: &'static str = "messages/s: of fail-once, in the seconds less the one that the last message waits; seconds: from \
+        connected to closed; × leveret: times the CPU time that leveret took; MiB: the most memory that was held";
+
+    type Arguments = Arguments;
+    type Run = Run;
+
+    async fn start(arguments: Arguments) -> Result<Self, Failure> {
+        let node = RabbitNode::start(arguments.load.rabbitmq()).await;
+        let connection = Connection::open(&Options::from_uri(&node.url())?).await?;
+        connection.open_channel().await?.declare_queue(QUEUE, QueueOptions::default()).await?;
+        Ok(Retries { arguments, node, connection })
     }
-}
 
-fn messages_per_second(job: Job, measured: &Measured) -> f64 {
-    measured.messages as f64 / at_work(job, measured).as_secs_f64()
-}
-
-pub(crate) fn table(rows: &[Row]) -> String {
-    let mut out = String::new();
-    let _ = writeln!(
-        out,
-        "{:<10} {:<8} {:>9} {:>11} {:>10} {:>11} {:>8} {:>7}",
-        "job", "with", "messages", "CPU µs/msg", "× leveret", "messages/s", "seconds", "MiB",
-    );
-    for row in rows {
-        let Row { job, candidate, result } = row;
-        let _ = write!(out, "{job:<10} {candidate:<8} ");
-        let _ = match result {
-            Err(reason) => writeln!(out, "FAILED: {reason}"),
-            Ok(measured) => writeln!(
-                out,
-                "{:>9} {:>11.2} {:>10} {:>11.0} {:>8.2} {:>7.1}",
-                measured.messages,
-                measured.cpu_us_per_message(),
-                row.times_leveret(rows).map_or(String::new(), |times| format!("{times:.2}")),
-                messages_per_second(*job, measured),
-                measured.wall.as_secs_f64(),
-                measured.memory_kib as f64 / 1024.0,
-            ),
-        };
-    }
-    let _ = writeln!(
-        out,
-        "messages/s: of fail-once, in the seconds less {WAIT:?}, the wait of the last message; seconds: from connected to \
-         closed; × leveret: times the CPU time that leveret took; MiB: the most memory that was held"
-    );
-    out
-}
-
-pub(crate) fn json(rows: &[Row]) -> Value {
-    let row = |row: &Row| {
-        let mut value =
-            json!({ "job": row.job.to_string(), "candidate": row.candidate.to_string() });
-        match &row.result {
-            Err(reason) => value["failed"] = json!(reason),
-            Ok(measured) => {
-                value["cpu_us_per_message"] = json!(measured.cpu_us_per_message());
-                value["messages_per_second"] = json!(messages_per_second(row.job, measured));
-                value["times_leveret"] = json!(row.times_leveret(rows));
-                value["median_run"] = measured.to_json();
+    fn settings(&self) -> Vec<Vec<Run>> {
+        let Arguments { ref load, size, workers, .. } = self.arguments;
+        let port = self.node.port();
+        let mut settings = Vec::new();
+        for job in chosen(&self.arguments.job) {
+            for messages in load.messages_or(100_000) {
+                let run = |candidate| Run { candidate, job, port, size, messages, workers };
+                settings.push(load.candidates().into_iter().map(run).collect());
             }
         }
-        value
-    };
-    rows.iter().map(row).collect()
+        settings
+    }
+
+    /// Puts the messages into the queue; to be replayed, they are parked.
+    async fn prepare(&self, run: &Run) -> Result<(), Failure> {
+        let channel = self.connection.open_channel().await?.into_confirm().await?;
+        for number in 0..run.messages {
+            let properties = Properties { delivery_mode: Some(2), ..Properties::default() };
+            let body = body(number, run.size);
+            let publish = Publish { routing_key: QUEUE, properties, body, ..Publish::default() };
+            drop(channel.publish(&publish).await?);
+        }
+        let tally = channel.confirmed(BROKER_DEADLINE).await?;
+        expect("are in the queue", run.messages, tally.acked)?;
+        channel.close().await?;
+        if run.job == Job::Replay {
+            child::ask::<Retries>(&Run { job: Job::Park, ..*run }).await??;
+        }
+        Ok(())
+    }
+
+    async fn run(run: Run) -> Result<Measured, Failure> {
+        match run.candidate {
+            Candidate::Leveret => leveret::run(run).await,
+            Candidate::Lapin => lapin::run(run).await,
+        }
+    }
+
+    /// Takes all messages away. Fails if they are not where the run should have left them.
+    async fn check(&self, run: &Run, _: &mut Measured) -> Result<(), Failure> {
+        let channel = self.connection.open_channel().await?;
+        let found = match run.job {
+            Job::FailOnce => Ok(()),
+            Job::Park => timeout(BROKER_DEADLINE, collect(&channel, PARKED, run)).await?,
+            Job::Replay => timeout(BROKER_DEADLINE, collect(&channel, QUEUE, run)).await?,
+        };
+        channel.close().await?;
+        let channel = self.connection.open_channel().await?;
+        let mut elsewhere = 0;
+        for queue in [QUEUE, WAIT_QUEUE, PARKED] {
+            elsewhere += u64::from(channel.purge_queue(queue).await?);
+        }
+        channel.close().await?;
+        found.and(expect("are where they do not belong", 0, elsewhere))
+    }
+
+    fn columns() -> Vec<Column<Run>> {
+        vec![
+            label("job", |run| name(run.job)),
+            label("candidate", |run| name(run.candidate)),
+            table::messages(),
+            table::cpu(),
+            figure("× leveret", "times_leveret", 2, times_leveret),
+            figure("messages/s", "messages_per_second", 0, |row, _| messages_per_second(row)),
+            table::seconds(),
+            table::memory(),
+        ]
+    }
+}
+
+fn times_leveret(row: &Row<Run>, rows: &[Row<Run>]) -> Option<f64> {
+    row.times(rows, |run| (run.job, run.candidate) == (row.run.job, Candidate::Leveret))
+}
+
+/// Without the one wait that even the last message of a run cannot be spared.
+fn messages_per_second(row: &Row<Run>) -> Option<f64> {
+    let measured = row.median()?;
+    let wait = if row.run.job == Job::FailOnce { WAIT.as_secs_f64() } else { 0.0 };
+    Some(measured.messages as f64 / (measured.seconds() - wait).max(0.0))
+}
+
+/// Takes as many messages from a queue as the run had. Fails if they are not exactly those of the run, or one does not look
+/// as it should.
+async fn collect(channel: &Channel, queue: &str, run: &Run) -> Result<(), Failure> {
+    let here = channel.inspect_queue(queue).await?.messages;
+    expect(&format!("are in {queue}"), run.messages, here.into())?;
+    let options = ConsumeOptions { auto_ack: true, ..ConsumeOptions::default() };
+    let mut consumer = channel.consume(queue, options).await?;
+    let book = Book::new(Job::Park, run.messages);
+    for _ in 0..run.messages {
+        let delivery = consumer.next().await.ok_or("the consumer ended")??;
+        check_marks(run.job, &delivery)?;
+        book.note(delivery.body());
+    }
+    book.expect_each(1)
+}
+
+/// A parked message says what happened; of one that was replayed, that is forgotten.
+fn check_marks(job: Job, delivery: &Delivery) -> Result<(), Failure> {
+    let properties = delivery.properties();
+    let headers = properties.headers.as_ref();
+    let attempts = headers.and_then(|headers| headers.get("x-leveret-attempts"));
+    let attempts = attempts.as_ref().and_then(Value::as_str);
+    let expected = (job == Job::Park).then_some("1");
+    if attempts != expected || properties.delivery_mode != Some(2) {
+        return Err(format!("a message came out as {properties:?}").into());
+    }
+    Ok(())
 }

@@ -1,28 +1,64 @@
 //! Calls and their replies: Leveret's RPC client and service, and the same pattern by hand with lapin, over the embedded
 //! broker and a real RabbitMQ.
 //!
-//! Candidates run in turns, client and server each in a process of its own; the median by the CPU time of both counts. Each
+//! Client and server are processes of their own: the client starts the server. The median by the CPU time of both counts. Each
 //! reply is compared with its request, so a run in which a caller gets another's reply has failed.
 
-use std::fmt::Write;
+use std::time::{Duration, Instant};
 
-use clap::Args;
-use leveret_testkit::rabbitmq::{RabbitNode, Version};
-use serde_json::{Value, json};
+use bytes::Bytes;
+use clap::{Args, ValueEnum};
+use futures_util::future::BoxFuture;
+use leveret_testkit::rabbitmq::RabbitNode;
+use serde::{Deserialize, Serialize};
 
-mod child;
-mod jobs;
 mod lapin;
 mod leveret;
 
-pub(crate) use child::run_one;
-pub(crate) use jobs::Run;
-
 use crate::broker::EmbeddedBroker;
-use crate::client::{Failure, Measured};
-use crate::turns::{chosen, in_turns};
-use child::Both;
-use jobs::{Broker, Callers, Candidate, Side};
+use crate::child::{Server, stdin_end};
+use crate::meter::{Failure, Measured, Meter, all, all_in_one_task};
+use crate::suite::{Load, Row, Suite, chosen, name};
+use crate::table::{self, Column, Target, figure, label};
+
+/// The service, and its queue.
+const SERVICE: &str = "bench.rpc";
+const METHOD: &str = "echo";
+
+/// How many requests a server may have at a time: more than are ever in flight.
+const PREFETCH: u16 = 1000;
+
+/// How long a call may take, if that is watched: it never does.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What a server prints when it can be called.
+const READY: &str = "ready";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(crate) enum Candidate {
+    /// Leveret's RPC client and service
+    Leveret,
+    /// The same by hand with lapin: direct replies, correlation by a map, each reply confirmed before its request is acked
+    Lapin,
+}
+
+/// Over what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(crate) enum Broker {
+    /// The embedded broker, in a process of its own, over TCP
+    Embedded,
+    /// A real RabbitMQ
+    Rabbitmq,
+}
+
+/// How callers, or handlers, run beside each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(crate) enum Callers {
+    /// All of them in one task, as in a program that sends many requests and gathers the replies, or answers quickly
+    Together,
+    /// Each in a task of its own, as in a server: tokio wakes its threads for them
+    Tasks,
+}
 
 /// What to measure. Options that name several things may be given more than once.
 #[derive(Args)]
@@ -30,217 +66,254 @@ pub(crate) struct Arguments {
     /// Only these brokers
     #[arg(long, value_enum)]
     broker: Vec<Broker>,
-    /// Only these candidates
-    #[arg(long, value_enum)]
-    candidate: Vec<Candidate>,
+    #[command(flatten)]
+    load: Load<Candidate>,
     /// Calls that are in flight at a time
     #[arg(long, default_values_t = [1, 10, 100], value_parser = clap::value_parser!(u64).range(1..=1000))]
     in_flight: Vec<u64>,
     /// Only callers that run so
     #[arg(long, value_enum)]
     callers: Vec<Callers>,
-    /// How the server's handlers run. With tasks, Leveret's service runs as it does by default: who is done at once gets none
+    /// How the server's handlers run. With tasks, Leveret's service runs as by default: a handler that is done at once gets none
     #[arg(long, value_enum, default_value_t = Callers::Together)]
     handlers: Callers,
     /// Calls have a timeout, as most have
     #[arg(long)]
     timeout: bool,
-    /// Calls per run with 100 in flight; a tenth of it with one
-    #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(1..))]
-    calls: u64,
     /// Bytes per body
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(8..))]
     size: u32,
-    /// Threads of client and server each; as many as there are cores if not said
+    /// Threads of client and server each; as many as there are cores if not given
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Which RabbitMQ
-    #[arg(long, default_value_t = Version::V4_3)]
-    rabbitmq: Version,
 }
 
-/// One candidate over one broker, with so many calls in flight.
-pub(crate) struct Row {
+/// Which half of a run a process does.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+enum Side {
+    Client,
+    Server,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Run {
+    candidate: Candidate,
+    side: Side,
     broker: Broker,
+    /// Where the broker listens on 127.0.0.1
+    port: u16,
+    calls: u64,
     in_flight: u64,
     callers: Callers,
     handlers: Callers,
     timeout: bool,
-    candidate: Candidate,
-    /// The median run, or why a run failed.
-    result: Result<Both, String>,
+    size: u32,
+    threads: Option<u16>,
 }
 
-impl Row {
-    /// Calls per second of CPU time of client and server together.
-    fn calls_per_cpu_second(&self) -> Option<f64> {
-        let both = self.result.as_ref().ok()?;
-        Some(both.client.messages as f64 / both.cpu().as_secs_f64())
-    }
+pub(crate) struct Calls {
+    arguments: Arguments,
+    embedded: Option<EmbeddedBroker>,
+    rabbitmq: Option<RabbitNode>,
+}
 
-    /// How many times the calls of lapin it makes of the same CPU time, as client and as server.
-    fn times_lapin(&self, rows: &[Row]) -> Option<[f64; 2]> {
-        let theirs = rows.iter().find(|row| {
-            (row.broker, row.in_flight, row.callers, row.candidate)
-                == (self.broker, self.in_flight, self.callers, Candidate::Lapin)
-        })?;
-        let (ours, theirs) = (self.result.as_ref().ok()?, theirs.result.as_ref().ok()?);
-        let times = |theirs: &Measured, ours: &Measured| {
-            theirs.cpu_us_per_message() / ours.cpu_us_per_message()
+impl Suite for Calls {
+    const NAME: &'static str = "rpc";
+    const DEADLINE: Duration = Duration::from_secs(120);
+    const NOTES: &'static str = "CPU: µs per call, of the process; calls/CPU s: of both processes together; × lapin: times what \
+        lapin does with the same CPU time, as client and as server";
+
+    type Arguments = Arguments;
+    type Run = Run;
+
+    async fn start(arguments: Arguments) -> Result<Self, Failure> {
+        let brokers = chosen(&arguments.broker);
+        let embedded = match brokers.contains(&Broker::Embedded) {
+            true => Some(EmbeddedBroker::start().await?),
+            false => None,
         };
-        Some([times(&theirs.client, &ours.client), times(&theirs.server, &ours.server)])
+        let rabbitmq = match brokers.contains(&Broker::Rabbitmq) {
+            true => Some(RabbitNode::start(arguments.load.rabbitmq()).await),
+            false => None,
+        };
+        Ok(Calls { arguments, embedded, rabbitmq })
     }
 
-    /// What was hoped for, and whether it came true, on both sides.
-    fn target(&self, rows: &[Row]) -> Option<bool> {
-        let counts = self.in_flight == 100 && self.candidate == Candidate::Leveret;
-        let times = counts.then(|| self.times_lapin(rows)).flatten()?;
-        Some(times.iter().all(|times| *times >= 3.0))
-    }
-}
-
-/// Runs everything, `rounds` times each.
-pub(crate) fn run(arguments: &Arguments, rounds: u32) -> Result<Vec<Row>, Failure> {
-    tokio::runtime::Runtime::new()?.block_on(async {
-        let mut rows = Vec::new();
-        for broker in chosen(&arguments.broker) {
-            match broker {
-                Broker::Embedded => {
-                    let embedded = EmbeddedBroker::start()?;
-                    rows.extend(over(broker, embedded.port(), arguments, rounds).await?);
-                }
-                Broker::Rabbitmq => {
-                    let node = RabbitNode::start(arguments.rabbitmq).await;
-                    rows.extend(over(broker, node.port(), arguments, rounds).await?);
+    fn settings(&self) -> Vec<Vec<Run>> {
+        let embedded = self.embedded.as_ref().map(|broker| (Broker::Embedded, broker.port));
+        let rabbitmq = self.rabbitmq.as_ref().map(|node| (Broker::Rabbitmq, node.port()));
+        let mut settings = Vec::new();
+        for (broker, port) in embedded.into_iter().chain(rabbitmq) {
+            for &in_flight in &self.arguments.in_flight {
+                let mut callers = chosen(&self.arguments.callers);
+                // One caller is one task.
+                callers.truncate(if in_flight == 1 { 1 } else { callers.len() });
+                for callers in callers {
+                    settings.extend(self.setting(broker, port, in_flight, callers));
                 }
             }
         }
-        Ok(rows)
-    })
-}
+        settings
+    }
 
-/// Everything over one broker.
-async fn over(
-    broker: Broker,
-    port: u16,
-    arguments: &Arguments,
-    rounds: u32,
-) -> Result<Vec<Row>, Failure> {
-    let mut rows = Vec::new();
-    let in_flight = arguments.in_flight.iter();
-    let chosen_callers = chosen(&arguments.callers);
-    for (&in_flight, &callers) in in_flight.flat_map(|n| chosen_callers.iter().map(move |c| (n, c)))
-    {
-        // One caller is one task.
-        if in_flight == 1 && callers != chosen_callers[0] {
-            continue;
+    fn threads(run: &Run) -> Option<u16> {
+        run.threads
+    }
+
+    async fn run(run: Run) -> Result<Measured, Failure> {
+        match (run.side, run.candidate) {
+            (Side::Client, _) => call_and_serve(run).await,
+            (Side::Server, Candidate::Leveret) => leveret::serve(run, ready, stdin_end()).await,
+            (Side::Server, Candidate::Lapin) => lapin::serve(run, ready, stdin_end()).await,
         }
-        let calls = if in_flight == 1 { arguments.calls.div_ceil(10) } else { arguments.calls };
-        let run = Run {
-            candidate: Candidate::Leveret,
-            side: Side::Client,
-            port,
-            calls,
-            in_flight,
-            callers,
-            handlers: arguments.handlers,
-            timeout: arguments.timeout,
-            size: arguments.size,
-            threads: arguments.threads,
+    }
+
+    fn cost(measured: &Measured) -> f64 {
+        cpu_of_both(measured)
+    }
+
+    fn columns() -> Vec<Column<Run>> {
+        vec![
+            label("broker", |run| name(run.broker)),
+            figure("in flight", "in_flight", 0, |row, _| Some(row.run.in_flight as f64)),
+            label("callers", |run| name(run.callers)),
+            label("handlers", |run| name(run.handlers)),
+            label("timeout", |run| if run.timeout { "yes" } else { "no" }.to_owned()),
+            label("candidate", |run| name(run.candidate)),
+            figure("calls", "calls", 0, |row, _| Some(row.run.calls as f64)),
+            figure("CPU client", "client_cpu_us_per_call", 2, |row, _| row.cpu()),
+            figure("CPU server", "server_cpu_us_per_call", 2, |row, _| server_cpu(row)),
+            figure("calls/s", "calls_per_second", 0, |row, _| {
+                row.median().map(Measured::messages_per_second)
+            }),
+            table::p50(),
+            table::p99(),
+            figure("calls/CPU s", "calls_per_cpu_second", 0, |row, _| {
+                row.median().map(|both| both.messages as f64 * 1e9 / cpu_of_both(both))
+            }),
+            figure("× lapin", "times_lapin_client", 2, |row, rows| {
+                Some(times_lapin(row, rows)?[0])
+            }),
+            figure("server", "times_lapin_server", 2, |row, rows| Some(times_lapin(row, rows)?[1])),
+        ]
+    }
+
+    fn targets(row: &Row<Run>, rows: &[Row<Run>]) -> Vec<Target> {
+        let counts = row.run.in_flight == 100 && row.run.candidate == Candidate::Leveret;
+        let times = counts.then(|| times_lapin(row, rows)).flatten();
+        let target = |times: [f64; 2]| Target {
+            text: "≥ 3".to_owned(),
+            met: times.iter().all(|times| *times >= 3.0),
         };
-        let start = async |candidate| child::start(Run { candidate, ..run }).await;
-        let results = in_turns(chosen(&arguments.candidate), rounds, start).await?;
-        rows.extend(results.into_iter().map(|(candidate, result)| Row {
-            broker,
-            in_flight,
-            callers,
-            handlers: arguments.handlers,
-            timeout: arguments.timeout,
-            candidate,
-            result: result.map(median),
-        }));
+        times.map(target).into_iter().collect()
     }
-    Ok(rows)
 }
 
-fn median(mut runs: Vec<Both>) -> Both {
-    runs.sort_by_key(Both::cpu);
-    runs.swap_remove(runs.len() / 2)
-}
-
-pub(crate) fn table(rows: &[Row]) -> String {
-    let mut out = String::new();
-    if let Some(Row { handlers, timeout, .. }) = rows.first() {
-        let timeout = if *timeout { "with" } else { "without" };
-        let _ = writeln!(out, "handlers: {handlers}; calls {timeout} a timeout");
-    }
-    let _ = writeln!(
-        out,
-        "{:<9} {:>9} {:<8} {:<8} {:>7} {:>10} {:>10} {:>9} {:>8} {:>8} {:>11} {:>13}",
-        "broker",
-        "in flight",
-        "callers",
-        "with",
-        "calls",
-        "CPU client",
-        "CPU server",
-        "calls/s",
-        "p50 µs",
-        "p99 µs",
-        "calls/CPU s",
-        "× lapin",
-    );
-    for row in rows {
-        let Row { broker, in_flight, callers, candidate, result, .. } = row;
-        let _ = write!(out, "{broker:<9} {in_flight:>9} {callers:<8} {candidate:<8} ");
-        let _ = match result {
-            Err(reason) => writeln!(out, "FAILED: {reason}"),
-            Ok(Both { client, server }) => writeln!(
-                out,
-                "{:>7} {:>10.2} {:>10.2} {:>9.0} {:>8} {:>8} {:>11.0} {:>13} {}",
-                client.messages,
-                client.cpu_us_per_message(),
-                server.cpu_us_per_message(),
-                client.messages as f64 / client.wall.as_secs_f64(),
-                client.latency.map_or(0, |latency| latency.p50.as_micros()),
-                client.latency.map_or(0, |latency| latency.p99.as_micros()),
-                row.calls_per_cpu_second().unwrap_or_default(),
-                row.times_lapin(rows).map_or(String::new(), |[client, server]| {
-                    format!("{client:.2} / {server:.2}")
-                }),
-                row.target(rows).map_or("", |met| if met { "≥ 3 met" } else { "≥ 3 MISSED" }),
-            ),
+impl Calls {
+    fn setting(
+        &self,
+        broker: Broker,
+        port: u16,
+        in_flight: u64,
+        callers: Callers,
+    ) -> Vec<Vec<Run>> {
+        let Arguments { ref load, handlers, timeout, size, threads, .. } = self.arguments;
+        let with = |calls: u64| {
+            let calls = if in_flight == 1 { calls.div_ceil(10) } else { calls };
+            let side = Side::Client;
+            let run = |candidate| Run {
+                candidate,
+                side,
+                broker,
+                port,
+                calls,
+                in_flight,
+                callers,
+                handlers,
+                timeout,
+                size,
+                threads,
+            };
+            load.candidates().into_iter().map(run).collect()
         };
+        load.messages_or(50_000).into_iter().map(with).collect()
     }
-    let _ = writeln!(
-        out,
-        "CPU: µs per call, of the process; calls/CPU s: of both processes together; × lapin: times what lapin does with the \
-         same CPU time, as client and as server"
-    );
-    out
 }
 
-pub(crate) fn json(rows: &[Row]) -> Value {
-    let row = |row: &Row| {
-        let mut value = json!({
-            "broker": row.broker.to_string(),
-            "in_flight": row.in_flight,
-            "callers": row.callers.to_string(),
-            "handlers": row.handlers.to_string(),
-            "timeout": row.timeout,
-            "candidate": row.candidate.to_string(),
-        });
-        match &row.result {
-            Err(reason) => value["failed"] = json!(reason),
-            Ok(both) => {
-                let side = |measured: &Measured| measured.to_json();
-                value["calls_per_cpu_second"] = json!(row.calls_per_cpu_second());
-                value["times_lapin"] = json!(row.times_lapin(rows));
-                value["client"] = side(&both.client);
-                value["server"] = side(&both.server);
-            }
-        }
-        value
+/// User and system time of client and server, in nanoseconds.
+fn cpu_of_both(measured: &Measured) -> f64 {
+    let server = measured.server.as_ref().map_or(0, |server| server.cpu_ns);
+    (measured.cpu_ns + server) as f64
+}
+
+fn server_cpu(row: &Row<Run>) -> Option<f64> {
+    row.median()?.server.as_ref().map(|server| server.cpu_us_per_message())
+}
+
+/// How many times the calls of lapin it makes of the same CPU time, as client and as server.
+fn times_lapin(row: &Row<Run>, rows: &[Row<Run>]) -> Option<[f64; 2]> {
+    let setting = |run: &Run| (run.broker, run.in_flight, run.callers, run.candidate);
+    let lapins = (row.run.broker, row.run.in_flight, row.run.callers, Candidate::Lapin);
+    let theirs = rows.iter().find(|row| setting(&row.run) == lapins)?;
+    Some([theirs.cpu()? / row.cpu()?, server_cpu(theirs)? / server_cpu(row)?])
+}
+
+fn ready() {
+    println!("{READY}");
+}
+
+/// The client's process: starts a server, and calls it.
+async fn call_and_serve(run: Run) -> Result<Measured, Failure> {
+    let server = Server::of_run::<Calls>(&Run { side: Side::Server, ..run }).await?;
+    if server.ready != READY {
+        return Err(format!("the server did not start: {}", server.ready).into());
+    }
+    let client = match run.candidate {
+        Candidate::Leveret => leveret::call(run).await?,
+        Candidate::Lapin => lapin::call(run).await?,
     };
-    rows.iter().map(row).collect()
+    let server = Some(Box::new(server.finish().await??));
+    Ok(Measured { server, ..client })
+}
+
+/// Has all callers call, and measures that.
+async fn call_all(
+    run: Run,
+    caller: impl Fn(u64) -> BoxFuture<'static, Result<Vec<Duration>, Failure>>,
+) -> Result<Measured, Failure> {
+    let meter = Meter::start();
+    let callers = (0..run.in_flight).map(caller);
+    let times = match run.callers {
+        Callers::Together => all_in_one_task(callers).await?,
+        Callers::Tasks => all(callers).await?,
+    };
+    Ok(meter.stop(run.calls).with_latencies(times.concat()))
+}
+
+/// Makes the calls of one caller, compares their replies, and gives the time of each.
+async fn call_in_turn<F>(
+    run: Run,
+    caller: u64,
+    mut call: impl FnMut(Bytes) -> F,
+) -> Result<Vec<Duration>, Failure>
+where
+    F: Future<Output = Result<Bytes, Failure>>,
+{
+    let mut times = Vec::new();
+    for number in (caller..run.calls).step_by(run.in_flight as usize) {
+        let began = Instant::now();
+        let request = request(number, run.size);
+        if call(request.clone()).await? != request {
+            return Err(format!("call {number} got the reply to another").into());
+        }
+        times.push(began.elapsed());
+    }
+    Ok(times)
+}
+
+/// The body of a request, which its reply repeats.
+fn request(number: u64, size: u32) -> Bytes {
+    let mut body = vec![b'x'; size as usize];
+    body[..8].copy_from_slice(&number.to_be_bytes());
+    body.into()
 }

@@ -1,40 +1,32 @@
 //! What is done to a broker. Every message is accounted for, or the run has failed.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use leveret::amqp::{
-    Confirmation, Connection, ConsumeOptions, DeleteQueue, ExchangeOptions, Options, Publish,
+    Connection, ConsumeOptions, DeleteQueue, ExchangeOptions, Options, Outcome, Publish,
     QueueOptions, Table,
 };
 
-use crate::client::{Failure, expect};
+use super::EmbeddedBroker;
+use crate::client::pipelined;
+use crate::meter::{Failure, Measured, expect};
 
 /// The size of a body.
-pub(super) const BODY: usize = 16;
+const BODY: usize = 16;
 
 /// How many publishes may be unconfirmed, and how many deliveries unacked.
 const WINDOW: u16 = 1000;
 
-/// A run takes seconds; one that takes this long hangs.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// How long the broker may take to confirm what was published.
+const DEADLINE: Duration = Duration::from_secs(120);
 
 const QUEUE: &str = "bench";
 const EXCHANGE: &str = "bench.topics";
 
-/// How messages go through a queue.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Flow {
-    /// Published without confirms, consumed without acks.
-    AutoAck,
-    /// Both.
-    Confirmed,
-}
-
-/// Where, and how many.
+/// Where messages go, and how many.
 #[derive(Clone)]
-pub(super) struct Target {
+pub(super) struct Load {
     pub(super) url: String,
     pub(super) messages: u64,
 }
@@ -47,88 +39,96 @@ fn transient() -> QueueOptions {
     QueueOptions { durable: false, ..QueueOptions::default() }
 }
 
-/// Publishes and consumes at the same time, over two connections. Gives messages per second.
-pub(super) async fn end_to_end(target: &Target, flow: Flow) -> Result<f64, Failure> {
-    let consuming = open(&target.url).await?;
+/// Publishes and consumes at the same time, over two connections, without confirms and acks or with both.
+pub(super) async fn end_to_end(
+    load: &Load,
+    auto_ack: bool,
+    broker: &EmbeddedBroker,
+) -> Result<Measured, Failure> {
+    let cpu = broker.cpu_time()?;
+    let consuming = open(&load.url).await?;
     let channel = consuming.open_channel().await?;
     // One that is exclusive may not be durable; and an earlier run must not be met.
     channel.delete_queue(QUEUE, DeleteQueue::default()).await?;
     channel.declare_queue(QUEUE, transient()).await?;
-    let auto_ack = matches!(flow, Flow::AutoAck);
     let options = ConsumeOptions { auto_ack, prefetch: WINDOW, ..ConsumeOptions::default() };
     let mut consumer = channel.consume(QUEUE, options).await?;
 
     let began = Instant::now();
-    let publisher = tokio::spawn(publish(target.clone(), flow));
-    let messages = target.messages;
-    let taking = async move {
-        let mut taken = 0;
-        while taken < messages {
-            let Some(delivery) = consumer.next().await else { break };
-            delivery?.ack()?;
-            taken += 1;
-        }
-        Ok::<_, Failure>((taken, consumer))
-    };
-    let (taken, _consumer) = tokio::time::timeout(PATIENCE, taking).await??;
-    let seconds = began.elapsed().as_secs_f64();
-    expect("consumed", messages, taken)?;
+    let publisher = tokio::spawn(publish(load.clone(), auto_ack));
+    let messages = load.messages;
+    for _ in 0..messages {
+        consumer.next().await.ok_or("the consumer ended")??.ack()?;
+    }
+    let wall_ns = began.elapsed().as_nanos() as u64;
     publisher.await??;
     channel.delete_queue(QUEUE, DeleteQueue::default()).await?;
     consuming.close().await?;
-    Ok(messages as f64 / seconds)
+    let broker_cpu_ns = Some((broker.cpu_time()? - cpu).as_nanos() as u64);
+    Ok(Measured { messages, wall_ns, broker_cpu_ns, ..Measured::default() })
 }
 
-async fn publish(target: Target, flow: Flow) -> Result<(), Failure> {
-    let connection = open(&target.url).await?;
+async fn publish(load: Load, auto_ack: bool) -> Result<(), Failure> {
+    let connection = open(&load.url).await?;
     let body = Bytes::from(vec![b'x'; BODY]);
     let publish = Publish { routing_key: QUEUE, body, ..Publish::default() };
     let channel = connection.open_channel().await?;
-    match flow {
-        Flow::AutoAck => {
-            for _ in 0..target.messages {
-                channel.publish(&publish).await?;
-            }
+    if auto_ack {
+        for _ in 0..load.messages {
+            channel.publish(&publish).await?;
         }
-        Flow::Confirmed => {
-            let channel = channel.into_confirm().await?;
-            let mut window: VecDeque<Confirmation> = VecDeque::new();
-            for _ in 0..target.messages {
-                if window.len() == usize::from(WINDOW)
-                    && let Some(oldest) = window.pop_front()
-                {
-                    let outcome = oldest.await;
-                    expect("acked", 1, u64::from(outcome.is_acked()))?;
-                }
-                window.push_back(channel.publish(&publish).await?);
-            }
-            let tally = channel.confirmed(PATIENCE).await?;
-            expect("confirmed", target.messages, tally.acked)?;
-        }
+    } else {
+        let channel = channel.into_confirm().await?;
+        let publish = |_| channel.publish(&publish);
+        let acked = |_, outcome: Outcome| expect("acked", 1, u64::from(outcome.is_acked()));
+        pipelined(load.messages, WINDOW.into(), publish, acked).await?;
     }
     connection.close().await?;
     Ok(())
 }
 
+/// What messages in a queue cost beside their bodies.
+pub(super) async fn backlog(load: &Load, broker: &EmbeddedBroker) -> Result<Measured, Failure> {
+    fill(&Load { messages: 1000, ..load.clone() }).await?;
+    let before = broker.memory()?;
+    fill(load).await?;
+    let bodies = load.messages * BODY as u64;
+    let bytes = Some(broker.memory()?.saturating_sub(before + bodies));
+    Ok(Measured { messages: load.messages, bytes, ..Measured::default() })
+}
+
 /// Puts messages into a queue without a consumer.
-pub(super) async fn fill(target: &Target) -> Result<(), Failure> {
-    let connection = open(&target.url).await?;
+async fn fill(load: &Load) -> Result<(), Failure> {
+    let connection = open(&load.url).await?;
     let channel = connection.open_channel().await?.into_confirm().await?;
     let before = channel.declare_queue(QUEUE, transient()).await?.messages;
     let body = Bytes::from(vec![b'x'; BODY]);
     let publish = Publish { routing_key: QUEUE, body, ..Publish::default() };
-    for _ in 0..target.messages {
+    for _ in 0..load.messages {
         drop(channel.publish(&publish).await?);
     }
-    channel.confirmed(PATIENCE).await?;
+    channel.confirmed(DEADLINE).await?;
     let now = channel.inspect_queue(QUEUE).await?.messages;
-    expect("queued", target.messages, u64::from(now - before))?;
+    expect("queued", load.messages, u64::from(now - before))?;
     connection.close().await?;
     Ok(())
 }
 
-/// Connections that do nothing.
-pub(super) async fn connect(url: &str, count: u64) -> Result<Vec<Connection>, Failure> {
+/// What connections cost that do nothing.
+pub(super) async fn idle_connections(
+    load: &Load,
+    broker: &EmbeddedBroker,
+) -> Result<Measured, Failure> {
+    let _warm = connect(&load.url, 10).await?;
+    let before = broker.memory()?;
+    let _idle = connect(&load.url, load.messages).await?;
+    // They have been served once they are open; what the broker frees after that takes a moment.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let bytes = Some(broker.memory()?.saturating_sub(before));
+    Ok(Measured { messages: load.messages, bytes, ..Measured::default() })
+}
+
+async fn connect(url: &str, count: u64) -> Result<Vec<Connection>, Failure> {
     let mut connections = Vec::new();
     for _ in 0..count {
         connections.push(open(url).await?);
@@ -140,11 +140,12 @@ pub(super) async fn connect(url: &str, count: u64) -> Result<Vec<Connection>, Fa
 pub(super) struct Topics {
     connection: Connection,
     keys: Vec<String>,
+    messages: u64,
 }
 
 impl Topics {
-    pub(super) async fn bind(target: &Target, bindings: usize) -> Result<Self, Failure> {
-        let connection = open(&target.url).await?;
+    pub(super) async fn bind(load: &Load, bindings: usize) -> Result<Self, Failure> {
+        let connection = open(&load.url).await?;
         let channel = connection.open_channel().await?;
         channel.declare_exchange(EXCHANGE, "topic", ExchangeOptions::default()).await?;
         let mut arguments = Table::new();
@@ -159,13 +160,14 @@ impl Topics {
             let number = number * bindings / 10;
             format!("region{}.anything.kind{number}", number % 100)
         });
-        Ok(Topics { keys: keys.collect(), connection })
+        Ok(Topics { keys: keys.collect(), connection, messages: load.messages })
     }
 
-    pub(super) async fn publish(&self, target: &Target) -> Result<(), Failure> {
+    pub(super) async fn publish(&self, broker: &EmbeddedBroker) -> Result<Measured, Failure> {
+        let (cpu, messages) = (broker.cpu_time()?, self.messages);
         let channel = self.connection.open_channel().await?.into_confirm().await?;
         let body = Bytes::from(vec![b'x'; BODY]);
-        for key in self.keys.iter().cycle().take(target.messages as usize) {
+        for key in self.keys.iter().cycle().take(messages as usize) {
             let publish = Publish {
                 exchange: EXCHANGE,
                 routing_key: key,
@@ -174,9 +176,10 @@ impl Topics {
             };
             drop(channel.publish(&publish).await?);
         }
-        let tally = channel.confirmed(PATIENCE).await?;
-        expect("confirmed", target.messages, tally.acked)?;
+        let tally = channel.confirmed(DEADLINE).await?;
+        expect("confirmed", messages, tally.acked)?;
         channel.close().await?;
-        Ok(())
+        let broker_cpu_ns = Some((broker.cpu_time()? - cpu).as_nanos() as u64);
+        Ok(Measured { messages, broker_cpu_ns, ..Measured::default() })
     }
 }

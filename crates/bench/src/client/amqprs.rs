@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use amqprs::callbacks::ChannelCallback;
 use amqprs::channel::{
@@ -14,44 +13,30 @@ use amqprs::{Ack, BasicProperties, Cancel, CloseChannel, Nack, Return};
 use async_trait::async_trait;
 use tokio::sync::Notify;
 
+use super::channels::{Tally, measure, one_by_one};
 use super::jobs::{CONFIRM_WINDOW, Job, NOWHERE, PREFETCH, PUBLISHED, Run};
-use super::meter::{Failure, Latency, Measured, Meter, all, expect};
 use super::tags::Tags;
+use crate::meter::{Failure, Measured, expect};
 
 pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
     let arguments = OpenConnectionArguments::new("127.0.0.1", run.port, "guest", "guest");
     let connection = Connection::open(&arguments).await?;
     let mut channels = Vec::new();
-    for place in 0..run.channels {
+    for _ in 0..run.channels {
         let channel = connection.open_channel(None).await?;
         let confirms = Arc::new(Confirms::default());
         if matches!(run.job, Job::Confirm | Job::Latency) {
-            channel.register_callback(Acks::new(&confirms)).await?;
+            let acks = Acks { tags: Tags::default(), confirms: Arc::clone(&confirms) };
+            channel.register_callback(acks).await?;
             channel.confirm_select(ConfirmSelectArguments::default()).await?;
         }
-        channels.push((place, channel, confirms));
+        channels.push((channel, confirms));
     }
-    let meter = Meter::start();
-    let channels = channels.into_iter();
     let measured = match run.job {
-        Job::Publish => {
-            all(channels.map(|(_, channel, _)| publish(channel, run))).await?;
-            meter.stop(run.messages)
-        }
-        Job::Confirm => {
-            let jobs = channels.map(|(place, channel, acks)| confirm(channel, acks, place, run));
-            all(jobs).await?;
-            meter.stop(run.messages)
-        }
-        Job::Latency => {
-            let jobs = channels.map(|(_, channel, confirms)| one_by_one(channel, confirms, run));
-            let latency = Latency::of(all(jobs).await?.concat());
-            Measured { latency, ..meter.stop(run.messages) }
-        }
-        Job::Consume | Job::AutoAck => {
-            all(channels.map(|(place, channel, _)| consume(channel, place, run))).await?;
-            meter.stop(run.messages)
-        }
+        Job::Publish => measure(run, channels, publish).await?,
+        Job::Confirm => measure(run, channels, confirm).await?,
+        Job::Latency => measure(run, channels, latency).await?,
+        Job::Consume | Job::AutoAck => measure(run, channels, consume).await?,
         Job::Mandatory | Job::Returns => {
             return Err("amqprs has no outcomes that could be wrong".into());
         }
@@ -60,6 +45,8 @@ pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
     let _ = connection.close().await;
     Ok(measured)
 }
+
+type Confirming = (Channel, Arc<Confirms>);
 
 /// How many publishes of a channel were confirmed.
 #[derive(Default)]
@@ -79,12 +66,6 @@ impl Confirms {
 struct Acks {
     tags: Tags,
     confirms: Arc<Confirms>,
-}
-
-impl Acks {
-    fn new(confirms: &Arc<Confirms>) -> Self {
-        Acks { tags: Tags::default(), confirms: Arc::clone(confirms) }
-    }
 }
 
 #[async_trait]
@@ -128,46 +109,38 @@ async fn publish_one(
     channel.basic_publish(BasicProperties::default(), body.to_vec(), arguments).await
 }
 
-async fn publish(channel: Channel, run: Run) -> Result<(), Failure> {
-    let body = vec![b'x'; run.size];
+async fn publish((channel, _): Confirming, _: u64, run: Run) -> Result<Tally, Failure> {
+    let body = run.body();
     for _ in 0..run.share() {
         publish_one(&channel, NOWHERE, "key", &body).await?;
     }
-    expect("arrived", run.published(), messages_in(&channel, PUBLISHED).await?)
+    expect("arrived", run.published(), messages_in(&channel, PUBLISHED).await?)?;
+    Ok(Tally::default())
 }
 
-async fn confirm(
-    channel: Channel,
-    confirms: Arc<Confirms>,
-    place: u64,
-    run: Run,
-) -> Result<(), Failure> {
-    let (queue, body) = (run.queue(place), vec![b'x'; run.size]);
+async fn confirm((channel, confirms): Confirming, place: u64, run: Run) -> Result<Tally, Failure> {
+    let (queue, body) = (run.queue(place), run.body());
     for number in 1..=run.share() {
         confirms.until(number.saturating_sub(CONFIRM_WINDOW as u64)).await;
         publish_one(&channel, "", &queue, &body).await?;
     }
     confirms.until(run.share()).await;
-    expect("were confirmed", run.share(), confirms.count.load(Ordering::Acquire))
+    expect("were confirmed", run.share(), confirms.count.load(Ordering::Acquire))?;
+    Ok(Tally::default())
 }
 
-async fn one_by_one(
-    channel: Channel,
-    confirms: Arc<Confirms>,
-    run: Run,
-) -> Result<Vec<Duration>, Failure> {
-    let (queue, body) = (run.queue(0), vec![b'x'; run.size]);
-    let mut samples = Vec::with_capacity(run.messages as usize);
-    for number in 1..=run.messages {
-        let start = Instant::now();
-        publish_one(&channel, "", &queue, &body).await?;
+async fn latency((channel, confirms): Confirming, place: u64, run: Run) -> Result<Tally, Failure> {
+    let (queue, body) = (run.queue(place), run.body());
+    let (channel, confirms, queue, body) = (&channel, &confirms, &queue, &body);
+    let publish = |number| async move {
+        publish_one(channel, "", queue, body).await?;
         confirms.until(number).await;
-        samples.push(start.elapsed());
-    }
-    Ok(samples)
+        Ok(true)
+    };
+    one_by_one(run, publish).await
 }
 
-async fn consume(channel: Channel, place: u64, run: Run) -> Result<(), Failure> {
+async fn consume((channel, _): Confirming, place: u64, run: Run) -> Result<Tally, Failure> {
     let no_ack = run.job == Job::AutoAck;
     if !no_ack {
         channel.basic_qos(BasicQosArguments::new(0, PREFETCH, false)).await?;
@@ -191,5 +164,5 @@ async fn consume(channel: Channel, place: u64, run: Run) -> Result<(), Failure> 
         let (queue, expected) = run.acked(place);
         expect("were acked", expected, messages_in(&channel, &queue).await?)?;
     }
-    Ok(())
+    Ok(Tally::default())
 }

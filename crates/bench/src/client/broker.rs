@@ -7,7 +7,7 @@ use leveret::amqp::{Channel, Confirm, Connection, DeleteQueue, Options, Publish,
 use leveret_testkit::rabbitmq::{RabbitNode, Version};
 
 use super::jobs::{Job, PUBLISHED, Run};
-use super::meter::Failure;
+use crate::meter::Failure;
 
 /// How long the broker may take to confirm what fills a queue.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -7,10 +7,11 @@ use deadpool_lapin::{Config, PoolConfig, Runtime};
 
 use super::jobs::Run;
 use super::lapin;
-use super::meter::{Failure, Measured};
+use crate::by_hand::uri;
+use crate::meter::{Failure, Measured};
 
 pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
-    let config = Config { url: Some(lapin::uri(run)), pool: Some(PoolConfig::new(1)) };
+    let config = Config { url: Some(uri(run.port)), pool: Some(PoolConfig::new(1)) };
     let pool = config.create_pool(::lapin::ConnectionProperties::default, Runtime::Tokio1)?;
     lapin::run_on(&*pool.get().await?, run).await
 }

@@ -1,6 +1,8 @@
 //! What is measured: clients, jobs, peers, and the description of one run.
 
-use clap::{Args, ValueEnum};
+use bytes::Bytes;
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 
 /// How many publishes may be unconfirmed in [`Job::Confirm`].
 pub(crate) const CONFIRM_WINDOW: usize = 1000;
@@ -22,7 +24,7 @@ pub(crate) const PUBLISHED: &str = "published";
 pub(crate) const ACKED: &str = "acked";
 
 /// Whose library does the job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Client {
     /// This project's engine
     Leveret,
@@ -54,7 +56,7 @@ impl Client {
 }
 
 /// What is done with the messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Job {
     /// Publish, fire and forget
     Publish,
@@ -73,7 +75,7 @@ pub(crate) enum Job {
 }
 
 /// Who is at the other end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Peer {
     /// A program that does nothing but what the protocol wants: the client's own cost is left
     Null,
@@ -82,25 +84,18 @@ pub(crate) enum Peer {
 }
 
 /// One run of one client, in a process of its own.
-#[derive(Args, Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Run {
-    #[arg(long)]
     pub(crate) client: Client,
-    #[arg(long)]
     pub(crate) job: Job,
-    #[arg(long)]
     pub(crate) peer: Peer,
     /// Where the peer listens on 127.0.0.1
-    #[arg(long)]
     pub(crate) port: u16,
     /// Bytes per body
-    #[arg(long)]
     pub(crate) size: usize,
     /// Channels, all on one connection, each with a task and an equal share of the messages
-    #[arg(long)]
     pub(crate) channels: u64,
     /// Messages in total
-    #[arg(long)]
     pub(crate) messages: u64,
 }
 
@@ -108,6 +103,15 @@ impl Run {
     /// The share of one channel.
     pub(crate) fn share(&self) -> u64 {
         self.messages / self.channels
+    }
+
+    pub(crate) fn body(&self) -> Bytes {
+        Bytes::from(vec![b'x'; self.size])
+    }
+
+    /// Whether this is another client's run in the same setting.
+    pub(crate) fn same_setting(&self, other: &Run) -> bool {
+        *self == Run { client: self.client, messages: self.messages, ..*other }
     }
 
     /// Where a channel gets its deliveries from, and confirmed publishes go to. The null peer reads from the name
@@ -201,24 +205,6 @@ impl Job {
 pub(crate) fn is_unroutable(number: u64) -> bool {
     number % 10 == 3
 }
-
-/// What is named on the command line is shown by the same name.
-macro_rules! display_as_argument {
-    ($($name:ident)*) => {$(
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                match self.to_possible_value() {
-                    Some(value) => f.pad(value.get_name()),
-                    None => Ok(()),
-                }
-            }
-        }
-    )*};
-}
-
-pub(crate) use display_as_argument;
-
-display_as_argument!(Client Job Peer);
 
 #[cfg(test)]
 mod tests {

@@ -12,7 +12,7 @@ use leveret_wire::method::{Encode, basic, channel, confirm, connection, queue};
 use leveret_wire::{FRAME_END, FrameMax, Method, Outbound, PROTOCOL_HEADER, ShortStr};
 
 use super::jobs::{CONFIRM_WINDOW, Job, NOWHERE, PREFETCH, PUBLISHED, Run};
-use super::meter::{Failure, Measured, Meter, expect};
+use crate::meter::{Failure, Measured, Meter, expect};
 
 /// How much is written at once, about, and read at most: system calls are then few, and the processor's cache holds it.
 const PIECE: usize = 256 * 1024;

@@ -25,10 +25,9 @@ use super::jobs::{ACKED, PUBLISHED, deliveries_of};
 
 /// Serves until standard input ends, that is until the process that started this one has ended. Says on standard
 /// output on which port.
-pub(crate) fn run() -> io::Result<()> {
+pub(crate) fn serve() -> io::Result<()> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     println!("{}", listener.local_addr()?.port());
-    io::stdout().flush()?;
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             thread::spawn(move || {

@@ -2,10 +2,7 @@
 //! handler per queue.
 
 use std::num::{NonZeroU16, NonZeroUsize};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use ruststream::runtime::{
     AppInfo, Context, Handler, HandlerMetadata, HandlerResult, Router, RustStream, RustStreamError,
@@ -15,65 +12,55 @@ use ruststream::{
     Broker as _, ConnectedBroker as _, IncomingMessage as _, OutgoingMessage, Publisher as _,
 };
 use ruststream_lapin::{ConfirmsPublisher, LapinBroker, LapinMessage, LapinPublish, RabbitQueue};
-use tokio::sync::Notify;
 
+use super::channels::{Tally, measure};
 use super::jobs::{CONFIRM_WINDOW, Job, PREFETCH, Run};
-use super::lapin::uri;
-use super::meter::{Failure, Measured, Meter, all, expect};
+use crate::by_hand::uri;
+use crate::countdown::Countdown;
+use crate::meter::{Failure, Measured, Meter, expect};
 
 pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
     match run.job {
         Job::Confirm => confirm_all(run).await,
         Job::Consume => consume_all(run).await,
-        other => Err(format!("RustStream is not asked for {other}").into()),
+        other => Err(format!("RustStream is not asked for {other:?}").into()),
     }
 }
 
 async fn confirm_all(run: Run) -> Result<Measured, Failure> {
-    let broker = LapinBroker::new(uri(run)).connect().await?;
-    let meter = Meter::start();
+    let broker = LapinBroker::new(uri(run.port)).connect().await?;
     // Each has a channel of its own.
-    let publishers = (0..run.channels).map(|place| {
-        let publisher = broker.publisher(LapinPublish::default().confirms());
-        confirm(publisher, place, run)
-    });
-    all(publishers).await?;
-    let measured = meter.stop(run.messages);
+    let publisher = |_| broker.publisher(LapinPublish::default().confirms());
+    let measured = measure(run, (0..run.channels).map(publisher).collect(), confirm).await?;
     // It is done; that the channels were dropped just before makes lapin report an error here.
     let _ = broker.shutdown().await;
     Ok(measured)
 }
 
-async fn confirm(publisher: ConfirmsPublisher, place: u64, run: Run) -> Result<(), Failure> {
-    let (queue, body) = (run.queue(place), Bytes::from(vec![b'x'; run.size]));
+async fn confirm(publisher: ConfirmsPublisher, place: u64, run: Run) -> Result<Tally, Failure> {
+    let (queue, body) = (run.queue(place), run.body());
     let confirmed = stream::iter(0..run.share())
         .map(|_| publisher.publish(OutgoingMessage::new(&queue, &body)))
         .buffer_unordered(CONFIRM_WINDOW)
         .try_fold(0, |confirmed, ()| std::future::ready(Ok(confirmed + 1)))
         .await?;
-    expect("were confirmed", run.share(), confirmed)
+    expect("were confirmed", run.share(), confirmed)?;
+    Ok(Tally::default())
 }
 
 /// How many handlers run at once, each until its ack is written. One alone costs three times as much; more than these,
 /// the same.
 const WORKERS: usize = 100;
 
-/// What the handlers have counted, and whoever waits for the last message.
-#[derive(Default)]
-struct Handled {
-    messages: AtomicU64,
-    all: Notify,
-}
-
 async fn consume_all(run: Run) -> Result<Measured, Failure> {
-    let handled = Arc::new(Handled::default());
+    let handled = Countdown::new(run.messages);
     let prefetch = NonZeroU16::new(PREFETCH).ok_or("no prefetch")?;
     let workers = Workers::pool(NonZeroUsize::new(WORKERS).ok_or("no workers")?);
     let app = RustStream::new(AppInfo::new("bench", "0")).with_broker(
-        LapinBroker::new(uri(run)).prefetch(prefetch),
+        LapinBroker::new(uri(run.port)).prefetch(prefetch),
         |scope| {
             for place in 0..run.channels {
-                let (queue, handler) = (run.queue(place), handler(run, Arc::clone(&handled)));
+                let (queue, handler) = (run.queue(place), handler(run, handled.clone()));
                 let router = Router::new().subscribe(
                     RabbitQueue::new(&queue),
                     handler,
@@ -85,27 +72,25 @@ async fn consume_all(run: Run) -> Result<Measured, Failure> {
     );
     // It connects and subscribes in one go: both are in the measure, a millisecond in a second.
     let meter = Meter::start();
-    match app.run_until(handled.all.notified()).await {
+    match app.run_until(handled.done()).await {
         // As above.
         Ok(()) | Err(RustStreamError::Shutdown(_)) => {}
         Err(error) => return Err(error.into()),
     }
     let measured = meter.stop(run.messages);
-    expect("were handled", run.messages, handled.messages.load(Ordering::Relaxed))?;
+    expect("were handled", run.messages, handled.count())?;
     Ok(measured)
 }
 
-fn handler(run: Run, handled: Arc<Handled>) -> impl Handler<LapinMessage> {
+fn handler(run: Run, handled: Countdown) -> impl Handler<LapinMessage> {
     move |message: &LapinMessage, _: &mut Context<'_>| {
         let is_right = message.payload().len() == run.size;
-        let handled = Arc::clone(&handled);
+        let handled = handled.clone();
         async move {
             if !is_right {
                 return HandlerResult::drop();
             }
-            if handled.messages.fetch_add(1, Ordering::Relaxed) + 1 == run.messages {
-                handled.all.notify_one();
-            }
+            handled.add(1);
             HandlerResult::Ack
         }
     }

@@ -1,7 +1,8 @@
 //! What Leveret is held to.
 
-use super::jobs::{Job, Peer};
-use super::meter::Measured;
+use super::jobs::{Job, Peer, Run};
+use crate::meter::Measured;
+use crate::table::Target;
 
 /// CPU time per message in microseconds at 16 B, 1 KiB and 16 KiB, on any number of channels.
 const CPU_US: [(Job, Peer, [Option<f64>; 3]); 8] = [
@@ -33,77 +34,53 @@ const LATENCY_P50_US: f64 = 200.0;
 /// How much more CPU time the toolkit may take than the bare engine.
 const TOOLKIT_PERCENT: f64 = 30.0;
 
-/// What a result is held to.
-pub(crate) struct Target {
-    /// In words.
-    pub(crate) text: String,
-    pub(crate) met: bool,
-    /// The same for this machine.
-    pub(crate) scaled: Option<Scaled>,
-}
-
-/// A target, times what the limit takes here, through what it took where the target was made.
-pub(crate) struct Scaled {
-    pub(crate) cpu_us: f64,
-    pub(crate) met: bool,
-}
-
-/// The target of a result of the toolkit, which took so many times what the engine took, if it has one.
-pub(crate) fn of_toolkit(job: Job, times_engine: f64) -> Option<Target> {
-    if !matches!(job, Job::Confirm | Job::Mandatory | Job::Consume) {
-        return None;
-    }
+/// The target of a result of the toolkit, which took so many times what the engine took.
+pub(crate) fn of_toolkit(times_engine: f64) -> Target {
     let percent = (times_engine - 1.0) * 100.0;
     let text = format!("{percent:+.0} %, ≤ +{TOOLKIT_PERCENT} %");
-    Some(Target { text, met: percent <= TOOLKIT_PERCENT, scaled: None })
+    Target { text, met: percent <= TOOLKIT_PERCENT }
 }
 
-/// The target of a result of the engine, if it has one. `limit` is what sockets by hand take for the job here.
-pub(crate) fn of_engine(
-    job: Job,
-    peer: Peer,
-    size: usize,
-    measured: &Measured,
-    limit: Option<f64>,
-) -> Option<Target> {
-    if job == Job::Returns {
-        let (text, met) = ("0 wrong".to_owned(), measured.mislabelled == Some(0));
-        return Some(Target { text, met, scaled: None });
-    }
-    let column = SIZES.iter().position(|known| *known == size)?;
-    let row = CPU_US.iter().find(|(for_job, at, _)| (*for_job, *at) == (job, peer))?;
-    let most = row.2[column]?;
+/// The targets of a result of the engine: of CPU time, the same scaled to this machine, and of latency. To scale is to multiply
+/// by `limit`, what sockets by hand take here, and to divide by what they took where the target was made.
+pub(crate) fn of_engine(run: &Run, measured: &Measured, limit: Option<f64>) -> Vec<Target> {
+    let known = || {
+        let column = SIZES.iter().position(|known| *known == run.size)?;
+        let row = CPU_US.iter().find(|(job, at, _)| (*job, *at) == (run.job, run.peer))?;
+        Some((column, row.2[column]?))
+    };
+    let Some((column, most)) = known() else { return Vec::new() };
     let cpu_us = measured.cpu_us_per_message();
-    let there = LIMIT_CPU_US.iter().find(|(for_job, _)| *for_job == job);
-    let there = there.and_then(|(_, sizes)| sizes[column]);
-    let scaled = limit.zip(there).map(|(here, there)| {
+    let mut targets = vec![Target { text: format!("≤ {most}"), met: cpu_us <= most }];
+    let there = LIMIT_CPU_US.iter().find(|(job, _)| *job == run.job);
+    if let Some((here, there)) = limit.zip(there.and_then(|(_, sizes)| sizes[column])) {
         let most = most * here / there;
-        Scaled { cpu_us: most, met: cpu_us <= most }
-    });
-    let mut target = Target { text: format!("≤ {most}"), met: cpu_us <= most, scaled };
-    if let Some(latency) = measured.latency {
-        target.met &= latency.p50.as_secs_f64() * 1e6 <= LATENCY_P50_US;
-        target.text.push_str(&format!(", p50 ≤ {LATENCY_P50_US}"));
+        targets.push(Target { text: format!("scaled ≤ {most:.2}"), met: cpu_us <= most });
     }
-    Some(target)
+    if let Some(p50_ns) = measured.p50_ns {
+        let text = format!("p50 ≤ {LATENCY_P50_US}");
+        targets.push(Target { text, met: p50_ns as f64 / 1e3 <= LATENCY_P50_US });
+    }
+    targets
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
+    use crate::client::jobs::Client;
 
     #[test]
     fn a_slower_machine_is_asked_for_less_and_is_not_let_off_the_target_itself() {
-        let cpu = Duration::from_micros(600);
-        let measured = Measured { messages: 1000, cpu, ..Measured::default() };
-        let target = |limit| of_engine(Job::Confirm, Peer::Null, 16, &measured, limit).unwrap();
-        let twice = target(Some(0.2));
-        let scaled = twice.scaled.unwrap();
-        assert!(!twice.met && scaled.met);
-        assert!((scaled.cpu_us - 1.0).abs() < 1e-9, "{}", scaled.cpu_us);
-        assert!(!target(Some(0.1)).scaled.unwrap().met);
-        assert!(target(None).scaled.is_none());
+        let (client, job, peer) = (Client::Leveret, Job::Confirm, Peer::Null);
+        let run = Run { client, job, peer, port: 0, size: 16, channels: 1, messages: 1000 };
+        let measured = Measured { messages: 1000, cpu_ns: 600_000, ..Measured::default() };
+        let met = |limit| {
+            let targets = of_engine(&run, &measured, limit);
+            targets.into_iter().map(|target| (target.text, target.met)).collect::<Vec<_>>()
+        };
+        let target = |text: &str, met| (text.to_owned(), met);
+        assert_eq!(met(Some(0.2)), [target("≤ 0.5", false), target("scaled ≤ 1.00", true)]);
+        assert_eq!(met(Some(0.1)), [target("≤ 0.5", false), target("scaled ≤ 0.50", false)]);
+        assert_eq!(met(None), [target("≤ 0.5", false)]);
     }
 }

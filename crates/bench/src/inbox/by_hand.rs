@@ -2,38 +2,33 @@
 
 use futures_util::StreamExt as _;
 use lapin::message::Delivery;
-use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
-use lapin::types::FieldTable;
-use lapin::{Connection, ConnectionProperties};
+use lapin::options::BasicAckOptions;
 use leveret::Incoming;
 use sqlx::PgPool;
 
-use super::jobs::{DEPOSIT, PREFETCH, QUEUE, Run};
 use super::messages::copies;
-use crate::client::{Failure, Measured, Meter, expect};
+use super::{DEPOSIT, PREFETCH, QUEUE, Run};
+use crate::by_hand;
+use crate::meter::{Failure, Measured, Meter, expect};
 
 const ADD: &str = "INSERT INTO by_hand (id) VALUES ($1) ON CONFLICT DO NOTHING";
 const ADD_ALL: &str = "INSERT INTO by_hand (id) SELECT unnest($1::text[]) ON CONFLICT DO NOTHING";
 
 /// A transaction for each message.
 pub(super) async fn consume(run: Run) -> Result<Measured, Failure> {
-    let properties = ConnectionProperties::default();
-    let connection = Connection::connect(&run.broker_url(), properties).await?;
+    let connection = by_hand::connect(run.port).await?;
     let channel = connection.create_channel().await?;
-    channel.basic_qos(PREFETCH, BasicQosOptions::default()).await?;
     let pool = run.pool().await?;
     let meter = Meter::start();
-    let options = BasicConsumeOptions::default();
-    let consumer = channel.basic_consume(QUEUE.into(), "".into(), options, FieldTable::default());
-    let deliveries = consumer.await?.take((run.messages + copies(run.messages)) as usize);
+    let consumer = by_hand::consume(&channel, QUEUE, Some(PREFETCH)).await?;
+    let deliveries = consumer.take((run.messages + copies(run.messages)) as usize);
     let start = |delivery| tokio::spawn(handle(pool.clone(), delivery));
     let mut handling = deliveries.map(start).buffer_unordered(run.workers as usize);
     let mut new = 0;
     while let Some(handled) = handling.next().await {
         new += u64::from(handled??);
     }
-    // It is done; an error here is about a consumer that is being cancelled at the same time.
-    let _ = connection.close(200, "done".into()).await;
+    by_hand::close(&connection).await;
     let measured = meter.stop(run.messages);
     expect("were handled", run.messages, new)?;
     Ok(measured)

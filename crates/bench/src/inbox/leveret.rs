@@ -1,24 +1,23 @@
 //! The job `consume`, done by Leveret.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use leveret::inbox::Remember;
 use leveret::{BatchOptions, Client, Failure as Failed, Incoming, Json, State, Summary};
 use leveret_sql::{Inbox, Tx};
 use sqlx::{PgPool, Postgres};
-use tokio::sync::Notify;
 
-use super::jobs::{Candidate, DEPOSIT, PREFETCH, QUEUE, Run};
 use super::messages::copies;
-use crate::client::{Failure, Measured, Meter, expect};
+use super::{Candidate, DEPOSIT, Job, PREFETCH, QUEUE, Run};
+use crate::by_hand::uri;
+use crate::countdown::Countdown;
+use crate::meter::{Failure, Measured, Meter, expect};
 
 /// How long a batch waits for more: only the last one does.
 const WITHIN: Duration = Duration::from_millis(5);
 
 pub(super) async fn consume(run: Run) -> Result<Measured, Failure> {
-    let client = Client::connect(&*run.broker_url()).await?;
+    let client = Client::connect(&*uri(run.port)).await?;
     let pool = run.pool().await?;
     let meter = Meter::start();
     let summary = handle_all(&client, pool, run).await?;
@@ -29,16 +28,16 @@ pub(super) async fn consume(run: Run) -> Result<Measured, Failure> {
 }
 
 async fn handle_all(client: &Client, pool: PgPool, run: Run) -> Result<Summary, leveret::Error> {
-    let tally = Tally::new(run.messages);
+    let handled = Countdown::new(run.messages);
     let consumer = client.consumer(QUEUE).prefetch(PREFETCH).workers(run.workers as usize);
-    let consumer = consumer.exactly_once(inbox(pool, run.candidate)).state(tally.clone());
+    let consumer = consumer.exactly_once(inbox(pool, run.candidate)).state(handled.clone());
     match run.candidate {
         Candidate::IdsInBatches | Candidate::HighWaterInBatches => {
-            let noted = tally.clone();
+            let noted = handled.clone();
             let handler = move |batch| deposit_all(batch, noted.clone());
-            consumer.handle_batches(batches(run), handler).run_until(tally.is_full()).await
+            consumer.handle_batches(batches(run), handler).run_until(handled.done()).await
         }
-        _ => consumer.handle(deposit).run_until(tally.is_full()).await,
+        _ => consumer.handle(deposit).run_until(handled.done()).await,
     }
 }
 
@@ -49,7 +48,8 @@ pub(super) fn inbox(pool: PgPool, candidate: Candidate) -> Inbox<Postgres> {
 }
 
 pub(super) fn batches(run: Run) -> BatchOptions {
-    BatchOptions { size: run.job.batch(), within: WITHIN }
+    let size = if run.job == Job::Consume { 100 } else { 1000 };
+    BatchOptions { size, within: WITHIN }
 }
 
 /// Each message was handled once, and each copy was known.
@@ -62,50 +62,24 @@ type Deposit = (i64, i64);
 
 async fn deposit(
     Json(deposit): Json<Deposit>,
-    State(tally): State<Tally>,
+    State(handled): State<Countdown>,
     mut tx: Tx<Postgres>,
 ) -> Result<(), Failed> {
     execute(deposit, &mut tx).await?;
-    tally.add(1);
+    handled.add(1);
     Ok(())
 }
 
 /// One statement for each, as if they came one by one.
-async fn deposit_all(batch: Vec<Incoming>, tally: Tally) -> Result<(), Failed> {
+async fn deposit_all(batch: Vec<Incoming>, handled: Countdown) -> Result<(), Failed> {
     let mut tx = Tx::<Postgres>::of(&batch)?;
     for incoming in &batch {
         execute(serde_json::from_slice(incoming.body())?, &mut tx).await?;
     }
-    tally.add(batch.len());
+    handled.add(batch.len() as u64);
     Ok(())
 }
 
 async fn execute((account, cents): Deposit, tx: &mut Tx<Postgres>) -> sqlx::Result<()> {
     sqlx::query(DEPOSIT).bind(cents).bind(account).execute(&mut **tx).await.map(drop)
-}
-
-/// Counts messages up to a number.
-#[derive(Clone)]
-pub(super) struct Tally(Arc<Counted>);
-
-struct Counted {
-    missing: AtomicU64,
-    full: Notify,
-}
-
-impl Tally {
-    pub(super) fn new(messages: u64) -> Tally {
-        Tally(Arc::new(Counted { missing: AtomicU64::new(messages), full: Notify::new() }))
-    }
-
-    pub(super) fn add(&self, messages: usize) {
-        let messages = messages as u64;
-        if self.0.missing.fetch_sub(messages, Ordering::Relaxed) == messages {
-            self.0.full.notify_one();
-        }
-    }
-
-    pub(super) async fn is_full(&self) {
-        self.0.full.notified().await;
-    }
 }

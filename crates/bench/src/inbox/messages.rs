@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use leveret::inbox::Sequence;
 use leveret::{Client, IntoMessage as _, Json, Message, Publisher};
 
-use super::jobs::QUEUE;
-use crate::client::Failure;
+use super::QUEUE;
+use crate::meter::Failure;
 
 pub(super) const SENDERS: u64 = 100;
 pub(super) const ACCOUNTS: u64 = 1000;

@@ -8,11 +8,11 @@ use leveret_broker::Broker;
 use sqlx::PgPool;
 use tokio::time::sleep;
 
-use super::by_hand;
-use super::jobs::{Candidate, PREFETCH, QUEUE, Run};
-use super::leveret::{Tally, batches, check, inbox};
+use super::leveret::{batches, check, inbox};
 use super::messages::{Messages, copies};
-use crate::client::{Failure, Measured, Meter, expect};
+use super::{Candidate, PREFETCH, QUEUE, Run, by_hand};
+use crate::countdown::Countdown;
+use crate::meter::{Failure, Measured, Meter, expect};
 
 /// How many messages may wait in the queue.
 const AHEAD: u32 = 20_000;
@@ -46,31 +46,31 @@ async fn publish(mut messages: Messages, client: &Client) -> Result<(), Failure>
 }
 
 async fn remember(client: &Client, pool: PgPool, run: Run) -> Result<Summary, leveret::Error> {
-    let tally = Tally::new(run.messages);
-    let noted = tally.clone();
+    let handled = Countdown::new(run.messages);
+    let noted = handled.clone();
     let handler = move |batch: Vec<Incoming>| {
-        noted.add(batch.len());
+        noted.add(batch.len() as u64);
         async {}
     };
     let consumer = client.consumer(QUEUE).prefetch(PREFETCH);
     let consumer = consumer.exactly_once(inbox(pool, run.candidate));
-    consumer.handle_batches(batches(run), handler).run_until(tally.is_full()).await
+    consumer.handle_batches(batches(run), handler).run_until(handled.done()).await
 }
 
 async fn remember_by_hand(client: &Client, pool: &PgPool, run: Run) -> Result<(), Failure> {
     let all = run.messages + copies(run.messages);
-    let tally = Tally::new(all);
-    let (noted, pool) = (tally.clone(), pool.clone());
+    let handled = Countdown::new(all);
+    let (noted, pool) = (handled.clone(), pool.clone());
     let handler = move |batch: Vec<Incoming>| {
         let (noted, pool) = (noted.clone(), pool.clone());
         async move {
             by_hand::remember(&pool, &batch).await?;
-            noted.add(batch.len());
+            noted.add(batch.len() as u64);
             Ok::<_, Failure>(())
         }
     };
     let consumer = client.consumer(QUEUE).prefetch(PREFETCH);
     let runner = consumer.handle_batches(batches(run), handler);
-    let summary = runner.run_until(tally.is_full()).await?;
+    let summary = runner.run_until(handled.done()).await?;
     expect("were handled", all, summary.handled)
 }

@@ -1,11 +1,11 @@
 //! The job, done by hand with sqlx and lapin: rows are locked, published with confirms and deleted, in one transaction.
 
-use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
-use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties};
+use lapin::{BasicProperties, Channel, Confirmation};
 use sqlx::{PgPool, Row as _};
 
-use super::jobs::Run;
-use crate::client::{Failure, Measured, Meter, expect};
+use super::Run;
+use crate::by_hand::{self, MANDATORY};
+use crate::meter::{Failure, Measured, Meter, expect};
 
 const TAKE: &str = "SELECT id, routing_key, message_id, body FROM by_hand ORDER BY id LIMIT $1 \
                     FOR UPDATE SKIP LOCKED";
@@ -13,10 +13,8 @@ const DELETE: &str = "DELETE FROM by_hand WHERE id = ANY($1)";
 
 /// So many rows at a time.
 pub(crate) async fn run(run: Run, at_once: i64) -> Result<Measured, Failure> {
-    let properties = ConnectionProperties::default();
-    let connection = Connection::connect(&run.broker_url(), properties).await?;
-    let channel = connection.create_channel().await?;
-    channel.confirm_select(ConfirmSelectOptions::default()).await?;
+    let connection = by_hand::connect(run.port).await?;
+    let channel = by_hand::confirm_channel(&connection).await?;
     let pool = run.postgres().await?;
     let meter = Meter::start();
     let mut sent = 0;
@@ -42,9 +40,8 @@ async fn relay(pool: &PgPool, channel: &Channel, at_once: i64) -> Result<u64, Fa
             (row.try_get("routing_key")?, row.try_get("message_id")?);
         let properties =
             BasicProperties::default().with_delivery_mode(2).with_message_id(message_id.into());
-        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
         let body: &[u8] = row.try_get("body")?;
-        let publish = channel.basic_publish("".into(), key.into(), options, body, properties);
+        let publish = channel.basic_publish("".into(), key.into(), MANDATORY, body, properties);
         confirms.push(publish.await?);
         ids.push(row.try_get("id")?);
     }

@@ -6,11 +6,12 @@ use leveret::Client;
 use leveret_sql::{Order, Outbox};
 use tokio::time::sleep;
 
-use super::jobs::{Candidate, Run};
-use crate::client::{Failure, Measured, Meter, expect};
+use super::{Candidate, Run};
+use crate::by_hand::uri;
+use crate::meter::{Failure, Measured, Meter, expect};
 
 pub(crate) async fn run(run: Run, order: Order) -> Result<Measured, Failure> {
-    let client = Client::connect(&*run.broker_url()).await?;
+    let client = Client::connect(&*uri(run.port)).await?;
     let outbox = Outbox::default();
     let relay = match run.candidate {
         Candidate::LeveretSqlite => outbox.relay(&client, &run.sqlite().await?),

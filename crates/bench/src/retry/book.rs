@@ -1,12 +1,12 @@
 //! Which messages there are, and what became of them.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use bytes::Bytes;
-use tokio::sync::Notify;
 
-use super::jobs::{Job, Run};
-use crate::client::Failure;
+use super::Job;
+use crate::countdown::Countdown;
+use crate::meter::Failure;
 
 /// The body of a message, which begins with its number.
 pub(super) fn body(number: u64, size: u32) -> Bytes {
@@ -30,19 +30,14 @@ pub(super) enum Verdict {
 pub(super) struct Book {
     job: Job,
     deliveries: Vec<AtomicU8>,
-    /// How many messages have come as far as the job wants them.
-    done: AtomicU64,
-    all_done: Notify,
+    /// The messages that have come as far as the job wants them.
+    done: Countdown,
 }
 
 impl Book {
-    pub(super) fn new(run: Run) -> Self {
-        Book {
-            job: run.job,
-            deliveries: (0..run.messages).map(|_| AtomicU8::new(0)).collect(),
-            done: AtomicU64::new(0),
-            all_done: Notify::new(),
-        }
+    pub(super) fn new(job: Job, messages: u64) -> Self {
+        let deliveries = (0..messages).map(|_| AtomicU8::new(0)).collect();
+        Book { job, deliveries, done: Countdown::new(messages) }
     }
 
     /// The handler of both candidates.
@@ -59,18 +54,15 @@ impl Book {
     pub(super) fn note(&self, body: &[u8]) -> Option<u8> {
         let number = usize::try_from(number(body)?).ok()?;
         let before = self.deliveries.get(number)?.fetch_add(1, Ordering::Relaxed);
-        let wanted = u8::from(self.job == Job::FailOnce);
-        if before == wanted
-            && self.done.fetch_add(1, Ordering::Relaxed) + 1 == self.deliveries.len() as u64
-        {
-            self.all_done.notify_one();
+        if before == u8::from(self.job == Job::FailOnce) {
+            self.done.add(1);
         }
         Some(before)
     }
 
     /// Waits until every message has been delivered as often as the job needs.
     pub(super) async fn all_done(&self) {
-        self.all_done.notified().await;
+        self.done.done().await;
     }
 
     /// Fails unless every message was delivered exactly so many times.
@@ -86,23 +78,11 @@ impl Book {
 
 #[cfg(test)]
 mod tests {
-    use super::super::jobs::Candidate;
     use super::*;
-
-    fn book(job: Job) -> Book {
-        Book::new(Run {
-            candidate: Candidate::Lapin,
-            job,
-            port: 0,
-            size: 9,
-            messages: 2,
-            workers: 1,
-        })
-    }
 
     #[tokio::test]
     async fn a_message_fails_once_and_then_succeeds() {
-        let book = book(Job::FailOnce);
+        let book = Book::new(Job::FailOnce, 2);
         for number in [0, 1] {
             assert!(matches!(book.handle(&body(number, 9)), Verdict::FailsNow));
         }
@@ -118,7 +98,7 @@ mod tests {
 
     #[test]
     fn there_is_no_other_message() {
-        let book = book(Job::Park);
+        let book = Book::new(Job::Park, 2);
         assert_eq!(book.note(&body(2, 9)), None);
         assert_eq!(book.note(b"short"), None);
     }

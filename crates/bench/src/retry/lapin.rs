@@ -1,4 +1,4 @@
-//! The jobs, done by hand with lapin, as one writes it who wants to lose nothing and to be fast: a message that moves is
+//! The jobs, done by hand with lapin, without losses and fast: a message that moves is
 //! published mandatory and with a confirm, and its original is acked when that has come; as many are on their way at once
 //! as the prefetch allows.
 
@@ -6,28 +6,20 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use futures_util::{StreamExt, TryStreamExt};
 use lapin::message::Delivery;
-use lapin::options::{
-    BasicAckOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions,
-    ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
-};
+use lapin::options::{BasicAckOptions, ExchangeDeclareOptions, QueueBindOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
-use lapin::{
-    BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, Consumer,
-    ExchangeKind,
-};
+use lapin::{BasicProperties, Channel, Confirmation, ExchangeKind};
 
 use super::book::{Book, Verdict};
-use super::jobs::{
-    Job, PARKED, PREFETCH, QUEUE, RETURN_EXCHANGE, Run, WAIT, WAIT_EXCHANGE, WAIT_QUEUE,
-};
-use crate::client::{Failure, Measured, Meter};
+use super::{Job, PARKED, PREFETCH, QUEUE, RETURN_EXCHANGE, Run, WAIT, WAIT_EXCHANGE, WAIT_QUEUE};
+use crate::by_hand::{self, MANDATORY, consume, declare_queue};
+use crate::meter::{Failure, Measured, Meter};
 
-pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
-    let uri = format!("amqp://guest:guest@127.0.0.1:{}/%2f", run.port);
-    let connection = Connection::connect(&uri, ConnectionProperties::default()).await?;
+pub(super) async fn run(run: Run) -> Result<Measured, Failure> {
+    let connection = by_hand::connect(run.port).await?;
     let meter = Meter::start();
-    let (taking, moving) = (connection.create_channel().await?, connection.create_channel().await?);
-    moving.confirm_select(ConfirmSelectOptions::default()).await?;
+    let taking = connection.create_channel().await?;
+    let moving = by_hand::confirm_channel(&connection).await?;
     match run.job {
         Job::FailOnce | Job::Park => {
             declare(&taking).await?;
@@ -35,8 +27,7 @@ pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
         }
         Job::Replay => replay_all(&taking, &moving, run).await?,
     }
-    // It is done; an error here is about channels that are being closed at the same time.
-    let _ = connection.close(200, "done".into()).await;
+    by_hand::close(&connection).await;
     Ok(meter.stop(run.messages))
 }
 
@@ -52,10 +43,8 @@ async fn declare(channel: &Channel) -> lapin::Result<()> {
         channel.exchange_declare(name.into(), kind, options, arguments).await?;
     }
     let waiting = [("x-message-ttl", delay()), ("x-dead-letter-exchange", text(RETURN_EXCHANGE))];
-    for (name, arguments) in [(PARKED, table([])), (WAIT_QUEUE, table(waiting))] {
-        let options = QueueDeclareOptions { durable: true, ..Default::default() };
-        channel.queue_declare(name.into(), options, arguments).await?;
-    }
+    declare_queue(channel, PARKED, table([])).await?;
+    declare_queue(channel, WAIT_QUEUE, table(waiting)).await?;
     let bindings = [
         (PARKED, PARKED, table([])),
         (QUEUE, RETURN_EXCHANGE, table([])),
@@ -69,11 +58,7 @@ async fn declare(channel: &Channel) -> lapin::Result<()> {
 }
 
 fn table<const N: usize>(entries: [(&str, AMQPValue); N]) -> FieldTable {
-    let mut table = FieldTable::default();
-    for (name, value) in entries {
-        table.insert(name.into(), value);
-    }
-    table
+    with(FieldTable::default(), entries)
 }
 
 fn text(text: &str) -> AMQPValue {
@@ -84,15 +69,9 @@ fn delay() -> AMQPValue {
     AMQPValue::LongLongInt(WAIT.as_millis() as i64)
 }
 
-async fn consume(channel: &Channel, queue: &str) -> lapin::Result<Consumer> {
-    channel.basic_qos(PREFETCH, BasicQosOptions::default()).await?;
-    let options = BasicConsumeOptions::default();
-    channel.basic_consume(queue.into(), "".into(), options, FieldTable::default()).await
-}
-
 /// Jobs `fail-once` and `park`.
 async fn handle_all(taking: &Channel, moving: &Channel, run: Run) -> Result<(), Failure> {
-    let book = Book::new(run);
+    let book = Book::new(run.job, run.messages);
     let settle = async |delivery: lapin::Result<Delivery>| {
         let mut delivery = delivery?;
         match book.handle(&delivery.data) {
@@ -114,7 +93,8 @@ async fn handle_all(taking: &Channel, moving: &Channel, run: Run) -> Result<(), 
         }
         Ok::<_, Failure>(delivery.ack(BasicAckOptions::default()).await?)
     };
-    let deliveries = consume(taking, QUEUE).await?.take_until(Box::pin(book.all_done()));
+    let deliveries =
+        consume(taking, QUEUE, Some(PREFETCH)).await?.take_until(Box::pin(book.all_done()));
     deliveries.map(settle).buffer_unordered(PREFETCH.into()).try_for_each(async |_| Ok(())).await?;
     book.expect_each(if run.job == Job::FailOnce { 2 } else { 1 })
 }
@@ -131,7 +111,7 @@ async fn replay_all(taking: &Channel, moving: &Channel, run: Run) -> Result<(), 
         forward(moving, &mut delivery, back.into(), headers.into()).await?;
         Ok::<_, Failure>(delivery.ack(BasicAckOptions::default()).await?)
     };
-    let deliveries = consume(taking, PARKED).await?.take(run.messages as usize);
+    let deliveries = consume(taking, PARKED, Some(PREFETCH)).await?.take(run.messages as usize);
     deliveries.map(replay).buffer_unordered(PREFETCH.into()).try_for_each(async |_| Ok(())).await
 }
 
@@ -144,18 +124,13 @@ fn stamped(delivery: &Delivery, kind: &str, error: &str) -> FieldTable {
         attempts.and_then(|text| str::from_utf8(text.as_bytes()).ok()?.parse::<u32>().ok());
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let now = text(&now.to_string());
-    let first = known.get("x-leveret-first-failure").cloned();
-    let exchange = known.get("x-leveret-exchange").cloned();
-    let routing_key = known.get("x-leveret-routing-key").cloned();
+    let or = |name: &str, value: AMQPValue| known.get(name).cloned().unwrap_or(value);
     let facts = [
         ("x-leveret-attempts", text(&(attempts.unwrap_or(0) + 1).to_string())),
         ("x-leveret-queue", text(QUEUE)),
-        ("x-leveret-exchange", exchange.unwrap_or_else(|| text(delivery.exchange.as_str()))),
-        (
-            "x-leveret-routing-key",
-            routing_key.unwrap_or_else(|| text(delivery.routing_key.as_str())),
-        ),
-        ("x-leveret-first-failure", first.unwrap_or(now.clone())),
+        ("x-leveret-exchange", or("x-leveret-exchange", text(delivery.exchange.as_str()))),
+        ("x-leveret-routing-key", or("x-leveret-routing-key", text(delivery.routing_key.as_str()))),
+        ("x-leveret-first-failure", or("x-leveret-first-failure", now.clone())),
         ("x-leveret-last-failure", now),
         ("x-leveret-error-kind", text(kind)),
         ("x-leveret-error", text(error)),
@@ -177,10 +152,9 @@ async fn forward(
     exchange: ShortString,
     headers: FieldTable,
 ) -> Result<(), Failure> {
-    let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
     let properties: BasicProperties = delivery.properties.clone().with_headers(headers);
     let key = delivery.routing_key.clone();
-    let publish = channel.basic_publish(exchange, key, options, &delivery.data, properties);
+    let publish = channel.basic_publish(exchange, key, MANDATORY, &delivery.data, properties);
     match publish.await?.await? {
         Confirmation::Ack(None) => Ok(()),
         other => Err(format!("a message could not be moved: {other:?}").into()),

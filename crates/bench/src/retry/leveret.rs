@@ -6,8 +6,8 @@ use bytes::Bytes;
 use leveret::{Client, Failure as Failed, RetryPolicy};
 
 use super::book::{Book, Verdict};
-use super::jobs::{Job, PARKED, PREFETCH, QUEUE, Run, WAIT};
-use crate::client::{Failure, Measured, Meter, expect};
+use super::{Job, PARKED, PREFETCH, QUEUE, Run, WAIT};
+use crate::meter::{Failure, Measured, Meter, expect};
 
 pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
     let client = Client::connect(format!("amqp://127.0.0.1:{}", run.port)).await?;
@@ -24,7 +24,7 @@ pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
 }
 
 async fn consume(client: &Client, run: Run) -> Result<(), Failure> {
-    let book = Arc::new(Book::new(run));
+    let book = Arc::new(Book::new(run.job, run.messages));
     let shared = Arc::clone(&book);
     let handler = move |body: Bytes| {
         let verdict = shared.handle(&body);

@@ -1,12 +1,10 @@
 //! Calls and answers with Leveret.
 
-use std::time::Instant;
-
 use bytes::Bytes;
 use leveret::{Client, Queue};
 
-use super::jobs::{Callers, METHOD, PATIENCE, PREFETCH, Run, SERVICE, all_callers, body, share};
-use crate::client::{Failure, Latency, Measured, Meter};
+use super::{CALL_TIMEOUT, Callers, METHOD, PREFETCH, Run, SERVICE, call_all, call_in_turn};
+use crate::meter::{Failure, Measured, Meter};
 
 async fn connect(run: Run) -> Result<Client, Failure> {
     Ok(Client::connect(format!("amqp://127.0.0.1:{}", run.port)).await?)
@@ -15,30 +13,19 @@ async fn connect(run: Run) -> Result<Client, Failure> {
 pub(super) async fn call(run: Run) -> Result<Measured, Failure> {
     let client = connect(run).await?;
     let rpc = client.rpc(SERVICE).build().await?;
-    let meter = Meter::start();
     let caller = |caller| {
         let rpc = rpc.clone();
         async move {
-            let mut times = Vec::new();
-            for number in share(caller, run) {
-                let began = Instant::now();
-                let request = Bytes::from(body(number, run.size));
-                let mut call = rpc.call(METHOD, request.clone());
-                if run.timeout {
-                    call = call.timeout(PATIENCE);
-                }
-                let reply: Bytes = call.await?;
-                if reply != request {
-                    return Err(format!("call {number} got the reply to another").into());
-                }
-                times.push(began.elapsed());
-            }
-            Ok(times)
+            let rpc = &rpc;
+            let call = |request: Bytes| async move {
+                let call = rpc.call(METHOD, request);
+                let call = if run.timeout { call.timeout(CALL_TIMEOUT) } else { call };
+                Ok(call.await?)
+            };
+            call_in_turn(run, caller, call).await
         }
     };
-    let times = all_callers(run, |number| Box::pin(caller(number))).await?;
-    let mut measured = meter.stop(run.calls);
-    measured.latency = Latency::of(times.into_iter().flatten().collect());
+    let measured = call_all(run, |number| Box::pin(caller(number))).await?;
     client.close().await;
     Ok(measured)
 }
@@ -50,7 +37,7 @@ pub(super) async fn serve(
     stop: impl Future<Output = ()>,
 ) -> Result<Measured, Failure> {
     let client = connect(run).await?;
-    // As lapin's: both find it there, whoever comes first.
+    // As lapin's: each candidate finds it there after the other.
     let mut service = client
         .service(SERVICE)
         .queue(Queue::classic(SERVICE))

@@ -7,11 +7,10 @@ use std::time::{Duration, Instant};
 
 use futures_util::TryStreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use serde_json::{Value, json};
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
-
-use crate::measure::cpu_time;
 
 /// A failure of any of the libraries.
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -24,39 +23,60 @@ pub(crate) struct Meter {
     allocations: Option<u64>,
 }
 
-/// What one run took.
-#[derive(Clone, Debug, Default)]
+/// What one run took. The process that does the run writes it, and the one that started it reads it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Measured {
     pub(crate) messages: u64,
     /// User and system time of the whole process.
-    pub(crate) cpu: Duration,
-    pub(crate) wall: Duration,
+    pub(crate) cpu_ns: u64,
+    pub(crate) wall_ns: u64,
     /// How often a thread of the runtime went to sleep.
     pub(crate) parks: u64,
     /// How often the tasks that do the job were woken.
     pub(crate) polls: u64,
-    /// The most memory that the process held, in KiB.
+    /// The most memory that the process held.
     pub(crate) memory_kib: u64,
     /// Known only with the feature `count-allocations`.
     pub(crate) allocations: Option<u64>,
-    /// Of [`Job::Latency`](super::jobs::Job::Latency).
-    pub(crate) latency: Option<Latency>,
-    /// Of [`Job::Returns`](super::jobs::Job::Returns).
+    /// From a publish to its confirm, or from a call to its reply.
+    pub(crate) p50_ns: Option<u64>,
+    pub(crate) p99_ns: Option<u64>,
+    /// Outcomes that are wrong.
     pub(crate) mislabelled: Option<u64>,
+    /// The same of the process that answered the calls.
+    pub(crate) server: Option<Box<Measured>>,
+    /// CPU time of a broker in a process of its own.
+    pub(crate) broker_cpu_ns: Option<u64>,
+    /// What is left in a table of a database.
+    pub(crate) rows: Option<u64>,
+    /// Memory of a broker, or of a table on disk with its indexes.
+    pub(crate) bytes: Option<u64>,
 }
 
-/// From a publish to its confirm.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Latency {
-    pub(crate) p50: Duration,
-    pub(crate) p99: Duration,
-}
+impl Measured {
+    pub(crate) fn cpu_us_per_message(&self) -> f64 {
+        self.us_per_message(self.cpu_ns)
+    }
 
-impl Latency {
-    pub(crate) fn of(mut samples: Vec<Duration>) -> Option<Latency> {
-        samples.sort();
-        let at = |percent: usize| samples.get(samples.len() * percent / 100).copied();
-        Some(Latency { p50: at(50)?, p99: at(99)? })
+    pub(crate) fn us_per_message(&self, nanoseconds: u64) -> f64 {
+        nanoseconds as f64 / 1e3 / self.messages as f64
+    }
+
+    pub(crate) fn messages_per_second(&self) -> f64 {
+        self.messages as f64 / self.seconds()
+    }
+
+    pub(crate) fn seconds(&self) -> f64 {
+        self.wall_ns as f64 / 1e9
+    }
+
+    /// Adds the percentiles of these times, if there are any.
+    pub(crate) fn with_latencies(mut self, mut latencies: Vec<Duration>) -> Measured {
+        latencies.sort();
+        let percentile = |percent: usize| latencies.get(latencies.len() * percent / 100);
+        self.p50_ns = percentile(50).map(|time| time.as_nanos() as u64);
+        self.p99_ns = percentile(99).map(|time| time.as_nanos() as u64);
+        self
     }
 }
 
@@ -73,15 +93,21 @@ impl Meter {
         let (wall, cpu) = (self.wall.elapsed(), cpu_time() - self.cpu);
         Measured {
             messages,
-            cpu,
-            wall,
+            cpu_ns: cpu.as_nanos() as u64,
+            wall_ns: wall.as_nanos() as u64,
             parks: parks() - self.parks,
             polls: POLLS.load(Ordering::Relaxed),
-            memory_kib: peak_memory_kib(),
+            memory_kib: memory_kib("self", "VmHWM:").unwrap_or(0),
             allocations: allocations().zip(self.allocations).map(|(now, then)| now - then),
             ..Measured::default()
         }
     }
+}
+
+/// User and system time of this process so far.
+pub(crate) fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 fn parks() -> u64 {
@@ -89,11 +115,11 @@ fn parks() -> u64 {
     (0..metrics.num_workers()).map(|worker| metrics.worker_park_count(worker)).sum()
 }
 
-/// As Linux counts it.
-fn peak_memory_kib() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    peak.and_then(|peak| peak.trim().strip_suffix(" kB")?.parse().ok()).unwrap_or(0)
+/// What Linux says of a process's memory.
+pub(crate) fn memory_kib(process: &str, what: &str) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let memory = status.lines().find_map(|line| line.strip_prefix(what))?;
+    memory.trim().strip_suffix(" kB")?.parse().ok()
 }
 
 #[cfg(feature = "count-allocations")]
@@ -106,7 +132,7 @@ fn allocations() -> Option<u64> {
     None
 }
 
-/// Runs each future as a task of its own, all at once, and gives back what they gave. The first failure ends it.
+/// Runs each future as a task of its own, all at once, and gives their values. The first failure ends it.
 pub(crate) async fn all<T: Send + 'static>(
     jobs: impl IntoIterator<Item = impl Future<Output = Result<T, Failure>> + Send + 'static>,
 ) -> Result<Vec<T>, Failure> {
@@ -143,48 +169,5 @@ pub(crate) fn expect(what: &str, expected: u64, found: u64) -> Result<(), Failur
     match expected == found {
         true => Ok(()),
         false => Err(format!("{found} messages {what}, not {expected}").into()),
-    }
-}
-
-impl Measured {
-    /// For the process that started this one.
-    pub(crate) fn to_json(&self) -> Value {
-        json!({
-            "messages": self.messages,
-            "cpu_ns": self.cpu.as_nanos() as u64,
-            "wall_ns": self.wall.as_nanos() as u64,
-            "parks": self.parks,
-            "polls": self.polls,
-            "memory_kib": self.memory_kib,
-            "allocations": self.allocations,
-            "p50_ns": self.latency.map(|latency| latency.p50.as_nanos() as u64),
-            "p99_ns": self.latency.map(|latency| latency.p99.as_nanos() as u64),
-            "mislabelled": self.mislabelled,
-        })
-    }
-
-    /// The reverse; `None` if it is something else.
-    pub(crate) fn from_json(value: &Value) -> Option<Measured> {
-        let number = |name: &str| value[name].as_u64();
-        let time = |name: &str| number(name).map(Duration::from_nanos);
-        Some(Measured {
-            messages: number("messages")?,
-            cpu: time("cpu_ns")?,
-            wall: time("wall_ns")?,
-            parks: number("parks")?,
-            polls: number("polls")?,
-            memory_kib: number("memory_kib")?,
-            allocations: number("allocations"),
-            latency: time("p50_ns").zip(time("p99_ns")).map(|(p50, p99)| Latency { p50, p99 }),
-            mislabelled: number("mislabelled"),
-        })
-    }
-
-    pub(crate) fn cpu_us_per_message(&self) -> f64 {
-        self.cpu.as_secs_f64() * 1e6 / self.messages as f64
-    }
-
-    pub(crate) fn messages_per_second(&self) -> f64 {
-        self.messages as f64 / self.wall.as_secs_f64()
     }
 }
