@@ -11,10 +11,11 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use leveret_testkit::rabbitmq::{RabbitNode, Version};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::meter::{Failure, Measured};
 use crate::suite::{Row, Suite, name};
-use crate::table::{Column, Target, figure, label};
+use crate::table::Target;
 use jobs::{Load, Topics};
 pub(crate) use process::EmbeddedBroker;
 
@@ -147,20 +148,17 @@ impl Suite for Brokers {
         }
     }
 
-    fn columns() -> Vec<Column<Run>> {
+    fn labels(run: &Run) -> Vec<(&'static str, Value)> {
+        vec![("what", what(run).into()), ("broker", name(run.broker))]
+    }
+
+    fn comparisons(row: &Row<Run>, rows: &[Row<Run>]) -> Vec<(&'static str, Option<f64>)> {
+        let is = |job| row.run.job == job;
         vec![
-            label("what", what),
-            label("broker", |run| name(run.broker)),
-            figure("messages/s", "messages_per_second", 0, |row, _| rate(row)),
-            figure("times RabbitMQ", "times_rabbitmq", 2, times_rabbitmq),
-            figure("CPU µs/msg", "broker_cpu_us_per_message", 2, |row, _| broker_cpu(row)),
-            figure("times as much", "times_few_bindings", 2, times_few_bindings),
-            figure("bytes", "bytes_per_message", 0, |row, _| {
-                (row.run.job == Job::Backlog).then(|| bytes_each(row)).flatten()
-            }),
-            figure("KiB", "kib_per_connection", 2, |row, _| {
-                (row.run.job == Job::Idle).then(|| Some(bytes_each(row)? / 1024.0)).flatten()
-            }),
+            ("times_RabbitMQ", times_rabbitmq(row, rows)),
+            ("times_as_much", times_few_bindings(row, rows)),
+            ("bytes", bytes_each(row).filter(|_| is(Job::Backlog))),
+            ("KiB", bytes_each(row).map(|bytes| bytes / 1024.0).filter(|_| is(Job::Idle))),
         ]
     }
 
@@ -196,7 +194,7 @@ fn find(rows: &[Row<Run>], job: Job, broker: Broker) -> Option<&Row<Run>> {
 }
 
 fn rate(row: &Row<Run>) -> Option<f64> {
-    row.median().filter(|took| took.wall_ns > 0).map(Measured::messages_per_second)
+    row.median()?.messages_per_second()
 }
 
 fn times_rabbitmq(row: &Row<Run>, rows: &[Row<Run>]) -> Option<f64> {
@@ -211,8 +209,8 @@ fn times_target(row: &Row<Run>, rows: &[Row<Run>]) -> Option<Target> {
 }
 
 fn broker_cpu(row: &Row<Run>) -> Option<f64> {
-    let measured = row.median().filter(|_| row.run.broker == Broker::Tcp)?;
-    Some(measured.us_per_message(measured.broker_cpu_ns?))
+    let measured = row.median()?;
+    measured.us_per_message(measured.broker_cpu_ns)
 }
 
 fn times_few_bindings(row: &Row<Run>, rows: &[Row<Run>]) -> Option<f64> {
@@ -223,5 +221,5 @@ fn times_few_bindings(row: &Row<Run>, rows: &[Row<Run>]) -> Option<f64> {
 /// What one message or connection takes of the broker's memory, without the body.
 fn bytes_each(row: &Row<Run>) -> Option<f64> {
     let measured = row.median()?;
-    Some(measured.bytes? as f64 / measured.messages as f64)
+    Some(measured.broker_bytes? as f64 / measured.messages as f64)
 }

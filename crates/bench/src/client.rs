@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use leveret_testkit::rabbitmq::Version;
+use serde_json::Value;
 
 mod amqprs;
 mod broker;
@@ -24,19 +25,16 @@ pub(crate) use channels::pipelined;
 
 use crate::child::Server;
 use crate::meter::{Failure, Measured, expect};
-use crate::suite::{Load, Row, Suite, chosen, name};
-use crate::table::{self, Column, Target, figure, label};
+use crate::suite::{Load, Row, Suite, name};
+use crate::table::Target;
 use broker::Broker;
 use jobs::{Client, Job, Peer, Run};
 
 /// What to measure. Options that name several things may be given more than once.
 #[derive(Args, Clone)]
 pub(crate) struct Arguments {
-    /// Only these jobs
-    #[arg(long, value_enum)]
-    job: Vec<Job>,
     #[command(flatten)]
-    load: Load<Client>,
+    load: Load<Job, Client>,
     /// Only bodies of these sizes in bytes
     #[arg(long, default_values_t = targets::SIZES)]
     size: Vec<usize>,
@@ -61,9 +59,9 @@ impl Arguments {
     /// With what `--soak` stands for.
     fn resolved(mut self) -> Arguments {
         if self.soak {
-            self.job = chosen(&self.job);
+            self.load.job = self.load.jobs();
             // One at a time, 10 million take minutes.
-            self.job.retain(|job| *job != Job::Latency);
+            self.load.job.retain(|job| *job != Job::Latency);
             self.load.candidate = vec![Client::Leveret];
             self.load.messages = SOAK.to_vec();
             self.size = vec![16];
@@ -82,9 +80,9 @@ pub(crate) struct Clients {
 impl Suite for Clients {
     const NAME: &'static str = "client";
     const DEADLINE: Duration = Duration::from_secs(60);
-    const NOTES: &'static str = "× engine, × toolkit: times the CPU time that leveret, and toolkit, took; best/ours: times ours \
-        that the best peer took; wake-ups, sleeps and allocations per 1000 messages; MiB: the most memory that was held; scaled: \
-        the target, times what the limit takes here on one channel, through what it took where the target was made";
+    const NOTES: &'static str = "times engine, times toolkit: the CPU time that leveret, and toolkit, took; times best peer: \
+        times ours that it took; wake-ups, sleeps and allocs: per 1000 messages; MiB: the most memory that was held; scaled: the \
+        target, times what the limit takes here on one channel, through what it took where the target was made";
 
     type Arguments = Arguments;
     type Run = Run;
@@ -97,7 +95,9 @@ impl Suite for Clients {
         };
         let broker = match arguments.null_only {
             true => None,
-            false => Some(Broker::start(arguments.load.rabbitmq.unwrap_or(Version::V3_10)).await?),
+            false => {
+                Some(Broker::start(arguments.load.start_rabbitmq(Version::V3_10).await).await?)
+            }
         };
         Ok(Clients { arguments, null, broker })
     }
@@ -105,14 +105,20 @@ impl Suite for Clients {
     fn settings(&self) -> Vec<Vec<Run>> {
         let null = self.null.as_ref().map(|(_, port)| (Peer::Null, *port));
         let rabbitmq = self.broker.as_ref().map(|broker| (Peer::Rabbitmq, broker.port()));
+        let Arguments { load, size, channels, .. } = &self.arguments;
         let mut settings = Vec::new();
         for (peer, port) in null.into_iter().chain(rabbitmq) {
-            for job in chosen(&self.arguments.job) {
+            for job in load.jobs() {
                 // What is in the bodies is not the point there.
-                let sizes = if job == Job::Returns { &[16] } else { &*self.arguments.size };
-                for &size in sizes {
-                    for &channels in &self.arguments.channels {
-                        settings.extend(self.setting(peer, port, job, size, channels));
+                for &size in if job == Job::Returns { &[16] } else { &**size } {
+                    for &channels in channels {
+                        let messages = |client| job.messages(client, peer, size);
+                        let run = |client, messages: u64| {
+                            let messages = messages.next_multiple_of(channels);
+                            let run = Run { client, job, peer, port, size, channels, messages };
+                            job.exists_for(client, peer, channels).then_some(run)
+                        };
+                        settings.extend(load.settings(messages, run));
                     }
                 }
             }
@@ -146,26 +152,21 @@ impl Suite for Clients {
         }
     }
 
-    fn columns() -> Vec<Column<Run>> {
+    fn labels(run: &Run) -> Vec<(&'static str, Value)> {
         vec![
-            label("peer", |run| name(run.peer)),
-            label("job", |run| name(run.job)),
-            figure("size", "size", 0, |row, _| Some(row.run.size as f64)),
-            figure("ch", "channels", 0, |row, _| Some(row.run.channels as f64)),
-            label("client", |run| name(run.client)),
-            table::messages(),
-            table::cpu(),
-            table::rate(),
-            figure("× engine", "times_engine", 2, |row, rows| times(row, Client::Leveret, rows)),
-            figure("× toolkit", "times_toolkit", 2, |row, rows| times(row, Client::Toolkit, rows)),
-            figure("best/ours", "times_best_peer", 1, times_best_peer),
-            figure("wake-ups", "wake_ups", 1, |row, _| per_1000(row, |took| Some(took.polls))),
-            figure("sleeps", "sleeps", 1, |row, _| per_1000(row, |took| Some(took.parks))),
-            figure("allocs", "allocations", 1, |row, _| per_1000(row, |took| took.allocations)),
-            table::memory(),
-            table::p50(),
-            table::p99(),
-            figure("wrong outcomes", "mislabelled", 0, |row, _| Some(mislabelled(row)? as f64)),
+            ("peer", name(run.peer)),
+            ("job", name(run.job)),
+            ("size", run.size.into()),
+            ("channels", run.channels.into()),
+            ("client", name(run.client)),
+        ]
+    }
+
+    fn comparisons(row: &Row<Run>, rows: &[Row<Run>]) -> Vec<(&'static str, Option<f64>)> {
+        vec![
+            ("times_engine", times(row, Client::Leveret, rows)),
+            ("times_toolkit", times(row, Client::Toolkit, rows)),
+            ("times_best_peer", times_best_peer(row, rows)),
         ]
     }
 
@@ -173,8 +174,7 @@ impl Suite for Clients {
         let Some(measured) = row.median() else { return Vec::new() };
         match (row.run.client, row.run.job) {
             (Client::Leveret, Job::Returns) => {
-                let met = mislabelled(row) == Some(0);
-                vec![Target { text: "0 wrong".to_owned(), met }]
+                vec![Target { text: "0 wrong".to_owned(), met: measured.mislabelled == Some(0) }]
             }
             (Client::Leveret, _) => targets::of_engine(&row.run, measured, limit(row, rows)),
             (Client::Toolkit, Job::Confirm | Job::Mandatory | Job::Consume) => {
@@ -191,29 +191,6 @@ impl Suite for Clients {
 impl Clients {
     fn broker_of(&self, run: &Run) -> Option<&Broker> {
         self.broker.as_ref().filter(|_| run.peer == Peer::Rabbitmq)
-    }
-
-    /// A run for each client that can do the job; with each number of messages, if there are several.
-    fn setting(
-        &self,
-        peer: Peer,
-        port: u16,
-        job: Job,
-        size: usize,
-        channels: u64,
-    ) -> Vec<Vec<Run>> {
-        let load = &self.arguments.load;
-        let mut clients = load.candidates();
-        clients.retain(|client| job.exists_for(*client, peer, channels));
-        let runs = |nth: usize| {
-            let run = |client| {
-                let default = job.messages(client, peer, size);
-                let messages = load.messages_or(default)[nth].next_multiple_of(channels);
-                Run { client, job, peer, port, size, channels, messages }
-            };
-            clients.iter().copied().map(run).collect()
-        };
-        (0..load.messages.len().max(1)).map(runs).collect()
     }
 }
 
@@ -237,14 +214,4 @@ fn limit(row: &Row<Run>, rows: &[Row<Run>]) -> Option<f64> {
     let is_limit =
         |row: &&Row<Run>| row.run.client == Client::Limit && row.run.same_setting(&on_one_channel);
     rows.iter().find(is_limit)?.cpu()
-}
-
-fn per_1000(row: &Row<Run>, count: fn(&Measured) -> Option<u64>) -> Option<f64> {
-    let measured = row.median()?;
-    Some(count(measured)? as f64 * 1000.0 / measured.messages as f64)
-}
-
-/// The most wrong outcomes of all rounds.
-fn mislabelled(row: &Row<Run>) -> Option<u64> {
-    row.result.as_ref().ok()?.iter().filter_map(|run| run.mislabelled).max()
 }

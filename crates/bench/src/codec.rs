@@ -18,10 +18,10 @@ use leveret_wire::{
     Assembler, FrameKind, FrameMax, Inbound, Method, Outbound, Properties, ShortStr,
 };
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::meter::{Failure, Measured, cpu_time};
 use crate::suite::{Row, Suite, name};
-use crate::table::{Column, figure, label};
 
 /// Messages per buffer: about what one system call takes.
 const BATCH: usize = 500;
@@ -35,9 +35,7 @@ const SLICE: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Copy, PartialEq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Job {
-    #[value(name = "encode publish")]
     Encode,
-    #[value(name = "decode deliveries")]
     Decode,
 }
 
@@ -49,7 +47,7 @@ pub(crate) enum Candidate {
     AmqProtocolPrepared,
 }
 
-#[derive(Clone, Copy, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Run {
     job: Job,
     candidate: Candidate,
@@ -63,7 +61,7 @@ impl Suite for Codec {
     const DEADLINE: Duration = Duration::from_secs(60);
     const ROUNDS: u32 = 7;
     const NOTES: &'static str =
-        "ns/message: CPU time; least: of all rounds; times ours: that of leveret-wire";
+        "ns per message: of CPU time; least: of all rounds; times ours: that of leveret-wire";
 
     type Arguments = ();
     type Run = Run;
@@ -95,25 +93,24 @@ impl Suite for Codec {
         })
     }
 
-    fn columns() -> Vec<Column<Run>> {
+    fn labels(run: &Run) -> Vec<(&'static str, Value)> {
+        let job = match run.job {
+            Job::Encode => "encode publish",
+            Job::Decode => "decode deliveries",
+        };
+        vec![("job", format!("{job}, {} B", run.size).into()), ("candidate", name(run.candidate))]
+    }
+
+    fn comparisons(row: &Row<Run>, rows: &[Row<Run>]) -> Vec<(&'static str, Option<f64>)> {
+        let least = row.result.as_ref().ok().and_then(|runs| runs.first());
+        let least = least.map(|least| least.cpu_us_per_message() * 1e3);
+        let is_ours = |run: &Run| Run { candidate: Candidate::LeveretWire, ..row.run } == *run;
         vec![
-            label("job", |run| format!("{}, {} B", name(run.job), run.size)),
-            label("candidate", |run| name(run.candidate)),
-            figure("ns/message", "cpu_ns_per_message", 1, |row, _| Some(row.cpu()? * 1e3)),
-            figure("least", "least_cpu_ns_per_message", 1, |row, _| {
-                let runs = row.result.as_ref().ok()?;
-                Some(runs.first()?.cpu_us_per_message() * 1e3)
-            }),
-            figure("times ours", "times_ours", 1, times_ours),
+            ("ns_per_message", row.cpu().map(|cpu| cpu * 1e3)),
+            ("least", least),
+            ("times_ours", row.times(rows, is_ours)),
         ]
     }
-}
-
-fn times_ours(row: &Row<Run>, rows: &[Row<Run>]) -> Option<f64> {
-    let Run { job, candidate, size } = row.run;
-    let is_ours =
-        |run: &Run| (run.job, run.size, run.candidate) == (job, size, Candidate::LeveretWire);
-    (candidate != Candidate::LeveretWire).then(|| row.times(rows, is_ours)).flatten()
 }
 
 /// Does the job batch by batch, until it has lasted long enough. The making of the input does not count.

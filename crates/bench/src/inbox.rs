@@ -10,8 +10,9 @@ use ::leveret::{Client, Queue, Topology};
 use clap::{Args, ValueEnum};
 use leveret_sql::Schema;
 use leveret_testkit::postgres::Postgres;
-use leveret_testkit::rabbitmq::RabbitNode;
+use leveret_testkit::rabbitmq::{RabbitNode, Version};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, PgPool};
 
@@ -21,8 +22,7 @@ mod messages;
 mod remember;
 
 use crate::meter::{Failure, Measured, expect};
-use crate::suite::{Load, Suite, chosen, name};
-use crate::table::{self, Column, figure, label};
+use crate::suite::{Load, Suite, name};
 use messages::{ACCOUNTS, Messages, SENDERS, total};
 
 /// Where messages come from.
@@ -86,11 +86,8 @@ pub(crate) enum Job {
 /// What to measure. Options that name several things may be given more than once. Messages are without the copies.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Only these jobs
-    #[arg(long, value_enum)]
-    job: Vec<Job>,
     #[command(flatten)]
-    load: Load<Candidate>,
+    load: Load<Job, Candidate>,
     /// How many messages are handled at the same time, by the candidates that handle them one by one
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=90))]
     workers: u32,
@@ -136,7 +133,7 @@ impl Suite for Inboxes {
     type Run = Run;
 
     async fn start(arguments: Arguments) -> Result<Self, Failure> {
-        let node = RabbitNode::start(arguments.load.rabbitmq());
+        let node = arguments.load.start_rabbitmq(Version::V4_3);
         let (postgres, node) = tokio::join!(Postgres::start_on_disk(), node);
         let client = Client::connect(&*node.url()).await?;
         client.apply(&Topology::new().queue(Queue::classic(QUEUE))).await?;
@@ -147,17 +144,17 @@ impl Suite for Inboxes {
     }
 
     fn settings(&self) -> Vec<Vec<Run>> {
-        let Arguments { ref load, workers, .. } = self.arguments;
+        let Arguments { ref load, workers } = self.arguments;
         let (port, database) = (self.node.port(), self.postgres.port());
-        let mut settings = Vec::new();
-        for job in chosen(&self.arguments.job) {
-            for messages in load.messages_or(if job == Job::Consume { 10_000 } else { 1_000_000 }) {
-                let run = |candidate| Run { candidate, job, port, database, messages, workers };
-                let candidates = load.candidates().into_iter();
-                settings.push(candidates.filter(|candidate| candidate.can(job)).map(run).collect());
-            }
-        }
-        settings
+        let of_job = |job| {
+            let messages = if job == Job::Consume { 10_000 } else { 1_000_000 };
+            let run = |candidate: Candidate, messages| {
+                let run = Run { candidate, job, port, database, messages, workers };
+                candidate.can(job).then_some(run)
+            };
+            load.settings(|_| messages, run)
+        };
+        load.jobs().into_iter().flat_map(of_job).collect()
     }
 
     fn runs_once(run: &Run) -> bool {
@@ -206,7 +203,8 @@ impl Suite for Inboxes {
         let marks = run.messages.min(SENDERS);
         let remembered = if run.candidate.has_marks() { marks } else { run.messages };
         expect("are remembered", remembered, rows.unsigned_abs())?;
-        (measured.rows, measured.bytes) = (Some(rows.unsigned_abs()), Some(bytes.unsigned_abs()));
+        measured.rows = Some(rows.unsigned_abs());
+        measured.bytes_on_disk = Some(bytes.unsigned_abs());
         Ok(())
     }
 
@@ -214,18 +212,7 @@ impl Suite for Inboxes {
         measured.seconds()
     }
 
-    fn columns() -> Vec<Column<Run>> {
-        vec![
-            label("job", |run| name(run.job)),
-            label("candidate", |run| name(run.candidate)),
-            table::messages(),
-            table::rate(),
-            table::cpu(),
-            table::seconds(),
-            figure("rows", "rows", 0, |row, _| Some(row.median()?.rows? as f64)),
-            figure("KiB on disk", "kib_on_disk", 0, |row, _| {
-                Some(row.median()?.bytes? as f64 / 1024.0)
-            }),
-        ]
+    fn labels(run: &Run) -> Vec<(&'static str, Value)> {
+        vec![("job", name(run.job)), ("candidate", name(run.candidate))]
     }
 }

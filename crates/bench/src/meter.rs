@@ -47,23 +47,30 @@ pub(crate) struct Measured {
     pub(crate) server: Option<Box<Measured>>,
     /// CPU time of a broker in a process of its own.
     pub(crate) broker_cpu_ns: Option<u64>,
-    /// What is left in a table of a database.
+    /// Memory that a broker in a process of its own holds for the messages.
+    pub(crate) broker_bytes: Option<u64>,
+    /// What is left in a table of a database, with its indexes.
     pub(crate) rows: Option<u64>,
-    /// Memory of a broker, or of a table on disk with its indexes.
-    pub(crate) bytes: Option<u64>,
+    pub(crate) bytes_on_disk: Option<u64>,
 }
 
 impl Measured {
     pub(crate) fn cpu_us_per_message(&self) -> f64 {
-        self.us_per_message(self.cpu_ns)
+        self.cpu_ns as f64 / 1e3 / self.messages as f64
     }
 
-    pub(crate) fn us_per_message(&self, nanoseconds: u64) -> f64 {
-        nanoseconds as f64 / 1e3 / self.messages as f64
+    /// `None` if it is not known, or nothing.
+    pub(crate) fn us_per_message(&self, nanoseconds: Option<u64>) -> Option<f64> {
+        let nanoseconds = nanoseconds.filter(|nanoseconds| *nanoseconds > 0)?;
+        Some(nanoseconds as f64 / 1e3 / self.messages as f64)
     }
 
-    pub(crate) fn messages_per_second(&self) -> f64 {
-        self.messages as f64 / self.seconds()
+    pub(crate) fn server_us_per_message(&self) -> Option<f64> {
+        self.us_per_message(self.server.as_ref().map(|server| server.cpu_ns))
+    }
+
+    pub(crate) fn messages_per_second(&self) -> Option<f64> {
+        (self.wall_ns > 0).then(|| self.messages as f64 / self.seconds())
     }
 
     pub(crate) fn seconds(&self) -> f64 {

@@ -12,8 +12,9 @@ use clap::{Args, ValueEnum};
 use leveret_sql::{Backend, Order, Outbox, OutboxConnection, Outgoing, Schema};
 use leveret_testkit::ScratchFolder;
 use leveret_testkit::postgres::Postgres;
-use leveret_testkit::rabbitmq::RabbitNode;
+use leveret_testkit::rabbitmq::{RabbitNode, Version};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 use sqlx::{PgPool, Pool, SqlitePool};
 
@@ -21,8 +22,7 @@ mod by_hand;
 mod leveret;
 
 use crate::meter::{Failure, Measured, expect};
-use crate::suite::{Load, Row, Suite, chosen, name};
-use crate::table::{self, Column, figure, label};
+use crate::suite::{Load, Row, Suite, name};
 
 /// Where messages go, through the default exchange.
 const QUEUE: &str = "bench.outbox";
@@ -76,11 +76,8 @@ pub(crate) enum Job {
 /// What to measure. Options that name several things may be given more than once.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Only these jobs
-    #[arg(long, value_enum)]
-    job: Vec<Job>,
     #[command(flatten)]
-    load: Load<Candidate>,
+    load: Load<Job, Candidate>,
     /// Bytes per body
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(8..))]
     size: u32,
@@ -126,14 +123,14 @@ impl Suite for Relays {
     const NAME: &'static str = "outbox";
     /// Row by row takes a minute.
     const DEADLINE: Duration = Duration::from_secs(240);
-    const NOTES: &'static str = "CPU: of the relay's process, without the servers, and on SQLite with the database; × leveret: \
-        times the CPU time that leveret took; MiB: the most memory that was held";
+    const NOTES: &'static str = "CPU: of the relay's process, without the servers, and on SQLite with the database; times leveret: \
+        the CPU time that leveret took; MiB: the most memory that was held";
 
     type Arguments = Arguments;
     type Run = Run;
 
     async fn start(arguments: Arguments) -> Result<Self, Failure> {
-        let node = RabbitNode::start(arguments.load.rabbitmq());
+        let node = arguments.load.start_rabbitmq(Version::V4_3);
         let (postgres, node) = tokio::join!(Postgres::start(), node);
         let connection = Connection::open(&Options::from_uri(&node.url())?).await?;
         connection.open_channel().await?.declare_queue(QUEUE, QueueOptions::default()).await?;
@@ -144,22 +141,18 @@ impl Suite for Relays {
     }
 
     fn settings(&self) -> Vec<Vec<Run>> {
-        let Arguments { ref load, size, .. } = self.arguments;
+        let Arguments { ref load, size } = self.arguments;
         let port = self.node.port();
         let sqlite = format!("sqlite://{}?mode=rwc", self.folder.path().join("bench.db").display());
-        let mut settings = Vec::new();
-        for job in chosen(&self.arguments.job) {
-            for messages in load.messages_or(20_000) {
-                let run = |candidate| {
-                    let is_on_sqlite = candidate == Candidate::LeveretSqlite;
-                    let database = if is_on_sqlite { sqlite.clone() } else { self.postgres.url() };
-                    Run { candidate, job, port, database, size, messages }
-                };
-                let candidates = load.candidates().into_iter();
-                settings.push(candidates.filter(|candidate| candidate.can(job)).map(run).collect());
-            }
-        }
-        settings
+        let of_job = |job| {
+            let run = |candidate: Candidate, messages| {
+                let is_on_sqlite = candidate == Candidate::LeveretSqlite;
+                let database = if is_on_sqlite { sqlite.clone() } else { self.postgres.url() };
+                candidate.can(job).then_some(Run { candidate, job, port, database, size, messages })
+            };
+            load.settings(|_| 20_000, run)
+        };
+        load.jobs().into_iter().flat_map(of_job).collect()
     }
 
     /// Writes the messages down.
@@ -204,22 +197,14 @@ impl Suite for Relays {
         expect("are left", 0, left.unsigned_abs())
     }
 
-    fn columns() -> Vec<Column<Run>> {
-        vec![
-            label("job", |run| name(run.job)),
-            label("candidate", |run| name(run.candidate)),
-            table::messages(),
-            table::cpu(),
-            figure("× leveret", "times_leveret", 2, times_leveret),
-            table::rate(),
-            table::seconds(),
-            table::memory(),
-        ]
+    fn labels(run: &Run) -> Vec<(&'static str, Value)> {
+        vec![("job", name(run.job)), ("candidate", name(run.candidate))]
     }
-}
 
-fn times_leveret(row: &Row<Run>, rows: &[Row<Run>]) -> Option<f64> {
-    row.times(rows, |run| (run.job, run.candidate) == (row.run.job, Candidate::Leveret))
+    fn comparisons(row: &Row<Run>, rows: &[Row<Run>]) -> Vec<(&'static str, Option<f64>)> {
+        let is_leverets = |run: &Run| (run.job, run.candidate) == (row.run.job, Candidate::Leveret);
+        vec![("times_leveret", row.times(rows, is_leverets))]
+    }
 }
 
 impl Relays {

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use ::leveret::amqp::{
     Channel, Connection, ConsumeOptions, Delivery, Options, Properties, Publish, QueueOptions,
-    Value,
+    Value as AmqpValue,
 };
 use clap::{Args, ValueEnum};
-use leveret_testkit::rabbitmq::RabbitNode;
+use leveret_testkit::rabbitmq::{RabbitNode, Version};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use tokio::time::timeout;
 
 mod book;
@@ -21,8 +22,7 @@ mod leveret;
 
 use crate::child;
 use crate::meter::{Failure, Measured, expect};
-use crate::suite::{Load, Row, Suite, chosen, name};
-use crate::table::{self, Column, figure, label};
+use crate::suite::{Load, Row, Suite, name};
 use book::{Book, body};
 
 /// The work queue. Beside it are the objects that Leveret's default design has.
@@ -65,11 +65,8 @@ pub(crate) enum Job {
 /// What to measure. Options that name several things may be given more than once.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Only these jobs
-    #[arg(long, value_enum)]
-    job: Vec<Job>,
     #[command(flatten)]
-    load: Load<Candidate>,
+    load: Load<Job, Candidate>,
     /// Bytes per body
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(8..))]
     size: u32,
@@ -98,30 +95,27 @@ pub(crate) struct Retries {
 impl Suite for Retries {
     const NAME: &'static str = "retry";
     const DEADLINE: Duration = Duration::from_secs(120);
-    const NOTES: &'static str = "messages/s: of fail-once, in the seconds less the one that the last message waits; seconds: from \
-        connected to closed; × leveret: times the CPU time that leveret took; MiB: the most memory that was held";
+    const NOTES: &'static str = "seconds: from connected to closed; at work: of fail-once, less the one second that even the last \
+        message waits; times leveret: the CPU time that leveret took; MiB: the most memory that was held";
 
     type Arguments = Arguments;
     type Run = Run;
 
     async fn start(arguments: Arguments) -> Result<Self, Failure> {
-        let node = RabbitNode::start(arguments.load.rabbitmq()).await;
+        let node = arguments.load.start_rabbitmq(Version::V4_3).await;
         let connection = Connection::open(&Options::from_uri(&node.url())?).await?;
         connection.open_channel().await?.declare_queue(QUEUE, QueueOptions::default()).await?;
         Ok(Retries { arguments, node, connection })
     }
 
     fn settings(&self) -> Vec<Vec<Run>> {
-        let Arguments { ref load, size, workers, .. } = self.arguments;
+        let Arguments { ref load, size, workers } = self.arguments;
         let port = self.node.port();
-        let mut settings = Vec::new();
-        for job in chosen(&self.arguments.job) {
-            for messages in load.messages_or(100_000) {
-                let run = |candidate| Run { candidate, job, port, size, messages, workers };
-                settings.push(load.candidates().into_iter().map(run).collect());
-            }
-        }
-        settings
+        let of_job = |job| {
+            let run = |candidate, messages| Run { candidate, job, port, size, messages, workers };
+            load.settings(|_| 100_000, |candidate, messages| Some(run(candidate, messages)))
+        };
+        load.jobs().into_iter().flat_map(of_job).collect()
     }
 
     /// Puts the messages into the queue; to be replayed, they are parked.
@@ -167,26 +161,21 @@ impl Suite for Retries {
         found.and(expect("are where they do not belong", 0, elsewhere))
     }
 
-    fn columns() -> Vec<Column<Run>> {
+    fn labels(run: &Run) -> Vec<(&'static str, Value)> {
+        vec![("job", name(run.job)), ("candidate", name(run.candidate))]
+    }
+
+    fn comparisons(row: &Row<Run>, rows: &[Row<Run>]) -> Vec<(&'static str, Option<f64>)> {
+        let is_leverets = |run: &Run| (run.job, run.candidate) == (row.run.job, Candidate::Leveret);
         vec![
-            label("job", |run| name(run.job)),
-            label("candidate", |run| name(run.candidate)),
-            table::messages(),
-            table::cpu(),
-            figure("× leveret", "times_leveret", 2, times_leveret),
-            figure("messages/s", "messages_per_second", 0, |row, _| messages_per_second(row)),
-            table::seconds(),
-            table::memory(),
+            ("times_leveret", row.times(rows, is_leverets)),
+            ("messages/s_at_work", rate_at_work(row)),
         ]
     }
 }
 
-fn times_leveret(row: &Row<Run>, rows: &[Row<Run>]) -> Option<f64> {
-    row.times(rows, |run| (run.job, run.candidate) == (row.run.job, Candidate::Leveret))
-}
-
 /// Without the one wait that even the last message of a run cannot be spared.
-fn messages_per_second(row: &Row<Run>) -> Option<f64> {
+fn rate_at_work(row: &Row<Run>) -> Option<f64> {
     let measured = row.median()?;
     let wait = if row.run.job == Job::FailOnce { WAIT.as_secs_f64() } else { 0.0 };
     Some(measured.messages as f64 / (measured.seconds() - wait).max(0.0))
@@ -213,7 +202,7 @@ fn check_marks(job: Job, delivery: &Delivery) -> Result<(), Failure> {
     let properties = delivery.properties();
     let headers = properties.headers.as_ref();
     let attempts = headers.and_then(|headers| headers.get("x-leveret-attempts"));
-    let attempts = attempts.as_ref().and_then(Value::as_str);
+    let attempts = attempts.as_ref().and_then(AmqpValue::as_str);
     let expected = (job == Job::Park).then_some("1");
     if attempts != expected || properties.delivery_mode != Some(2) {
         return Err(format!("a message came out as {properties:?}").into());

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use clap::{Args, ValueEnum};
 use futures_util::future::BoxFuture;
-use leveret_testkit::rabbitmq::RabbitNode;
+use leveret_testkit::rabbitmq::{RabbitNode, Version};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 mod lapin;
 mod leveret;
@@ -19,7 +20,7 @@ use crate::broker::EmbeddedBroker;
 use crate::child::{Server, stdin_end};
 use crate::meter::{Failure, Measured, Meter, all, all_in_one_task};
 use crate::suite::{Load, Row, Suite, chosen, name};
-use crate::table::{self, Column, Target, figure, label};
+use crate::table::Target;
 
 /// The service, and its queue.
 const SERVICE: &str = "bench.rpc";
@@ -63,11 +64,8 @@ pub(crate) enum Callers {
 /// What to measure. Options that name several things may be given more than once.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Only these brokers
-    #[arg(long, value_enum)]
-    broker: Vec<Broker>,
     #[command(flatten)]
-    load: Load<Candidate>,
+    load: Load<Broker, Candidate>,
     /// Calls that are in flight at a time
     #[arg(long, default_values_t = [1, 10, 100], value_parser = clap::value_parser!(u64).range(1..=1000))]
     in_flight: Vec<u64>,
@@ -120,20 +118,20 @@ pub(crate) struct Calls {
 impl Suite for Calls {
     const NAME: &'static str = "rpc";
     const DEADLINE: Duration = Duration::from_secs(120);
-    const NOTES: &'static str = "CPU: µs per call, of the process; calls/CPU s: of both processes together; × lapin: times what \
-        lapin does with the same CPU time, as client and as server";
+    const NOTES: &'static str = "CPU: µs per call, of the client's process and of the server's; per CPU second: calls of both \
+        together; times lapin: what it does with the same CPU time, as client and as server";
 
     type Arguments = Arguments;
     type Run = Run;
 
     async fn start(arguments: Arguments) -> Result<Self, Failure> {
-        let brokers = chosen(&arguments.broker);
+        let brokers = arguments.load.jobs();
         let embedded = match brokers.contains(&Broker::Embedded) {
             true => Some(EmbeddedBroker::start().await?),
             false => None,
         };
         let rabbitmq = match brokers.contains(&Broker::Rabbitmq) {
-            true => Some(RabbitNode::start(arguments.load.rabbitmq()).await),
+            true => Some(arguments.load.start_rabbitmq(Version::V4_3).await),
             false => None,
         };
         Ok(Calls { arguments, embedded, rabbitmq })
@@ -142,14 +140,28 @@ impl Suite for Calls {
     fn settings(&self) -> Vec<Vec<Run>> {
         let embedded = self.embedded.as_ref().map(|broker| (Broker::Embedded, broker.port));
         let rabbitmq = self.rabbitmq.as_ref().map(|node| (Broker::Rabbitmq, node.port()));
+        let Arguments { ref load, handlers, timeout, size, threads, .. } = self.arguments;
         let mut settings = Vec::new();
         for (broker, port) in embedded.into_iter().chain(rabbitmq) {
             for &in_flight in &self.arguments.in_flight {
-                let mut callers = chosen(&self.arguments.callers);
                 // One caller is one task.
-                callers.truncate(if in_flight == 1 { 1 } else { callers.len() });
-                for callers in callers {
-                    settings.extend(self.setting(broker, port, in_flight, callers));
+                let one = if in_flight == 1 { 1 } else { usize::MAX };
+                for callers in chosen(&self.arguments.callers).into_iter().take(one) {
+                    let run = |candidate, calls: u64| Run {
+                        calls: if in_flight == 1 { calls.div_ceil(10) } else { calls },
+                        side: Side::Client,
+                        candidate,
+                        broker,
+                        port,
+                        in_flight,
+                        callers,
+                        handlers,
+                        timeout,
+                        size,
+                        threads,
+                    };
+                    let run = |candidate, calls| Some(run(candidate, calls));
+                    settings.extend(load.settings(|_| 50_000, run));
                 }
             }
         }
@@ -172,30 +184,21 @@ impl Suite for Calls {
         cpu_of_both(measured)
     }
 
-    fn columns() -> Vec<Column<Run>> {
+    fn labels(run: &Run) -> Vec<(&'static str, Value)> {
         vec![
-            label("broker", |run| name(run.broker)),
-            figure("in flight", "in_flight", 0, |row, _| Some(row.run.in_flight as f64)),
-            label("callers", |run| name(run.callers)),
-            label("handlers", |run| name(run.handlers)),
-            label("timeout", |run| if run.timeout { "yes" } else { "no" }.to_owned()),
-            label("candidate", |run| name(run.candidate)),
-            figure("calls", "calls", 0, |row, _| Some(row.run.calls as f64)),
-            figure("CPU client", "client_cpu_us_per_call", 2, |row, _| row.cpu()),
-            figure("CPU server", "server_cpu_us_per_call", 2, |row, _| server_cpu(row)),
-            figure("calls/s", "calls_per_second", 0, |row, _| {
-                row.median().map(Measured::messages_per_second)
-            }),
-            table::p50(),
-            table::p99(),
-            figure("calls/CPU s", "calls_per_cpu_second", 0, |row, _| {
-                row.median().map(|both| both.messages as f64 * 1e9 / cpu_of_both(both))
-            }),
-            figure("× lapin", "times_lapin_client", 2, |row, rows| {
-                Some(times_lapin(row, rows)?[0])
-            }),
-            figure("server", "times_lapin_server", 2, |row, rows| Some(times_lapin(row, rows)?[1])),
+            ("broker", name(run.broker)),
+            ("in_flight", run.in_flight.into()),
+            ("callers", name(run.callers)),
+            ("handlers", name(run.handlers)),
+            ("timeout", if run.timeout { "yes" } else { "no" }.into()),
+            ("candidate", name(run.candidate)),
         ]
+    }
+
+    fn comparisons(row: &Row<Run>, rows: &[Row<Run>]) -> Vec<(&'static str, Option<f64>)> {
+        let calls = row.median().map(|both| both.messages as f64 * 1e9 / cpu_of_both(both));
+        let [client, server] = times_lapin(row, rows).map_or([None; 2], |times| times.map(Some));
+        vec![("per_CPU_second", calls), ("times_lapin", client), ("times_lapin_server", server)]
     }
 
     fn targets(row: &Row<Run>, rows: &[Row<Run>]) -> Vec<Target> {
@@ -209,53 +212,21 @@ impl Suite for Calls {
     }
 }
 
-impl Calls {
-    fn setting(
-        &self,
-        broker: Broker,
-        port: u16,
-        in_flight: u64,
-        callers: Callers,
-    ) -> Vec<Vec<Run>> {
-        let Arguments { ref load, handlers, timeout, size, threads, .. } = self.arguments;
-        let with = |calls: u64| {
-            let calls = if in_flight == 1 { calls.div_ceil(10) } else { calls };
-            let side = Side::Client;
-            let run = |candidate| Run {
-                candidate,
-                side,
-                broker,
-                port,
-                calls,
-                in_flight,
-                callers,
-                handlers,
-                timeout,
-                size,
-                threads,
-            };
-            load.candidates().into_iter().map(run).collect()
-        };
-        load.messages_or(50_000).into_iter().map(with).collect()
-    }
-}
-
 /// User and system time of client and server, in nanoseconds.
 fn cpu_of_both(measured: &Measured) -> f64 {
     let server = measured.server.as_ref().map_or(0, |server| server.cpu_ns);
     (measured.cpu_ns + server) as f64
 }
 
-fn server_cpu(row: &Row<Run>) -> Option<f64> {
-    row.median()?.server.as_ref().map(|server| server.cpu_us_per_message())
-}
-
 /// How many times the calls of lapin it makes of the same CPU time, as client and as server.
 fn times_lapin(row: &Row<Run>, rows: &[Row<Run>]) -> Option<[f64; 2]> {
-    let setting = |run: &Run| (run.broker, run.in_flight, run.callers, run.candidate);
-    let lapins = (row.run.broker, row.run.in_flight, row.run.callers, Candidate::Lapin);
-    let theirs = rows.iter().find(|row| setting(&row.run) == lapins)?;
-    Some([theirs.cpu()? / row.cpu()?, server_cpu(theirs)? / server_cpu(row)?])
+    let is_lapins = |run: &Run| {
+        (run.broker, run.in_flight, run.callers, run.candidate)
+            == (row.run.broker, row.run.in_flight, row.run.callers, Candidate::Lapin)
+    };
+    let theirs = rows.iter().find(|row| is_lapins(&row.run))?.median()?;
+    let servers = theirs.server_us_per_message()? / row.median()?.server_us_per_message()?;
+    Some([theirs.cpu_us_per_message() / row.cpu()?, servers])
 }
 
 fn ready() {

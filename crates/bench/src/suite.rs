@@ -12,14 +12,15 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use leveret_testkit::rabbitmq::Version;
+use leveret_testkit::rabbitmq::{RabbitNode, Version};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tokio::runtime::Runtime;
 
 use crate::child;
 use crate::meter::{Failure, Measured};
-use crate::table::{self, Column, Target};
+use crate::table::{self, Target};
 
 /// One command of this program.
 pub(crate) trait Suite: Sized {
@@ -71,7 +72,13 @@ pub(crate) trait Suite: Sized {
         measured.cpu_us_per_message()
     }
 
-    fn columns() -> Vec<Column<Self::Run>>;
+    /// The first columns: what a run is.
+    fn labels(run: &Self::Run) -> Vec<(&'static str, Value)>;
+
+    /// The last columns: how a row compares with others. All rows have the same.
+    fn comparisons(_: &Row<Self::Run>, _: &[Row<Self::Run>]) -> Vec<(&'static str, Option<f64>)> {
+        Vec::new()
+    }
 
     /// What a row is held to.
     fn targets(_: &Row<Self::Run>, _: &[Row<Self::Run>]) -> Vec<Target> {
@@ -116,9 +123,17 @@ pub(crate) struct Common {
     run: Option<String>,
 }
 
+/// The values of an option.
+pub(crate) trait Choice: ValueEnum + Copy + Send + Sync + 'static {}
+
+impl<T: ValueEnum + Copy + Send + Sync + 'static> Choice for T {}
+
 /// Options of the commands that send messages to RabbitMQ. Those that name several things may be given more than once.
 #[derive(Args, Clone)]
-pub(crate) struct Load<C: ValueEnum + Clone + Send + Sync + 'static> {
+pub(crate) struct Load<J: Choice, C: Choice> {
+    /// Only these jobs, or brokers
+    #[arg(long, visible_alias = "broker", value_enum)]
+    pub(crate) job: Vec<J>,
     /// Only these candidates
     #[arg(long, visible_alias = "client", value_enum)]
     pub(crate) candidate: Vec<C>,
@@ -129,20 +144,32 @@ pub(crate) struct Load<C: ValueEnum + Clone + Send + Sync + 'static> {
     pub(crate) messages: Vec<u64>,
     /// Which RabbitMQ [default: 3.10 for client, 4.3 for the others]
     #[arg(long)]
-    pub(crate) rabbitmq: Option<Version>,
+    rabbitmq: Option<Version>,
 }
 
-impl<C: ValueEnum + Clone + Send + Sync + 'static> Load<C> {
-    pub(crate) fn candidates(&self) -> Vec<C> {
-        chosen(&self.candidate)
+impl<J: Choice, C: Choice> Load<J, C> {
+    pub(crate) fn jobs(&self) -> Vec<J> {
+        chosen(&self.job)
     }
 
-    pub(crate) fn messages_or(&self, default: u64) -> Vec<u64> {
-        if self.messages.is_empty() { vec![default] } else { self.messages.clone() }
+    /// The runs of all candidates for which there is one, as a setting for each number of messages.
+    pub(crate) fn settings<R>(
+        &self,
+        default: impl Fn(C) -> u64,
+        run: impl Fn(C, u64) -> Option<R>,
+    ) -> Vec<Vec<R>> {
+        let setting = |messages: Option<u64>| {
+            let run = |candidate| run(candidate, messages.unwrap_or_else(|| default(candidate)));
+            chosen(&self.candidate).into_iter().filter_map(run).collect()
+        };
+        match self.messages.as_slice() {
+            [] => vec![setting(None)],
+            numbers => numbers.iter().map(|messages| setting(Some(*messages))).collect(),
+        }
     }
 
-    pub(crate) fn rabbitmq(&self) -> Version {
-        self.rabbitmq.unwrap_or(Version::V4_3)
+    pub(crate) async fn start_rabbitmq(&self, default: Version) -> RabbitNode {
+        RabbitNode::start(self.rabbitmq.unwrap_or(default)).await
     }
 }
 
@@ -152,8 +179,8 @@ pub(crate) fn chosen<T: ValueEnum + Clone>(named: &[T]) -> Vec<T> {
 }
 
 /// The name of a value on the command line.
-pub(crate) fn name(value: impl ValueEnum) -> String {
-    value.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
+pub(crate) fn name(value: impl ValueEnum) -> Value {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).into()
 }
 
 /// Runs the suite and prints its table or, in a run's process, does that run.
@@ -205,6 +232,9 @@ async fn compare<S: Suite>(
     }
     for runs in rows.iter_mut().flat_map(|row| &mut row.result) {
         runs.sort_by(|a, b| S::cost(a).total_cmp(&S::cost(b)));
+        // Of wrong outcomes, the most count.
+        let mislabelled = runs.iter().filter_map(|run| run.mislabelled).max();
+        runs.iter_mut().for_each(|run| run.mislabelled = mislabelled);
     }
     Ok(rows)
 }

@@ -93,8 +93,8 @@ pub(super) async fn backlog(load: &Load, broker: &EmbeddedBroker) -> Result<Meas
     let before = broker.memory()?;
     fill(load).await?;
     let bodies = load.messages * BODY as u64;
-    let bytes = Some(broker.memory()?.saturating_sub(before + bodies));
-    Ok(Measured { messages: load.messages, bytes, ..Measured::default() })
+    let broker_bytes = Some(broker.memory()?.saturating_sub(before + bodies));
+    Ok(Measured { messages: load.messages, broker_bytes, ..Measured::default() })
 }
 
 /// Puts messages into a queue without a consumer.
@@ -124,8 +124,8 @@ pub(super) async fn idle_connections(
     let _idle = connect(&load.url, load.messages).await?;
     // They have been served once they are open; what the broker frees after that takes a moment.
     tokio::time::sleep(Duration::from_millis(500)).await;
-    let bytes = Some(broker.memory()?.saturating_sub(before));
-    Ok(Measured { messages: load.messages, bytes, ..Measured::default() })
+    let broker_bytes = Some(broker.memory()?.saturating_sub(before));
+    Ok(Measured { messages: load.messages, broker_bytes, ..Measured::default() })
 }
 
 async fn connect(url: &str, count: u64) -> Result<Vec<Connection>, Failure> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use leveret::amqp::{Channel, Confirm, Connection, DeleteQueue, Options, Publish, QueueOptions};
-use leveret_testkit::rabbitmq::{RabbitNode, Version};
+use leveret_testkit::rabbitmq::RabbitNode;
 
 use super::jobs::{Job, PUBLISHED, Run};
 use crate::meter::Failure;
@@ -20,8 +20,7 @@ pub(crate) struct Broker {
 }
 
 impl Broker {
-    pub(crate) async fn start(version: Version) -> Result<Broker, Failure> {
-        let node = RabbitNode::start(version).await;
+    pub(crate) async fn start(node: RabbitNode) -> Result<Broker, Failure> {
         let connection = Connection::open(&Options::from_uri(&node.url())?).await?;
         let channel = connection.open_channel().await?.into_confirm().await?;
         channel.declare_queue(PUBLISHED, queue_options()).await?;
