@@ -9,7 +9,6 @@ use serde_json::Value;
 mod amqprs;
 mod broker;
 mod channels;
-mod deadpool;
 mod deliveries;
 mod jobs;
 mod lapin;
@@ -139,7 +138,7 @@ impl Suite for Clients {
             Client::Toolkit => toolkit::run(run).await,
             Client::Lapin => lapin::run(run).await,
             Client::Amqprs => amqprs::run(run).await,
-            Client::Deadpool => deadpool::run(run).await,
+            Client::Deadpool => lapin::run_pooled(run).await,
             Client::Ruststream => ruststream::run(run).await,
             Client::Limit => limit::run(run).await,
         }

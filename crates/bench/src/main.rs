@@ -1,13 +1,7 @@
 //! Leveret and its peers, side by side: the same jobs, in the same run, interleaved.
 //!
 //! ```text
-//! cargo run --release -p leveret-bench -- codec
-//! cargo run --release -p leveret-bench -- client
-//! cargo run --release -p leveret-bench -- broker
-//! cargo run --release -p leveret-bench -- retry
-//! cargo run --release -p leveret-bench -- rpc
-//! cargo run --release -p leveret-bench -- outbox
-//! cargo run --release -p leveret-bench -- inbox
+//! cargo run --release -p leveret-bench -- client --null-only
 //! cargo run --release -p leveret-bench --features count-allocations -- client --client leveret --null-only
 //! ```
 

@@ -136,50 +136,38 @@ async fn connect(url: &str, count: u64) -> Result<Vec<Connection>, Failure> {
     Ok(connections)
 }
 
-/// A topic exchange with many bindings of which each message meets one, that leads nowhere near a queue's limit.
-pub(super) struct Topics {
-    connection: Connection,
-    keys: Vec<String>,
-    messages: u64,
-}
-
-impl Topics {
-    pub(super) async fn bind(load: &Load, bindings: usize) -> Result<Self, Failure> {
-        let connection = open(&load.url).await?;
-        let channel = connection.open_channel().await?;
-        channel.declare_exchange(EXCHANGE, "topic", ExchangeOptions::default()).await?;
-        let mut arguments = Table::new();
-        arguments.insert("x-max-length", 1)?;
-        channel.declare_queue(QUEUE, QueueOptions { arguments, ..transient() }).await?;
-        for number in 0..bindings {
-            let pattern = format!("region{}.*.kind{number}", number % 100);
-            channel.bind_queue(QUEUE, EXCHANGE, &pattern, &Table::new()).await?;
-        }
-        // The same number of different keys, however many bindings there are: only the bindings make the difference.
-        let keys = (0..10).map(|number| {
-            let number = number * bindings / 10;
-            format!("region{}.anything.kind{number}", number % 100)
-        });
-        Ok(Topics { keys: keys.collect(), connection, messages: load.messages })
+/// Publishes to a topic exchange with many bindings, of which each message meets one, that leads nowhere near a queue's limit.
+pub(super) async fn topics(
+    load: &Load,
+    bindings: usize,
+    broker: &EmbeddedBroker,
+) -> Result<Measured, Failure> {
+    let connection = open(&load.url).await?;
+    let channel = connection.open_channel().await?;
+    channel.declare_exchange(EXCHANGE, "topic", ExchangeOptions::default()).await?;
+    let mut arguments = Table::new();
+    arguments.insert("x-max-length", 1)?;
+    channel.declare_queue(QUEUE, QueueOptions { arguments, ..transient() }).await?;
+    for number in 0..bindings {
+        let pattern = format!("region{}.*.kind{number}", number % 100);
+        channel.bind_queue(QUEUE, EXCHANGE, &pattern, &Table::new()).await?;
     }
+    // The same number of different keys, however many bindings there are: only the bindings make the difference.
+    let numbers = (0..10).map(|number| number * bindings / 10);
+    let keys = numbers.map(|number| format!("region{}.anything.kind{number}", number % 100));
+    let keys: Vec<String> = keys.collect();
 
-    pub(super) async fn publish(&self, broker: &EmbeddedBroker) -> Result<Measured, Failure> {
-        let (cpu, messages) = (broker.cpu_time()?, self.messages);
-        let channel = self.connection.open_channel().await?.into_confirm().await?;
-        let body = Bytes::from(vec![b'x'; BODY]);
-        for key in self.keys.iter().cycle().take(messages as usize) {
-            let publish = Publish {
-                exchange: EXCHANGE,
-                routing_key: key,
-                body: body.clone(),
-                ..Publish::default()
-            };
-            drop(channel.publish(&publish).await?);
-        }
-        let tally = channel.confirmed(DEADLINE).await?;
-        expect("confirmed", messages, tally.acked)?;
-        channel.close().await?;
-        let broker_cpu_ns = Some((broker.cpu_time()? - cpu).as_nanos() as u64);
-        Ok(Measured { messages, broker_cpu_ns, ..Measured::default() })
+    let (cpu, messages) = (broker.cpu_time()?, load.messages);
+    let channel = channel.into_confirm().await?;
+    let body = Bytes::from(vec![b'x'; BODY]);
+    for routing_key in keys.iter().cycle().take(messages as usize) {
+        let body = body.clone();
+        let publish = Publish { exchange: EXCHANGE, routing_key, body, ..Publish::default() };
+        drop(channel.publish(&publish).await?);
     }
+    let tally = channel.confirmed(DEADLINE).await?;
+    expect("confirmed", messages, tally.acked)?;
+    connection.close().await?;
+    let broker_cpu_ns = Some((broker.cpu_time()? - cpu).as_nanos() as u64);
+    Ok(Measured { messages, broker_cpu_ns, ..Measured::default() })
 }

@@ -1,9 +1,12 @@
 //! The jobs, done by lapin in its best form: many futures at once, since a publish or an ack resolves only when another
 //! thread has dealt with it.
 
+use deadpool_lapin::{Config, PoolConfig, Runtime};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use lapin::options::{BasicAckOptions, BasicPublishOptions};
-use lapin::{BasicProperties, Channel, Confirmation, Connection, PublisherConfirm};
+use lapin::{
+    BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, PublisherConfirm,
+};
 
 use super::channels::{Tally, measure, one_by_one};
 use super::jobs::{
@@ -16,8 +19,15 @@ pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
     run_on(&by_hand::connect(run.port).await?, run).await
 }
 
+/// With a connection of deadpool-lapin's pool. It pools connections and nothing else: the job opens and keeps channels of its own.
+pub(crate) async fn run_pooled(run: Run) -> Result<Measured, Failure> {
+    let config = Config { url: Some(by_hand::uri(run.port)), pool: Some(PoolConfig::new(1)) };
+    let pool = config.create_pool(ConnectionProperties::default, Runtime::Tokio1)?;
+    run_on(&*pool.get().await?, run).await
+}
+
 /// Does the job on this connection, and closes it.
-pub(crate) async fn run_on(connection: &Connection, run: Run) -> Result<Measured, Failure> {
+async fn run_on(connection: &Connection, run: Run) -> Result<Measured, Failure> {
     let mut channels = Vec::new();
     for _ in 0..run.channels {
         channels.push(match run.job {

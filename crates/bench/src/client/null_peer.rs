@@ -9,9 +9,9 @@
 //! | `queue.declare` passive, `acked` | the same of deliveries that it acked |
 //! | `basic.consume` of `bench.0.1024.5000` | 5,000 deliveries of 1,024 bytes |
 
+use std::io::ErrorKind::{BrokenPipe, ConnectionReset, WouldBlock};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
 use std::thread;
 
 use bytes::{Buf, BufMut};
@@ -20,7 +20,7 @@ use leveret_wire::{
     FrameBatch, FrameKind, FrameMax, Inbound, LongStr, Method, Outbound, ShortStr, Table,
 };
 
-use super::deliveries::Deliveries;
+use super::deliveries::Consumer;
 use super::jobs::{ACKED, PUBLISHED, deliveries_of};
 
 /// Serves until standard input ends, that is until the process that started this one has ended. Says on standard
@@ -33,7 +33,7 @@ pub(crate) fn serve() -> io::Result<()> {
             thread::spawn(move || {
                 match Conversation::new(stream).and_then(Conversation::run) {
                     // A client's process that has ended: its part is done.
-                    Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
+                    Err(error) if matches!(error.kind(), ConnectionReset | BrokenPipe) => {}
                     Err(error) => eprintln!("null peer: {error}"),
                     Ok(()) => {}
                 }
@@ -50,47 +50,33 @@ struct Conversation {
     inbound: Inbound,
     replies: Outbound,
     /// Channel `n` at `n - 1`.
-    channels: Vec<Publishes>,
-    /// Locked for whole frames: replies and deliveries share the stream.
-    writer: Arc<Mutex<TcpStream>>,
-    deliveries: Arc<Deliveries>,
+    channels: Vec<Channel>,
 }
 
-/// What came on a channel.
-#[derive(Clone, Default)]
-struct Publishes {
+#[derive(Default)]
+struct Channel {
+    /// How many publishes came whole.
     whole: u64,
     /// How much of the body of the current one is missing.
     missing: u64,
     confirming: bool,
     confirmed: u64,
     prefetch: u16,
+    consumer: Option<Consumer>,
 }
 
 impl Conversation {
     fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
-        let writer = Arc::new(Mutex::new(stream.try_clone()?));
-        Ok(Conversation {
-            inbound: Inbound::new(FrameMax::DEFAULT),
-            replies: Outbound::new(),
-            channels: Vec::new(),
-            deliveries: Arc::new(Deliveries::default()),
-            writer,
-            stream,
-        })
+        let inbound = Inbound::new(FrameMax::DEFAULT);
+        Ok(Conversation { stream, inbound, replies: Outbound::new(), channels: Vec::new() })
     }
 
     fn run(mut self) -> io::Result<()> {
         self.expect_protocol_header()?;
         self.reply(0, &start())?;
         self.flush()?;
-        let sender = Arc::clone(&self.deliveries);
-        let writer = Arc::clone(&self.writer);
-        thread::spawn(move || sender.send(&writer));
-        let result = self.converse();
-        self.deliveries.stop();
-        result
+        self.converse()
     }
 
     fn expect_protocol_header(&mut self) -> io::Result<()> {
@@ -115,10 +101,16 @@ impl Conversation {
                 }
             }
             self.confirm()?;
-            self.deliveries.go_on();
             self.flush()?;
-            if !self.read()? {
-                return Ok(());
+            // While there are deliveries to send, reading does not wait.
+            let delivered = self.deliver()?;
+            self.stream.set_nonblocking(delivered)?;
+            let read = self.read();
+            self.stream.set_nonblocking(false)?;
+            match read {
+                Ok(false) => return Ok(()),
+                Err(error) if error.kind() != WouldBlock => return Err(error),
+                _ => {}
             }
         }
     }
@@ -150,22 +142,22 @@ impl Conversation {
                 }
                 FrameKind::Header => {
                     let mut size = payload.get(4..12).ok_or_else(malformed)?;
-                    let publishes = self.publishes(frame.channel)?;
-                    publishes.missing = size.get_u64();
-                    publishes.whole += u64::from(publishes.missing == 0);
+                    let channel = self.channel(frame.channel)?;
+                    channel.missing = size.get_u64();
+                    channel.whole += u64::from(channel.missing == 0);
                 }
                 FrameKind::Body => {
-                    let publishes = self.publishes(frame.channel)?;
-                    let missing = publishes.missing.checked_sub(payload.len() as u64);
-                    publishes.missing = missing.ok_or_else(malformed)?;
-                    publishes.whole += u64::from(publishes.missing == 0);
+                    let channel = self.channel(frame.channel)?;
+                    let missing = channel.missing.checked_sub(payload.len() as u64);
+                    channel.missing = missing.ok_or_else(malformed)?;
+                    channel.whole += u64::from(channel.missing == 0);
                 }
             }
         }
         Ok(true)
     }
 
-    fn publishes(&mut self, channel: u16) -> io::Result<&mut Publishes> {
+    fn channel(&mut self, channel: u16) -> io::Result<&mut Channel> {
         let index = usize::from(channel).checked_sub(1).ok_or_else(malformed)?;
         self.channels.get_mut(index).ok_or_else(malformed)
     }
@@ -181,16 +173,16 @@ impl Conversation {
             }
             Method::ChannelOpen(_) => {
                 let channels = self.channels.len().max(id.into());
-                self.channels.resize(channels, Publishes::default());
+                self.channels.resize_with(channels, Channel::default);
                 self.reply(id, &channel::OpenOk {})?;
             }
             Method::ChannelClose(_) => self.reply(id, &channel::CloseOk {})?,
             Method::ConfirmSelect(_) => {
-                self.publishes(id)?.confirming = true;
+                self.channel(id)?.confirming = true;
                 self.reply(id, &confirm::SelectOk {})?;
             }
             Method::BasicQos(qos) => {
-                self.publishes(id)?.prefetch = qos.prefetch_count;
+                self.channel(id)?.prefetch = qos.prefetch_count;
                 self.reply(id, &basic::QosOk {})?;
             }
             Method::BasicConsume(consume) => self.consume(id, &consume)?,
@@ -198,7 +190,8 @@ impl Conversation {
                 self.reply(id, &basic::CancelOk { consumer_tag: cancel.consumer_tag })?;
             }
             Method::BasicAck(ack) => {
-                self.deliveries.ack(id, ack.delivery_tag, ack.multiple)?;
+                let consumer = self.channel(id)?.consumer.as_mut().ok_or_else(malformed)?;
+                consumer.ack(ack.delivery_tag, ack.multiple)?;
             }
             Method::QueueDeclare(declare) => self.count(id, declare.queue)?,
             other => return Err(io::Error::other(format!("{} is not for here", other.name()))),
@@ -212,18 +205,17 @@ impl Conversation {
             _ => consume.consumer_tag.borrowed(),
         };
         let (size, messages) = deliveries_of(&consume.queue.to_string()).ok_or_else(malformed)?;
-        let prefetch = if consume.no_ack { 0 } else { self.publishes(id)?.prefetch };
+        let prefetch = if consume.no_ack { 0 } else { self.channel(id)?.prefetch };
         self.reply(id, &basic::ConsumeOk { consumer_tag: consumer_tag.borrowed() })?;
-        // Before the first delivery.
-        self.flush()?;
-        self.deliveries.add(id, consumer_tag, size, messages, prefetch);
+        let consumer = Consumer::new(id, consumer_tag, size, messages, prefetch);
+        self.channel(id)?.consumer = Some(consumer);
         Ok(())
     }
 
     fn count(&mut self, id: u16, name: ShortStr<'_>) -> io::Result<()> {
         let counted = match name.to_string().as_str() {
-            PUBLISHED => self.publishes(id)?.whole,
-            ACKED => self.deliveries.acked(id),
+            PUBLISHED => self.channel(id)?.whole,
+            ACKED => self.channel(id)?.consumer.as_ref().map_or(0, Consumer::acked),
             _ => 0,
         };
         let message_count = u32::try_from(counted).unwrap_or(u32::MAX);
@@ -232,11 +224,11 @@ impl Conversation {
 
     /// One ack for all that came since the last.
     fn confirm(&mut self) -> io::Result<()> {
-        for (index, publishes) in self.channels.iter_mut().enumerate() {
-            if publishes.confirming && publishes.whole > publishes.confirmed {
-                let multiple = publishes.whole > publishes.confirmed + 1;
-                let ack = basic::Ack { delivery_tag: publishes.whole, multiple };
-                publishes.confirmed = publishes.whole;
+        for (index, channel) in self.channels.iter_mut().enumerate() {
+            if channel.confirming && channel.whole > channel.confirmed {
+                let multiple = channel.whole > channel.confirmed + 1;
+                let ack = basic::Ack { delivery_tag: channel.whole, multiple };
+                channel.confirmed = channel.whole;
                 let id = index as u16 + 1;
                 self.replies.method(id, &ack, FrameMax::DEFAULT).map_err(io::Error::other)?;
             }
@@ -248,10 +240,21 @@ impl Conversation {
         self.replies.method(channel, method, FrameMax::DEFAULT).map_err(io::Error::other)
     }
 
+    /// Sends some deliveries to each consumer that may have more. False if none may.
+    fn deliver(&mut self) -> io::Result<bool> {
+        let mut delivered = false;
+        for consumer in self.channels.iter_mut().filter_map(|channel| channel.consumer.as_mut()) {
+            let bytes = consumer.next();
+            self.stream.write_all(bytes)?;
+            delivered |= !bytes.is_empty();
+        }
+        Ok(delivered)
+    }
+
     fn flush(&mut self) -> io::Result<()> {
         if self.replies.has_remaining() {
             let bytes = self.replies.copy_to_bytes(self.replies.remaining());
-            self.writer.lock().map_err(|_| malformed())?.write_all(&bytes)?;
+            self.stream.write_all(&bytes)?;
         }
         Ok(())
     }

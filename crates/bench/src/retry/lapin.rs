@@ -43,7 +43,7 @@ async fn declare(channel: &Channel) -> lapin::Result<()> {
         channel.exchange_declare(name.into(), kind, options, arguments).await?;
     }
     let waiting = [("x-message-ttl", delay()), ("x-dead-letter-exchange", text(RETURN_EXCHANGE))];
-    declare_queue(channel, PARKED, table([])).await?;
+    declare_queue(channel, PARKED, table([("x-queue-type", text("quorum"))])).await?;
     declare_queue(channel, WAIT_QUEUE, table(waiting)).await?;
     let bindings = [
         (PARKED, PARKED, table([])),
