@@ -95,7 +95,7 @@ pub(crate) struct Retries {
 impl Suite for Retries {
     const NAME: &'static str = "retry";
     const DEADLINE: Duration = Duration::from_secs(120);
-    const NOTES: &'static str = "seconds: from connected to closed; at work: of fail-once, less the one second that even the last \
+    const NOTES: &'static str = "seconds: from connected to closed; rate at work: messages/s, of fail-once, less the one second that even the last \
         message waits; times leveret: the CPU time that leveret took; MiB: the most memory that was held";
 
     type Arguments = Arguments;
@@ -167,10 +167,7 @@ impl Suite for Retries {
 
     fn comparisons(row: &Row<Run>, rows: &[Row<Run>]) -> Vec<(&'static str, Option<f64>)> {
         let is_leverets = |run: &Run| (run.job, run.candidate) == (row.run.job, Candidate::Leveret);
-        vec![
-            ("times_leveret", row.times(rows, is_leverets)),
-            ("messages/s_at_work", rate_at_work(row)),
-        ]
+        vec![("times_leveret", row.times(rows, is_leverets)), ("rate_at_work", rate_at_work(row))]
     }
 }
 

@@ -102,7 +102,7 @@ impl<R> Row<R> {
         self.median().map(Measured::cpu_us_per_message)
     }
 
-    /// How many times the CPU time of the row whose run is meant.
+    /// The CPU time, divided by that of the first row with such a run.
     pub(crate) fn times(&self, rows: &[Row<R>], is_meant: impl Fn(&R) -> bool) -> Option<f64> {
         let other = rows.iter().find(|row| is_meant(&row.run))?;
         Some(self.cpu()? / other.cpu()?)

@@ -23,7 +23,7 @@ pub(crate) const PUBLISHED: &str = "published";
 /// The same for acks: the null peer answers with how many deliveries were acked on the channel.
 pub(crate) const ACKED: &str = "acked";
 
-/// Whose library does the job.
+/// The library that does the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Client {
     /// This project's engine
@@ -49,7 +49,7 @@ impl Client {
         matches!(self, Client::Leveret | Client::Stamped | Client::Toolkit)
     }
 
-    /// Whether it is somebody else's library.
+    /// Whether it is a library of another project.
     pub(crate) fn is_peer(self) -> bool {
         !self.is_ours() && self != Client::Limit
     }
@@ -74,7 +74,7 @@ pub(crate) enum Job {
     Returns,
 }
 
-/// Who is at the other end.
+/// The other end of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Peer {
     /// A program that does nothing but what the protocol wants: the client's own cost is left

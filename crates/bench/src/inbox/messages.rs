@@ -1,4 +1,4 @@
-//! The messages of a run: deposits of 100 senders in turn, who number them. Each tenth message comes again, a little later.
+//! The messages of a run: deposits of 100 senders in turn, with numbers of each sender. Each tenth message comes again, a little later.
 
 use std::collections::VecDeque;
 

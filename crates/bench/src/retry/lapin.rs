@@ -42,8 +42,17 @@ async fn declare(channel: &Channel) -> lapin::Result<()> {
         let options = ExchangeDeclareOptions { durable: true, ..Default::default() };
         channel.exchange_declare(name.into(), kind, options, arguments).await?;
     }
-    let waiting = [("x-message-ttl", delay()), ("x-dead-letter-exchange", text(RETURN_EXCHANGE))];
-    declare_queue(channel, PARKED, table([("x-queue-type", text("quorum"))])).await?;
+    let waiting = [
+        ("x-queue-type", text("quorum")),
+        ("x-message-ttl", delay()),
+        ("x-dead-letter-exchange", text(RETURN_EXCHANGE)),
+        ("x-dead-letter-strategy", text("at-least-once")),
+        ("x-overflow", text("reject-publish")),
+    ];
+    // No number of looks at a parked message drops it.
+    let limit = AMQPValue::LongLongInt(1_000_000_000);
+    let parked = [("x-queue-type", text("quorum")), ("x-delivery-limit", limit)];
+    declare_queue(channel, PARKED, table(parked)).await?;
     declare_queue(channel, WAIT_QUEUE, table(waiting)).await?;
     let bindings = [
         (PARKED, PARKED, table([])),
