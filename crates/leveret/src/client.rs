@@ -65,6 +65,36 @@ impl ClientBuilder {
 
     /// How streams to the brokers are opened that [`ClientBuilder::endpoint`] was given: by this, and not by TCP. Brokers in this
     /// process need none.
+    ///
+    /// ```
+    /// use std::io;
+    ///
+    /// use leveret::amqp::{Connector, Options};
+    /// use leveret::{Client, Queue, Topology};
+    /// use leveret_broker::Broker;
+    /// use tokio::net::TcpStream;
+    ///
+    /// /// All brokers are reached through one gateway.
+    /// struct Gateway(String);
+    ///
+    /// impl Connector for Gateway {
+    ///     type Stream = TcpStream;
+    ///
+    ///     async fn connect(&self, _broker: &Options) -> io::Result<TcpStream> {
+    ///         TcpStream::connect(&self.0).await
+    ///     }
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leveret::BoxError> {
+    /// # let broker = Broker::builder().start()?;
+    /// # let gateway = broker.listen("127.0.0.1:0").await?.to_string();
+    /// let builder = Client::builder().endpoint("amqp://rabbit-1")?;
+    /// let client = builder.connector(Gateway(gateway)).connect().await?;
+    /// client.apply(&Topology::new().queue(Queue::quorum("jobs"))).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn connector(mut self, connector: impl Connector) -> Self {
         self.connector = Some(Arc::new(connector));
         self

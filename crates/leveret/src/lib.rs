@@ -139,13 +139,14 @@ mod retry;
 mod rpc;
 mod shape;
 mod telemetry;
-#[doc(hidden)]
-pub mod text;
 mod topology;
 mod trace;
 
 /// Bodies of messages: the type of the crate `bytes`.
 pub use bytes::Bytes;
+
+#[doc(hidden)]
+pub use leveret_amqp::text;
 
 pub use asyncapi::AsyncApi;
 pub use client::ClientBuilder;

@@ -55,7 +55,7 @@ const COUNTED_AT_ONCE: usize = 8;
 impl Client {
     /// How the client is, after asking the broker whether it agrees: a consumer that it has silently forgotten is found,
     /// reported as not live, and begun anew by its reader; channels that pools have lost are opened again. It takes a round
-    /// trip for each consumer. The client does so by itself, too, see [`check_every`](super::ClientBuilder::check_every).
+    /// trip for each consumer. The client does so by itself, too, see [`check_every`](crate::ClientBuilder::check_every).
     ///
     /// A consumer counts as forgotten if the broker says twice, two seconds apart, that
     /// - its queue has fewer consumers than this client alone has there, after it had once counted all of them, or one of them

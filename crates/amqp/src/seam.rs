@@ -1,0 +1,18 @@
+//! What the toolkit builds on. It is no part of what is promised.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub use leveret_wire::{EncodeProperties, EncodedProperties, PlainProperties};
+
+pub use crate::channel::{DIRECT_REPLIES, Tracked};
+pub use crate::confirm::{ConfirmSink, ConfirmTracker, Fingerprint, Fingerprints, Likeness};
+pub use crate::consumer::Pulse;
+pub use crate::delivery::{Envelope, Letter, Parts, Settles, Source};
+pub use crate::error::{close_reason, next_cause};
+pub use crate::handshake::deadline_in;
+pub use crate::publish::Prepared;
+
+/// Locks, whatever a panic elsewhere left behind: what is guarded here is never half changed.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
