@@ -42,6 +42,9 @@ pub(crate) use mark::key_without_mark;
 use groups::Groups;
 use task::Action;
 
+/// The least pause between two looks at the depth.
+const LEAST_PAUSE: Duration = Duration::from_millis(100);
+
 /// A queue with messages that failed. From [`Client::parking_lot`].
 ///
 /// ```
@@ -285,7 +288,7 @@ impl ParkingLot {
                 // The connection comes back, and a queue may be declared later.
                 Err(error) => tracing::debug!(queue = self.queue, "cannot be watched: {error}"),
             }
-            sleep(every).await;
+            sleep(every.max(LEAST_PAUSE)).await;
         }
     }
 }

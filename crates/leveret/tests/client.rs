@@ -4,6 +4,7 @@ mod client {
     mod abuse;
     mod asyncapi;
     mod batches;
+    mod bounds;
     mod classifying;
     mod compiler_messages;
     mod connector;
