@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use ::leveret::amqp::{Connection, Options, QueueOptions};
 use clap::{Args, ValueEnum};
-use leveret_sql::{Backend, Order, Outbox, OutboxConnection, Outgoing, Schema};
+use leveret_sql::{BuiltIn, Dialect, Order, Outbox, Outgoing, Schema};
 use leveret_testkit::ScratchFolder;
 use leveret_testkit::postgres::Postgres;
 use leveret_testkit::rabbitmq::{RabbitNode, Version};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
-use sqlx::{PgPool, Pool, SqlitePool};
+use sqlx::{Database, PgPool, Pool, SqlitePool};
 
 mod by_hand;
 mod leveret;
@@ -225,9 +225,9 @@ async fn left_on_sqlite(run: &Run) -> sqlx::Result<i64> {
     Ok(left)
 }
 
-async fn write<D: Backend>(pool: &Pool<D>, run: &Run) -> Result<(), Failure>
+async fn write<D: Database>(pool: &Pool<D>, run: &Run) -> Result<(), Failure>
 where
-    D::Connection: OutboxConnection,
+    BuiltIn: Dialect<D>,
 {
     let message = |number: u64| {
         let outgoing = Outgoing::new("", QUEUE, vec![0xaa; run.size as usize]);

@@ -2,33 +2,34 @@
 //! together.
 
 use std::any::TypeId;
-use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leveret::inbox::{Doing, HighWater, Known, Opened, OpenedBatch, Progress, Remember, Unknown};
-use leveret::{BoxError, Incoming};
+use leveret::amqp::RawProperties;
+use leveret::inbox::{
+    Doing, HighWater, Known, Opened, OpenedBatch, Progress, Remember, Report, Unknown,
+};
+use leveret::{BoxError, Incoming, Message};
 use sha2::{Digest as _, Sha256};
-use sqlx::{Pool, Transaction};
+use sqlx::{Database, Pool, Transaction};
 use tokio::sync::{Mutex, OnceCell, OwnedMutexGuard};
 use tokio::time::timeout;
 
+use crate::dialect::{BuiltIn, Dialect, Record, Reply, Sender};
 use crate::error::Error;
 use crate::schema::Schema;
 
 mod batch;
 mod cleaner;
-mod records;
 mod trouble;
 mod tx;
 mod work;
 
 use cleaner::Cleaner;
-pub use records::Records;
-use records::{Sender, Statements, reply};
 pub use tx::Tx;
-use work::{Record, SqlWork};
+use work::SqlWork;
 
 /// Remembers in a database which messages were handled: handlers get a transaction as an argument [`Tx`], and what they change
 /// with it, the record of the message, what they put into an outbox, and the reply are committed together, before the message is
@@ -103,35 +104,38 @@ use work::{Record, SqlWork};
 /// # Expiry
 ///
 /// What has expired is deleted in the background, a little at a time, once a minute.
-pub struct Inbox<D: Records>(Arc<Shared<D>>);
+pub struct Inbox<DB: Database, L = BuiltIn>(Arc<Shared<DB, L>>);
 
-pub(crate) struct Shared<D: Records> {
-    pool: Pool<D>,
+pub(crate) struct Shared<DB: Database, L> {
+    pool: Pool<DB>,
     remember: Remember,
-    statements: Statements,
-    schema: Schema,
+    schema: Schema<L>,
     checked: OnceCell<()>,
     /// Whose turn it is to write, where only one may.
     turn: Option<Arc<Mutex<()>>>,
     cleaner: Cleaner,
 }
 
-impl<D: Records> Inbox<D> {
+impl<DB: Database> Inbox<DB>
+where
+    BuiltIn: Dialect<DB>,
+{
     /// An inbox in the default [`Schema`], whose tables [have been made](Schema::migrate). As long as they are not those of this
     /// version, messages are held.
-    pub fn new(pool: Pool<D>, remember: Remember) -> Self {
+    pub fn new(pool: Pool<DB>, remember: Remember) -> Self {
         Inbox::in_schema(pool, remember, &Schema::default())
     }
+}
 
+impl<DB: Database, L: Dialect<DB>> Inbox<DB, L> {
     /// The same in another schema.
-    pub fn in_schema(pool: Pool<D>, remember: Remember, schema: &Schema) -> Self {
+    pub fn in_schema(pool: Pool<DB>, remember: Remember, schema: &Schema<L>) -> Self {
         Inbox(Arc::new(Shared {
             pool,
             remember,
-            statements: D::statements(schema),
             schema: schema.clone(),
             checked: OnceCell::new(),
-            turn: D::ONE_WRITER.then(Arc::default),
+            turn: L::ONE_WRITER.then(Arc::default),
             cleaner: Cleaner::default(),
         }))
     }
@@ -144,8 +148,12 @@ impl<D: Records> Inbox<D> {
 
     /// The mark of a sender whose messages came over a queue, or within a [scope](Remember::scope), as it was last committed.
     pub async fn high_water(&self, scope: &str, sender: &str) -> Result<HighWater, Error> {
-        let (Shared { pool, statements, .. }, sender) = (&*self.0, of(scope, sender));
-        let found = in_time("looking up a mark of the inbox", D::peek(pool, statements, &sender));
+        let Shared { pool, schema, .. } = &*self.0;
+        let sender = sender_of(scope, sender);
+        let found = schema.dialect().mark(pool, schema.tables(), &sender);
+        let found = in_time("looking up a mark of the inbox", async {
+            found.await?.as_deref().map(decode).transpose()
+        });
         Ok(found.await?.unwrap_or_default())
     }
 
@@ -155,16 +163,15 @@ impl<D: Records> Inbox<D> {
         &self,
         scope: &str,
         sender: &str,
-        numbers: std::ops::RangeInclusive<u64>,
-    ) -> Result<Vec<std::ops::RangeInclusive<u64>>, Error> {
-        let Shared { statements, .. } = &*self.0;
+        numbers: RangeInclusive<u64>,
+    ) -> Result<Vec<RangeInclusive<u64>>, Error> {
         let changed = async {
             let (mut transaction, _turn) = self.0.begin().await?;
-            let sender = of(scope, sender);
-            let mut mark = self.0.mark(&mut transaction, &sender).await?;
-            let missing = mark.give_up(numbers);
-            D::set_mark(&mut transaction, statements, &sender, &mark).await?;
-            transaction.commit().await?;
+            let senders = [sender_of(scope, sender)];
+            let mut marks = self.0.lock_marks(&mut transaction, &senders).await?;
+            let missing = marks[0].give_up(numbers);
+            self.0.set_marks(&mut transaction, &senders, &marks).await?;
+            self.0.dialect().commit(transaction).await?;
             Ok(missing)
         };
         in_time("giving up numbers of the inbox", changed).await
@@ -188,11 +195,15 @@ async fn in_time<T>(what: &str, work: impl Future<Output = sqlx::Result<T>>) -> 
 /// Whose turn it is, where only one may write.
 pub(crate) type Turn = Option<OwnedMutexGuard<()>>;
 
-impl<D: Records> Shared<D> {
+impl<DB: Database, L: Dialect<DB>> Shared<DB, L> {
+    fn dialect(&self) -> &L {
+        self.schema.dialect()
+    }
+
     /// Begins a transaction that is going to write, when it is its turn.
-    async fn begin(&self) -> sqlx::Result<(Transaction<'static, D>, Turn)> {
+    async fn begin(&self) -> sqlx::Result<(Transaction<'static, DB>, Turn)> {
         let turn = self.turn().await;
-        Ok((D::begin(&self.pool).await?, turn))
+        Ok((self.dialect().begin(&self.pool).await?, turn))
     }
 
     async fn turn(&self) -> Turn {
@@ -208,7 +219,7 @@ impl<D: Records> Shared<D> {
             let now = in_milliseconds(SystemTime::now());
             let cleaning = async {
                 let _turn = self.turn().await;
-                D::clean(&self.pool, &self.statements, now).await
+                self.dialect().clean_inbox(&self.pool, self.schema.tables(), now).await
             };
             match in_time("cleaning the inbox", cleaning).await? {
                 0 => return Ok(rows),
@@ -235,115 +246,169 @@ impl<D: Records> Shared<D> {
 
     async fn open(self: &Arc<Self>, incoming: &Incoming) -> Result<Opened, BoxError> {
         self.check().await?;
-        let record = match self.read(incoming) {
+        let known = match self.read(incoming) {
             Known::Unknown(unknown) => return Ok(Opened::Unknown(unknown)),
-            Known::Old { scope, id } => return self.open_old((&scope, &id)).await,
+            Known::Old { scope, id } => return self.open_old(Record::Id { scope, id }).await,
             Known::Release { scope, ids } => return self.release(&scope, &ids).await,
-            Known::Nothing => Record::Nothing,
-            Known::Id { scope, id } => Record::Id { scope, id },
-            Known::Number { scope, sender, number, given_up } => {
-                Record::Number { scope, sender, number, given_up, mark: HighWater::default() }
-            }
+            known => known,
         };
         let (mut transaction, turn) = self.begin().await?;
-        let (found, record) = self.look_up(&mut transaction, record).await?;
-        match found {
-            Found::New => Ok(Opened::New(Box::new(SqlWork::new(self, transaction, record, turn)))),
-            Found::Done(reply) => Ok(Opened::Done(reply)),
-            Found::Unknown(unknown) => Ok(Opened::Unknown(unknown)),
-        }
+        Ok(match self.record(&mut transaction, &known).await? {
+            Found::New(entry) => {
+                Opened::New(Box::new(SqlWork::new(self, transaction, known, entry, turn)))
+            }
+            Found::Done(reply) => Opened::Done(reply),
+            Found::Unknown(unknown) => Opened::Unknown(unknown),
+        })
     }
 
     /// One that is older than what is remembered, but may be all the same.
-    async fn open_old(&self, id: (&str, &[u8])) -> Result<Opened, BoxError> {
+    async fn open_old(&self, record: Record) -> Result<Opened, BoxError> {
         let mut connection = self.pool.acquire().await?;
-        Ok(match D::reply(&mut connection, &self.statements, id).await? {
-            Some(found) => Opened::Done(found.map(reply)),
+        let found = self.dialect().reply(&mut connection, self.schema.tables(), &record).await?;
+        Ok(match found {
+            Some(found) => Opened::Done(found.map(decode_reply)),
             None => Opened::Unknown(Unknown::Forgotten),
         })
     }
 
-    /// Looks whether it is new, and if so locks it against copies.
-    async fn look_up(
-        &self,
-        connection: &mut D::Connection,
-        mut record: Record,
-    ) -> sqlx::Result<(Found, Record)> {
-        let statements = &self.statements;
-        let found = match &mut record {
-            Record::Nothing => Found::New,
-            Record::Id { scope, id } => {
+    /// Writes down that a message was handled, if it is new. Copies wait for the end of the transaction.
+    async fn record(&self, connection: &mut DB::Connection, known: &Known) -> sqlx::Result<Found> {
+        match known {
+            Known::Id { scope, id } => {
                 let expires_at = self.remember.keeps_ids_for().map(in_future);
-                match D::add(connection, statements, (scope, id), expires_at).await? {
-                    true => Found::New,
-                    false => {
-                        let found = D::reply(connection, statements, (scope, id)).await?;
-                        Found::Done(found.flatten().map(reply))
-                    }
+                let (ids, tables) = ([(scope.as_str(), id.as_slice())], self.schema.tables());
+                let added = self.dialect().add_ids(connection, tables, &ids, expires_at).await?;
+                let record = Record::Id { scope: scope.clone(), id: id.clone() };
+                match added[..] {
+                    [true] => Ok(Found::New(Entry { record: Some(record), ..Entry::default() })),
+                    _ => self.done(connection, &record).await,
                 }
             }
-            Record::Number { scope, sender, number, mark, .. } => {
-                *mark = self.mark(connection, &of(scope, sender)).await?;
+            Known::Number { scope, sender, number, given_up } => {
+                let senders = [sender_of(scope, sender)];
+                let mut marks = self.lock_marks(connection, &senders).await?;
+                let mark = &mut marks[0];
+                let mut entry = Entry::default();
                 match mark.progress_of(*number) {
-                    Progress::New if mark.has_room_for(*number) => Found::New,
-                    Progress::New => Found::Unknown(Unknown::Gaps),
-                    Progress::GivenUp => Found::Unknown(Unknown::GivenUp),
+                    Progress::New if mark.has_room_for(*number) => {
+                        entry.report = self.advance(mark, sender, *number, given_up.clone());
+                    }
+                    Progress::New => return Ok(Found::Unknown(Unknown::Gaps)),
+                    Progress::GivenUp => return Ok(Found::Unknown(Unknown::GivenUp)),
                     Progress::Done => {
-                        let sender = (scope.as_str(), sender.as_str());
-                        let found = D::number_reply(connection, statements, sender, *number);
-                        Found::Done(found.await?.map(reply))
+                        let record = number_record(senders, *number, Vec::new());
+                        return self.done(connection, &record).await;
                     }
                 }
+                self.set_marks(connection, &senders, &marks).await?;
+                entry.record = Some(number_record(senders, *number, marks[0].encode()));
+                Ok(Found::New(entry))
             }
-        };
-        Ok((found, record))
-    }
-
-    /// The mark of one sender, which nobody else may change until the end of the transaction.
-    async fn mark(
-        &self,
-        connection: &mut D::Connection,
-        sender: &Sender,
-    ) -> sqlx::Result<HighWater> {
-        match D::mark(connection, &self.statements, sender).await? {
-            Some(mark) => Ok(mark),
-            None => {
-                let marks = self.new_marks(connection, std::slice::from_ref(sender)).await?;
-                Ok(marks.into_iter().next().unwrap_or_default())
-            }
+            _ => Ok(Found::New(Entry::default())),
         }
     }
 
-    /// The marks of senders of whom some have none. Nothing may be locked before: two that lock in turns wait for each other.
-    async fn new_marks(
+    /// Adds a number to its mark.
+    fn advance(
         &self,
-        connection: &mut D::Connection,
+        mark: &mut HighWater,
+        sender: &str,
+        number: u64,
+        given_up: Option<RangeInclusive<u64>>,
+    ) -> Report {
+        let mut report = Report::default();
+        mark.add(number);
+        if let Some(numbers) = given_up {
+            report.give_up(sender, mark.give_up(numbers));
+        }
+        report.give_up(sender, mark.settle(self.remember.gaps_policy()));
+        report
+    }
+
+    /// A message that was handled, with its reply.
+    async fn done(&self, connection: &mut DB::Connection, record: &Record) -> sqlx::Result<Found> {
+        let found = self.dialect().reply(connection, self.schema.tables(), record).await?;
+        Ok(Found::Done(found.flatten().map(decode_reply)))
+    }
+
+    /// Marks that no other transaction may change until the end of this one.
+    async fn lock_marks(
+        &self,
+        connection: &mut DB::Connection,
         senders: &[Sender],
     ) -> sqlx::Result<Vec<HighWater>> {
-        D::add_marks(connection, &self.statements, senders).await?;
-        let marks = D::marks(connection, &self.statements, senders).await?;
-        marks.ok_or(sqlx::Error::RowNotFound)
+        let (tables, initial) = (self.schema.tables(), HighWater::default().encode());
+        let marks = self.dialect().lock_marks(connection, tables, senders, &initial).await?;
+        marks.iter().map(|mark| decode(mark)).collect()
+    }
+
+    async fn set_marks(
+        &self,
+        connection: &mut DB::Connection,
+        senders: &[Sender],
+        marks: &[HighWater],
+    ) -> sqlx::Result<()> {
+        let marks: Vec<Vec<u8>> = marks.iter().map(HighWater::encode).collect();
+        self.dialect().set_marks(connection, self.schema.tables(), senders, &marks).await
     }
 
     async fn release(&self, scope: &str, ids: &[Vec<u8>]) -> Result<Opened, BoxError> {
         let Some(linger) = self.remember.lingers_for() else { return Ok(Opened::Released) };
-        let _turn = self.turn().await;
-        let mut transaction = D::begin_impatient(&self.pool).await?;
-        // In order, so that two that release the same do not wait for each other.
-        for id in ids.iter().collect::<BTreeSet<_>>() {
-            let expires_at = in_future(linger);
-            D::release(&mut transaction, &self.statements, (scope, id), expires_at).await?;
-        }
-        transaction.commit().await?;
+        let (mut transaction, _turn) = self.begin().await?;
+        let mut ids: Vec<&[u8]> = ids.iter().map(Vec::as_slice).collect();
+        ids.sort_unstable();
+        self.release_in(&mut transaction, scope, &ids, linger).await?;
+        self.dialect().commit(transaction).await?;
         Ok(Opened::Released)
+    }
+
+    /// In this order, so that two that release the same do not wait for each other.
+    async fn release_in(
+        &self,
+        connection: &mut DB::Connection,
+        scope: &str,
+        ids: &[&[u8]],
+        linger: Duration,
+    ) -> sqlx::Result<()> {
+        let (tables, expires_at) = (self.schema.tables(), in_future(linger));
+        self.dialect().release_ids(connection, tables, scope, ids, expires_at).await
     }
 }
 
 /// What is known of a message.
 enum Found {
-    New,
-    Done(Option<leveret::Message>),
+    New(Entry),
+    Done(Option<Message>),
     Unknown(Unknown),
+}
+
+/// What a transaction has written down of a message.
+#[derive(Default)]
+pub(crate) struct Entry {
+    /// None for a message that is handled whenever it comes.
+    record: Option<Record>,
+    report: Report,
+}
+
+fn number_record([sender]: [Sender; 1], number: u64, mark: Vec<u8>) -> Record {
+    // Numbers come from headers, which have no larger ones.
+    Record::Number { sender, number: i64::try_from(number).unwrap_or(i64::MAX), mark }
+}
+
+fn decode(mark: &[u8]) -> sqlx::Result<HighWater> {
+    HighWater::decode(mark).map_err(|error| sqlx::Error::Decode(Box::new(error)))
+}
+
+fn encode_reply(reply: &Message) -> Result<Reply, leveret::Error> {
+    let (body, properties) = reply.clone().into_parts()?;
+    let properties = RawProperties::from(&properties).as_bytes().to_vec();
+    Ok(Reply { properties, body: body.to_vec() })
+}
+
+fn decode_reply(Reply { properties, body }: Reply) -> Message {
+    let properties = RawProperties::new(properties.into());
+    Message::with_properties(body, properties.get().into_owned())
 }
 
 /// The index takes nothing very long. What is cut off is told apart by a digest, and is longer than what is not.
@@ -355,8 +420,8 @@ fn shorten(id: &mut Vec<u8>) {
     }
 }
 
-fn of(scope: &str, sender: &str) -> Sender {
-    (scope.to_owned(), sender.to_owned())
+fn sender_of(scope: &str, name: &str) -> Sender {
+    Sender { scope: scope.to_owned(), name: name.to_owned() }
 }
 
 fn in_milliseconds(time: SystemTime) -> i64 {
@@ -369,31 +434,34 @@ fn in_future(time: Duration) -> i64 {
     in_milliseconds(SystemTime::now()).saturating_add(later)
 }
 
-impl<D: Records> leveret::inbox::Inbox for Inbox<D> {
+impl<DB: Database, L: Dialect<DB>> leveret::inbox::Inbox for Inbox<DB, L> {
     fn open<'a>(&'a self, incoming: &'a Incoming) -> Doing<'a, Opened> {
         Cleaner::start(&self.0);
-        let opening = self.0.open(incoming);
-        Box::pin(async { opening.await.map_err(|error| trouble::of_opening(error, 1)) })
+        Box::pin(async {
+            self.0.open(incoming).await.map_err(|error| self.0.opening_failed(error, 1))
+        })
     }
 
     fn open_batch<'a>(&'a self, batch: &'a [Incoming]) -> Doing<'a, OpenedBatch> {
         Cleaner::start(&self.0);
-        let opening = self.0.open_batch(batch);
-        Box::pin(async { opening.await.map_err(|error| trouble::of_opening(error, batch.len())) })
+        Box::pin(async {
+            let opened = self.0.open_batch(batch).await;
+            opened.map_err(|error| self.0.opening_failed(error, batch.len()))
+        })
     }
 
     fn lends(&self, argument: TypeId) -> bool {
-        argument == TypeId::of::<Tx<D>>()
+        argument == TypeId::of::<Tx<DB>>()
     }
 }
 
-impl<D: Records> Clone for Inbox<D> {
+impl<DB: Database, L> Clone for Inbox<DB, L> {
     fn clone(&self) -> Self {
         Inbox(Arc::clone(&self.0))
     }
 }
 
-impl<D: Records> fmt::Debug for Inbox<D> {
+impl<DB: Database, L> fmt::Debug for Inbox<DB, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Inbox").field("remember", &self.0.remember).finish_non_exhaustive()
     }

@@ -12,6 +12,11 @@
 //!
 //! A [`Sequence`] numbers the messages of a sender, in the same transactions, so that an inbox needs to remember no more than a mark.
 //!
+//! # Another database
+//!
+//! All SQL is in a [`Dialect`]. Those of PostgreSQL and SQLite are built in; another database is one type that implements this
+//! trait, given to a [`Schema`].
+//!
 //! # What is counted
 //!
 //! With the feature `metrics`, for any collector of the facade `metrics` that was installed before, of each schema:
@@ -35,13 +40,10 @@
 //! All of them are on by default: `postgres`, `sqlite` (which is compiled in), `metrics`. Encryption on the way to PostgreSQL is
 //! sqlx's: switch on one of its features, such as `tls-rustls`.
 
-#[cfg(not(any(feature = "postgres", feature = "sqlite")))]
-compile_error!("leveret-sql needs a database: switch on its feature `postgres` or `sqlite`");
-
 /// The version of sqlx whose pools and transactions this crate works with.
 pub use sqlx;
 
-mod backend;
+pub mod dialect;
 mod error;
 mod inbox;
 mod migrate;
@@ -50,17 +52,20 @@ mod relay;
 mod schema;
 mod sequence;
 
-pub use backend::Backend;
+pub use dialect::{BuiltIn, Dialect};
 pub use error::{Error, ErrorKind};
-#[doc(hidden)]
-pub use inbox::Records;
 pub use inbox::{Inbox, Tx};
-pub use outbox::{Aside, Backlog, Outbox, OutboxConnection, Outgoing, SetAside};
+pub use outbox::{Aside, Backlog, Outbox, Outgoing, SetAside};
 pub use relay::{
     Order, Relay, RelayBuilder, RelayEvent, RelayEvents, RelayHealth, RelayMonitor, RelaySummary,
     Side,
 };
 pub use schema::Schema;
-#[doc(hidden)]
-pub use sequence::Counting;
-pub use sequence::{CountingConnection, Sequence};
+pub use sequence::Sequence;
+
+/// A name that nothing else has, as messages get one.
+fn unique_name() -> String {
+    let parts = leveret::Message::default().identified().into_parts();
+    let id = parts.ok().and_then(|(_, properties)| properties.message_id);
+    id.map(|id| id.to_string()).unwrap_or_default()
+}

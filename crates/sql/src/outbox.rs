@@ -10,25 +10,19 @@ mod aside;
 mod row;
 pub(crate) mod store;
 
-#[cfg(feature = "postgres")]
-pub(crate) mod postgres;
-#[cfg(feature = "sqlite")]
-pub(crate) mod sqlite;
-
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
 use leveret::{Client, IntoMessage};
-use sqlx::SqlStr;
+use sqlx::{Connection, Database, Pool};
 
 pub use aside::{Aside, SetAside};
 pub use row::Outgoing;
 
-use crate::backend::{Backend, Sealed};
+use crate::dialect::{BuiltIn, Dialect, NewRow};
 use crate::error::Error;
 use crate::relay::RelayBuilder;
 use crate::schema::Schema;
-use row::NewRow;
+use store::store;
 
 /// Messages that are sent if, and only if, the transaction is committed that they were written in.
 ///
@@ -68,38 +62,15 @@ use row::NewRow;
 /// # }
 /// ```
 #[derive(Clone, Debug)]
-pub struct Outbox {
-    schema: Schema,
+pub struct Outbox<L = BuiltIn> {
+    schema: Schema<L>,
     notify: bool,
-    inserts: Inserts,
 }
 
-/// The statements that write messages: made once, since their text has the name of the schema in it.
-#[derive(Clone, Debug)]
-struct Inserts {
-    #[cfg(feature = "postgres")]
-    postgres: SqlStr,
-    #[cfg(feature = "sqlite")]
-    sqlite: SqlStr,
-}
-
-impl Inserts {
-    #[cfg_attr(not(feature = "postgres"), allow(unused_variables))]
-    fn new(schema: &Schema, notify: bool) -> Self {
-        Inserts {
-            #[cfg(feature = "postgres")]
-            postgres: postgres::insert(schema, notify),
-            #[cfg(feature = "sqlite")]
-            sqlite: sqlite::insert(schema),
-        }
-    }
-}
-
-impl Outbox {
+impl<L> Outbox<L> {
     /// The one in this schema.
-    pub fn new(schema: Schema) -> Self {
-        let inserts = Inserts::new(&schema, true);
-        Outbox { schema, notify: true, inserts }
+    pub fn new(schema: Schema<L>) -> Self {
+        Outbox { schema, notify: true }
     }
 
     /// Relays are not told of new messages, and find them when they look, by default once a second.
@@ -109,72 +80,84 @@ impl Outbox {
     #[must_use]
     pub fn without_notify(mut self) -> Self {
         self.notify = false;
-        self.inserts = Inserts::new(&self.schema, false);
         self
     }
 
     /// The schema it is in.
-    pub fn schema(&self) -> &Schema {
+    pub fn schema(&self) -> &Schema<L> {
         &self.schema
     }
 
     /// Writes down a message to be published to an exchange. The connection is that of the transaction: `&mut *transaction`.
     ///
     /// It gets an id now, unless it has one, and belongs to the trace that the caller is in.
-    pub async fn publish<C: OutboxConnection>(
+    pub async fn publish<C>(
         &self,
         connection: &mut C,
         exchange: &str,
         routing_key: &str,
         message: impl IntoMessage,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Error>
+    where
+        C: Connection<Database: Database<Connection = C>>,
+        L: Dialect<C::Database>,
+    {
         self.write(connection, Outgoing::new(exchange, routing_key, message)).await
     }
 
     /// Writes down a message with what else there is to say of it.
-    pub async fn write<C: OutboxConnection>(
-        &self,
-        connection: &mut C,
-        outgoing: Outgoing,
-    ) -> Result<(), Error> {
+    pub async fn write<C>(&self, connection: &mut C, outgoing: Outgoing) -> Result<(), Error>
+    where
+        C: Connection<Database: Database<Connection = C>>,
+        L: Dialect<C::Database>,
+    {
         self.write_all(connection, [outgoing]).await
     }
 
     /// Writes down many messages, in order: at once on PostgreSQL.
-    pub async fn write_all<C: OutboxConnection>(
+    pub async fn write_all<C>(
         &self,
         connection: &mut C,
         outgoing: impl IntoIterator<Item = Outgoing>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Error>
+    where
+        C: Connection<Database: Database<Connection = C>>,
+        L: Dialect<C::Database>,
+    {
         let rows: Result<Vec<NewRow>, Error> =
             outgoing.into_iter().map(Outgoing::into_row).collect();
-        let written = connection.write_rows(self, rows?).await;
+        let (rows, tables) = (rows?, self.schema.tables());
+        let written = self.schema.dialect().write(connection, tables, &rows, self.notify).await;
         written.map_err(|error| self.failed("writing a message", error))
     }
 
     /// A relay that sends what is written here.
-    pub fn relay<D: Backend>(&self, client: &Client, pool: &sqlx::Pool<D>) -> RelayBuilder {
-        RelayBuilder::new(client.clone(), D::store(pool, self), self.schema.clone())
+    pub fn relay<DB: Database>(&self, client: &Client, pool: &Pool<DB>) -> RelayBuilder
+    where
+        L: Dialect<DB>,
+    {
+        RelayBuilder::new(client.clone(), store(pool, &self.schema))
     }
 
     /// The messages that could not be sent.
-    pub fn aside<D: Backend>(&self, pool: &sqlx::Pool<D>) -> Aside {
-        Aside::new(D::store(pool, self), self.clone())
+    pub fn aside<DB: Database>(&self, pool: &Pool<DB>) -> Aside
+    where
+        L: Dialect<DB>,
+    {
+        Aside::new(store(pool, &self.schema), self.notify)
     }
 
     /// How much there is to be sent. It counts rows, so it takes the longer the more there are.
-    pub async fn backlog<D: Backend>(&self, pool: &sqlx::Pool<D>) -> Result<Backlog, Error> {
-        let backlog = D::store(pool, self).backlog().await;
+    pub async fn backlog<DB: Database>(&self, pool: &Pool<DB>) -> Result<Backlog, Error>
+    where
+        L: Dialect<DB>,
+    {
+        let backlog = self.schema.dialect().backlog(pool, self.schema.tables()).await;
         backlog.map_err(|error| self.failed("counting the messages", error))
     }
 
-    #[cfg(feature = "postgres")]
-    pub(crate) fn notifies(&self) -> bool {
-        self.notify
-    }
-
     fn failed(&self, what: &str, error: sqlx::Error) -> Error {
-        Error::database(format!("{what} of the outbox in schema {:?}", self.schema.name()), error)
+        failed(what, self.schema.name(), error)
     }
 }
 
@@ -198,12 +181,11 @@ pub struct Backlog {
     pub oldest: Option<Duration>,
 }
 
-/// A connection that messages are written with: [`sqlx::PgConnection`] and [`sqlx::SqliteConnection`].
-pub trait OutboxConnection: Sealed {
-    #[doc(hidden)]
-    fn write_rows<'a>(
-        &'a mut self,
-        outbox: &'a Outbox,
-        rows: Vec<NewRow>,
-    ) -> BoxFuture<'a, sqlx::Result<()>>;
+fn failed(what: &str, schema: &str, error: sqlx::Error) -> Error {
+    Error::database(format!("{what} of the outbox in schema {schema:?}"), error)
+}
+
+/// A time from the past, in seconds, which clocks that are set may make negative.
+pub(crate) fn seconds(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or_default()
 }

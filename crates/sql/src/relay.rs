@@ -30,9 +30,9 @@ use tokio::time::timeout;
 pub use event::{RelayEvent, RelayEvents};
 pub use health::{RelayHealth, RelayMonitor, Side};
 
+use crate::dialect::ClaimOptions;
 use crate::error::Error;
-use crate::outbox::store::{SharedStore, Wish};
-use crate::schema::Schema;
+use crate::outbox::store::SharedStore;
 use health::State;
 use publishers::Publishers;
 use worker::{Listener, Sweeper, Worker};
@@ -68,12 +68,11 @@ struct Settings {
 pub struct RelayBuilder {
     client: Client,
     store: SharedStore,
-    schema: Schema,
     settings: Settings,
 }
 
 impl RelayBuilder {
-    pub(crate) fn new(client: Client, store: SharedStore, schema: Schema) -> Self {
+    pub(crate) fn new(client: Client, store: SharedStore) -> Self {
         let (initial, max) = (Duration::from_secs(1), Duration::from_secs(300));
         let settings = Settings {
             workers: 2,
@@ -87,7 +86,7 @@ impl RelayBuilder {
             hold_keys: false,
             keep: None,
         };
-        RelayBuilder { client, store, schema, settings }
+        RelayBuilder { client, store, settings }
     }
 
     /// How many batches are under way at once, so that one is published while another is read or settled. 2 by default. Each
@@ -162,15 +161,15 @@ impl RelayBuilder {
 
     /// The relay. It fails if the tables are not there, or not those of this version.
     pub async fn build(self) -> Result<Relay, Error> {
-        let RelayBuilder { client, store, schema, settings } = self;
+        let RelayBuilder { client, store, settings } = self;
         let patience = settings.patience;
         let checked = timeout(patience, store.check()).await;
         checked.unwrap_or_else(|_| Err(Error::late("looking at the outbox", patience)))?;
-        let state = Arc::new(State::new(&schema));
+        let state = Arc::new(State::new(store.schema()));
         let window = settings.batch.saturating_mul(settings.workers);
         let publishers = Publishers::new(client.clone(), window, settings.patience);
-        let shared = Shared { client, store, schema, settings, publishers, state };
-        shared.restore_lanes().await?;
+        let shared = Shared { client, store, settings, publishers, state };
+        shared.maintain().await?;
         Ok(Relay { shared: Arc::new(shared) })
     }
 }
@@ -180,24 +179,24 @@ impl RelayBuilder {
 struct Shared {
     client: Client,
     store: SharedStore,
-    schema: Schema,
     settings: Settings,
     publishers: Publishers,
     state: Arc<State>,
 }
 
 impl Shared {
-    fn wish(&self) -> Wish {
-        Wish {
+    fn claim_options(&self) -> ClaimOptions {
+        ClaimOptions {
             rows: self.settings.batch,
             hold_keys: self.settings.hold_keys,
             // Sending takes as long as it may, and settling after it.
             lease: self.settings.patience.saturating_mul(2),
+            holder: crate::unique_name(),
         }
     }
 
     fn poll(&self) -> Duration {
-        self.settings.poll.unwrap_or_else(|| self.store.poll())
+        self.settings.poll.unwrap_or_else(|| self.store.poll_every())
     }
 }
 

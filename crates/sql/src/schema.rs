@@ -1,9 +1,8 @@
 //! Where the tables are.
 
-use std::sync::Arc;
-
-use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
-
+#[cfg(doc)]
+use crate::dialect::Dialect;
+use crate::dialect::{BuiltIn, Tables};
 use crate::error::{Error, ErrorKind};
 
 /// PostgreSQL cuts names off after 63 bytes; ours have something appended to them.
@@ -22,9 +21,12 @@ const LONGEST: usize = 40;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Schema {
-    name: Arc<str>,
+///
+/// Another database has a [`Dialect`] of its own, see [`with_dialect`](Self::with_dialect).
+#[derive(Clone, Debug)]
+pub struct Schema<L = BuiltIn> {
+    tables: Tables,
+    dialect: L,
 }
 
 impl Schema {
@@ -32,13 +34,20 @@ impl Schema {
     /// `pg_` and `sqlite_`, of 40 bytes at most. On PostgreSQL it is taken as it is written: `Billing` is not `billing`. SQLite
     /// does not tell them apart.
     pub fn new(name: impl AsRef<str>) -> Result<Self, Error> {
+        Schema::with_dialect(name, BuiltIn)
+    }
+}
+
+impl<L> Schema<L> {
+    /// The same in a database of which this [`Dialect`] knows.
+    pub fn with_dialect(name: impl AsRef<str>, dialect: L) -> Result<Self, Error> {
         let name = name.as_ref();
         let is_sound = (1..=LONGEST).contains(&name.len())
             && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
             && !name.as_bytes()[0].is_ascii_digit()
             && !is_reserved(name);
         if is_sound {
-            return Ok(Schema { name: name.into() });
+            return Ok(Schema { tables: Tables::new(name), dialect });
         }
         let text = format!(
             "{name:?} is no name for a schema: take ASCII letters, digits and underscores, {LONGEST} at most, with no digit, \
@@ -49,21 +58,25 @@ impl Schema {
 
     /// Its name.
     pub fn name(&self) -> &str {
-        &self.name
+        self.tables.name()
     }
 
-    /// SQL in which `{outbox}` stands for our table of this name.
-    #[cfg(feature = "postgres")]
-    pub(crate) fn postgres(&self, sql: &str) -> SqlStr {
-        named(sql, &format!("\"{}\".\"", self.name))
+    pub(crate) fn tables(&self) -> &Tables {
+        &self.tables
     }
 
-    /// SQL in which `{outbox}` stands for our table of this name.
-    #[cfg(feature = "sqlite")]
-    pub(crate) fn sqlite(&self, sql: &str) -> SqlStr {
-        named(sql, &format!("\"{}_", self.name))
+    pub(crate) fn dialect(&self) -> &L {
+        &self.dialect
     }
 }
+
+impl<L: PartialEq> PartialEq for Schema<L> {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name() && self.dialect == other.dialect
+    }
+}
+
+impl<L: Eq> Eq for Schema<L> {}
 
 /// Whether a database keeps such names for itself: PostgreSQL those of schemas, SQLite those of tables.
 fn is_reserved(name: &str) -> bool {
@@ -73,14 +86,8 @@ fn is_reserved(name: &str) -> bool {
 
 impl Default for Schema {
     fn default() -> Self {
-        Schema { name: "leveret".into() }
+        Schema { tables: Tables::new("leveret"), dialect: BuiltIn }
     }
-}
-
-/// Nothing but names that [`Schema::new`] has looked at is put into SQL, so it is safe.
-fn named(sql: &str, prefix: &str) -> SqlStr {
-    let sql = sql.replace('{', prefix).replace('}', "\"");
-    AssertSqlSafe(Arc::<str>::from(sql)).into_sql_str()
 }
 
 #[cfg(test)]
@@ -97,13 +104,5 @@ mod tests {
         for name in ["a", "_1", "Billing", "sqlites", "pg", &"a".repeat(40)] {
             assert!(Schema::new(name).is_ok(), "{name}");
         }
-    }
-
-    #[cfg(all(feature = "postgres", feature = "sqlite"))]
-    #[test]
-    fn tables_are_named_by_schema_or_prefix() {
-        let schema = Schema::new("own").unwrap();
-        assert_eq!(schema.postgres("FROM {outbox} o").as_str(), r#"FROM "own"."outbox" o"#);
-        assert_eq!(schema.sqlite("FROM {outbox} o").as_str(), r#"FROM "own_outbox" o"#);
     }
 }

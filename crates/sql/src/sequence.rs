@@ -3,12 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use futures_util::future::BoxFuture;
 use leveret::inbox::{Doing, KeepNumbers, Numbers, numbered};
 use leveret::{IntoMessage, Message};
-use sqlx::{Pool, SqlStr};
+use sqlx::{Connection, Database, Pool};
 
-use crate::backend::{Backend, Sealed, unique};
+use crate::dialect::{BuiltIn, Dialect, SequenceNumbers};
 use crate::error::Error;
 use crate::schema::Schema;
 
@@ -39,9 +38,9 @@ use crate::schema::Schema;
 /// Transactions that number messages of one sender wait for each other, from the first number to the commit. Where messages
 /// are published without an outbox, or that takes too long, numbers are [reserved ahead](Self::ahead).
 #[derive(Clone)]
-pub struct Sequence {
+pub struct Sequence<L = BuiltIn> {
     sender: Arc<str>,
-    statements: Arc<Statements>,
+    schema: Schema<L>,
 }
 
 impl Sequence {
@@ -49,11 +48,12 @@ impl Sequence {
     pub fn new(sender: impl Into<String>) -> Self {
         Sequence::in_schema(sender, &Schema::default())
     }
+}
 
+impl<L: Clone> Sequence<L> {
     /// The same in another schema.
-    pub fn in_schema(sender: impl Into<String>, schema: &Schema) -> Self {
-        let statements = Arc::new(Statements::new(schema));
-        Sequence { sender: sender.into().into(), statements }
+    pub fn in_schema(sender: impl Into<String>, schema: &Schema<L>) -> Self {
+        Sequence { sender: sender.into().into(), schema: schema.clone() }
     }
 
     /// The sender's name.
@@ -63,21 +63,29 @@ impl Sequence {
 
     /// Gives a message the next number, with this sender, and where it has none an id and a timestamp. The connection is that of a
     /// transaction, in which the message is written into an outbox: `&mut *transaction`.
-    pub async fn stamp<C: CountingConnection>(
+    pub async fn stamp<C>(
         &self,
         connection: &mut C,
         message: impl IntoMessage,
-    ) -> Result<Message, Error> {
+    ) -> Result<Message, Error>
+    where
+        C: Connection<Database: Database<Connection = C>>,
+        L: Dialect<C::Database>,
+    {
         let mut stamped = self.stamp_all(connection, [message]).await?;
         Ok(stamped.remove(0))
     }
 
     /// The same for several, in order and with one statement.
-    pub async fn stamp_all<C: CountingConnection, M: IntoMessage>(
+    pub async fn stamp_all<C, M: IntoMessage>(
         &self,
         connection: &mut C,
         messages: impl IntoIterator<Item = M>,
-    ) -> Result<Vec<Message>, Error> {
+    ) -> Result<Vec<Message>, Error>
+    where
+        C: Connection<Database: Database<Connection = C>>,
+        L: Dialect<C::Database>,
+    {
         // What is wrong with them shows before a number is taken.
         let messages: Result<Vec<Message>, _> =
             messages.into_iter().map(IntoMessage::into_message).collect();
@@ -85,21 +93,17 @@ impl Sequence {
         if messages.is_empty() {
             return Ok(Vec::new());
         }
-        let first = self.take(connection, messages.len()).await?;
+        let count = signed(messages.len() as u64);
+        let taken = self.schema.dialect().take_numbers(
+            connection,
+            self.schema.tables(),
+            &self.sender,
+            count,
+        );
+        let next = taken.await.map_err(|error| self.failed("taking a number", error))?;
+        let first = unsigned(next - count);
         let numbered = |(message, number)| self.numbered(message, number);
         messages.into_iter().zip(first..).map(numbered).collect()
-    }
-
-    /// Takes so many numbers, and says the first of them.
-    async fn take<C: CountingConnection>(
-        &self,
-        connection: &mut C,
-        count: usize,
-    ) -> Result<u64, Error> {
-        let count = i64::try_from(count).unwrap_or(i64::MAX);
-        let next = connection.take_numbers(&self.statements, &self.sender, count).await;
-        let next = next.map_err(|error| self.failed("taking a number", error))?;
-        Ok(unsigned(next - count))
     }
 
     fn numbered(&self, message: Message, number: u64) -> Result<Message, Error> {
@@ -131,14 +135,17 @@ impl Sequence {
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn ahead<D: Counting>(
+    pub async fn ahead<DB: Database>(
         &self,
-        pool: &Pool<D>,
-    ) -> Result<leveret::inbox::Sequence, Error> {
-        let holder = unique();
-        let held = D::hold_numbers(pool, &self.statements, &self.sender, &holder).await;
-        let (next, reserved) = held.map_err(|error| self.failed("taking over", error))?;
-        let numbers = Numbers { next: unsigned(next), reserved: unsigned(reserved) };
+        pool: &Pool<DB>,
+    ) -> Result<leveret::inbox::Sequence, Error>
+    where
+        L: Dialect<DB>,
+    {
+        let (holder, tables) = (crate::unique_name(), self.schema.tables());
+        let held = self.schema.dialect().hold_numbers(pool, tables, &self.sender, &holder).await;
+        let held = held.map_err(|error| self.failed("taking over", error))?;
+        let numbers = Numbers { next: unsigned(held.next), reserved: unsigned(held.reserved) };
         let keeper = Keeper { sequence: self.clone(), pool: pool.clone(), holder };
         Ok(leveret::inbox::Sequence::kept_by(self.sender(), numbers, keeper))
     }
@@ -148,7 +155,7 @@ impl Sequence {
     }
 }
 
-impl fmt::Debug for Sequence {
+impl<L> fmt::Debug for Sequence<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Sequence({:?})", self.sender)
     }
@@ -159,146 +166,33 @@ fn unsigned(number: i64) -> u64 {
     u64::try_from(number).unwrap_or(0)
 }
 
-/// Writes down what is reserved, as long as nobody else has taken over.
-struct Keeper<D: Counting> {
-    sequence: Sequence,
-    pool: Pool<D>,
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// Notes what is reserved, as long as there is no other holder.
+struct Keeper<DB: Database, L> {
+    sequence: Sequence<L>,
+    pool: Pool<DB>,
     holder: String,
 }
 
-impl<D: Counting> KeepNumbers for Keeper<D> {
+impl<DB: Database, L: Dialect<DB>> KeepNumbers for Keeper<DB, L> {
     fn write(&self, numbers: Numbers) -> Doing<'_, ()> {
-        let Keeper { sequence, pool, holder } = self;
+        let Keeper { sequence: Sequence { sender, schema }, pool, holder } = self;
+        let Numbers { next, reserved } = numbers;
+        let numbers = SequenceNumbers { next: signed(next), reserved: signed(reserved) };
         Box::pin(async move {
-            let Sequence { sender, statements } = sequence;
-            match D::keep_numbers(pool, statements, (sender, holder), numbers).await? {
-                1 => Ok(()),
-                _ => Err(format!("somebody else counts for the sender {sender:?} by now").into()),
+            match schema
+                .dialect()
+                .keep_numbers(pool, schema.tables(), sender, holder, numbers)
+                .await?
+            {
+                true => Ok(()),
+                false => {
+                    Err(format!("somebody else counts for the sender {sender:?} by now").into())
+                }
             }
         })
     }
 }
-
-#[derive(Debug)]
-#[doc(hidden)]
-pub struct Statements {
-    #[cfg(feature = "postgres")]
-    postgres: Texts,
-    #[cfg(feature = "sqlite")]
-    sqlite: Texts,
-}
-
-#[derive(Debug)]
-struct Texts {
-    take: SqlStr,
-    hold: SqlStr,
-    keep: SqlStr,
-}
-
-/// Behind what is reserved, if anything is: nobody knows what was used of it, and who has reserved it can reserve no more.
-const TAKE: &str = "INSERT INTO {sequences} AS s (sender, next, reserved) VALUES ($1, 1 + $2, $2) \
-     ON CONFLICT (sender) DO UPDATE SET holder = NULL, \
-         next = (CASE WHEN s.next > s.reserved THEN s.next ELSE s.reserved + 1 END) + $2, \
-         reserved = (CASE WHEN s.next > s.reserved THEN s.next ELSE s.reserved + 1 END) + $2 - 1 \
-     RETURNING next";
-const HOLD: &str = "INSERT INTO {sequences} AS s (sender, next, reserved, holder) VALUES ($1, 1, 0, $2) \
-     ON CONFLICT (sender) DO UPDATE SET holder = $2 RETURNING next, reserved";
-const KEEP: &str =
-    "UPDATE {sequences} SET next = $3, reserved = $4 WHERE sender = $1 AND holder = $2";
-
-impl Statements {
-    fn new(schema: &Schema) -> Self {
-        macro_rules! texts {
-            ($name:ident) => {
-                Texts {
-                    take: schema.$name(TAKE),
-                    hold: schema.$name(HOLD),
-                    keep: schema.$name(KEEP),
-                }
-            };
-        }
-        Statements {
-            #[cfg(feature = "postgres")]
-            postgres: texts!(postgres),
-            #[cfg(feature = "sqlite")]
-            sqlite: texts!(sqlite),
-        }
-    }
-}
-
-/// A connection that numbers are taken with: [`sqlx::PgConnection`] and [`sqlx::SqliteConnection`].
-pub trait CountingConnection: Sealed + Send {
-    /// Says the number after them.
-    #[doc(hidden)]
-    fn take_numbers<'a>(
-        &'a mut self,
-        statements: &'a Statements,
-        sender: &'a str,
-        count: i64,
-    ) -> BoxFuture<'a, sqlx::Result<i64>>;
-}
-
-/// A database with a table of numbers.
-#[doc(hidden)]
-pub trait Counting: Backend {
-    /// Takes over, and says which numbers were used and which may have been.
-    fn hold_numbers<'a>(
-        pool: &'a Pool<Self>,
-        statements: &'a Statements,
-        sender: &'a str,
-        holder: &'a str,
-    ) -> BoxFuture<'a, sqlx::Result<(i64, i64)>>;
-
-    /// Says how many rows have changed: none, if somebody else has taken over.
-    fn keep_numbers<'a>(
-        pool: &'a Pool<Self>,
-        statements: &'a Statements,
-        sender_and_holder: (&'a str, &'a str),
-        numbers: Numbers,
-    ) -> BoxFuture<'a, sqlx::Result<u64>>;
-}
-
-macro_rules! counting {
-    ($feature:literal: $database:ty, $connection:ty, $name:ident) => {
-        #[cfg(feature = $feature)]
-        impl CountingConnection for $connection {
-            fn take_numbers<'a>(
-                &'a mut self,
-                statements: &'a Statements,
-                sender: &'a str,
-                count: i64,
-            ) -> BoxFuture<'a, sqlx::Result<i64>> {
-                let take = sqlx::query_scalar(statements.$name.take.clone());
-                Box::pin(take.bind(sender).bind(count).fetch_one(self))
-            }
-        }
-
-        #[cfg(feature = $feature)]
-        impl Counting for $database {
-            fn hold_numbers<'a>(
-                pool: &'a Pool<Self>,
-                statements: &'a Statements,
-                sender: &'a str,
-                holder: &'a str,
-            ) -> BoxFuture<'a, sqlx::Result<(i64, i64)>> {
-                let hold = sqlx::query_as(statements.$name.hold.clone());
-                Box::pin(hold.bind(sender).bind(holder).fetch_one(pool))
-            }
-
-            fn keep_numbers<'a>(
-                pool: &'a Pool<Self>,
-                statements: &'a Statements,
-                (sender, holder): (&'a str, &'a str),
-                numbers: Numbers,
-            ) -> BoxFuture<'a, sqlx::Result<u64>> {
-                let signed = |number| i64::try_from(number).unwrap_or(i64::MAX);
-                let keep = sqlx::query(statements.$name.keep.clone()).bind(sender).bind(holder);
-                let keep = keep.bind(signed(numbers.next)).bind(signed(numbers.reserved));
-                Box::pin(async move { Ok(keep.execute(pool).await?.rows_affected()) })
-            }
-        }
-    };
-}
-
-counting!("postgres": sqlx::Postgres, sqlx::PgConnection, postgres);
-counting!("sqlite": sqlx::Sqlite, sqlx::SqliteConnection, sqlite);

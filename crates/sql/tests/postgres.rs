@@ -12,11 +12,22 @@ mod postgres {
 
 /// The database that the tests are on.
 mod database {
+    use leveret_sql::Schema;
     use leveret_testkit::postgres;
     use sqlx::PgPool;
     use sqlx::postgres::PgPoolOptions;
 
     pub(crate) type Db = sqlx::Postgres;
+
+    pub(crate) type Lang = leveret_sql::BuiltIn;
+
+    pub(crate) fn schema() -> Schema<Lang> {
+        Schema::default()
+    }
+
+    pub(crate) fn schema_of(name: &str) -> Schema<Lang> {
+        Schema::new(name).expect("a name")
+    }
 
     pub(crate) struct Database(postgres::Database);
 

@@ -14,12 +14,23 @@ mod postgres_server {
 mod database {
     use std::time::Duration;
 
+    use leveret_sql::Schema;
     use leveret_testkit::eventually;
     use leveret_testkit::postgres::Postgres;
     use sqlx::PgPool;
     use sqlx::postgres::PgPoolOptions;
 
     pub(crate) type Db = sqlx::Postgres;
+
+    pub(crate) type Lang = leveret_sql::BuiltIn;
+
+    pub(crate) fn schema() -> Schema<Lang> {
+        Schema::default()
+    }
+
+    pub(crate) fn schema_of(name: &str) -> Schema<Lang> {
+        Schema::new(name).expect("a name")
+    }
 
     pub(crate) struct Database(Postgres);
 

@@ -16,11 +16,22 @@ mod sqlite {
 
 /// The database that the tests are on.
 mod database {
+    use leveret_sql::Schema;
     use leveret_testkit::ScratchFolder;
     use sqlx::SqlitePool;
     use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
 
     pub(crate) type Db = sqlx::Sqlite;
+
+    pub(crate) type Lang = leveret_sql::BuiltIn;
+
+    pub(crate) fn schema() -> Schema<Lang> {
+        Schema::default()
+    }
+
+    pub(crate) fn schema_of(name: &str) -> Schema<Lang> {
+        Schema::new(name).expect("a name")
+    }
 
     pub(crate) struct Database(ScratchFolder);
 

@@ -7,35 +7,33 @@ use leveret::inbox::{
     Changes, Doing, HighWater, Known, OpenedBatch, Progress, Report, Standing, Unknown, Work,
 };
 use leveret::{BoxError, Incoming, Message};
-use sqlx::Transaction;
+use sqlx::{Database, Transaction};
 
-use super::records::{Records, Sender};
-use super::work::{Held, overtaken, stays};
-use super::{Shared, Turn, in_future, trouble};
+use super::work::{Held, overtaken};
+use super::{Shared, Turn, in_future, sender_of};
+use crate::dialect::{Dialect, Record, Sender};
 
-/// What was written down, or is to be, of several messages.
+/// What was written down of several messages.
 #[derive(Default)]
 struct Notes {
-    /// Whether ids were written down.
-    has_ids: bool,
     /// With the numbers of this batch.
     marks: BTreeMap<Sender, HighWater>,
     report: Report,
-    /// What is both recorded and released by this batch.
-    released: Vec<(String, Vec<u8>)>,
+    /// Ids that this batch both records and releases.
+    released: BTreeSet<(String, Vec<u8>)>,
 }
 
 /// Dropped, its transaction is rolled back.
-struct BatchWork<D: Records> {
-    inbox: Arc<Shared<D>>,
-    slot: Held<D>,
+struct BatchWork<DB: Database, L> {
+    inbox: Arc<Shared<DB, L>>,
+    slot: Held<DB>,
     known: Vec<Known>,
     messages: Vec<Standing>,
     notes: Notes,
     _turn: Turn,
 }
 
-impl<D: Records> Shared<D> {
+impl<DB: Database, L: Dialect<DB>> Shared<DB, L> {
     /// Begins a transaction for all messages of a batch that are new.
     pub(super) async fn open_batch(
         self: &Arc<Self>,
@@ -48,37 +46,35 @@ impl<D: Records> Shared<D> {
                 self.release(scope, ids).await?;
             }
         }
-        let (transaction, _turn) = self.begin().await?;
-        let (transaction, messages, notes) = self.take_up(transaction, &known).await?;
+        let (mut transaction, _turn) = self.begin().await?;
+        let (messages, notes) = self.record_all(&mut transaction, &known).await?;
         let (inbox, slot) = (Arc::clone(self), Held::new(transaction));
         let standings = messages.clone();
         let work = BatchWork { inbox, slot, known, messages, notes, _turn };
         Ok(OpenedBatch { work: Box::new(work), messages: standings })
     }
 
-    /// Looks which messages are new, and locks them against copies.
-    async fn take_up(
+    /// Writes down that messages were handled, as far as they are new. Copies wait for the end of the transaction.
+    async fn record_all(
         &self,
-        transaction: Transaction<'static, D>,
+        connection: &mut DB::Connection,
         known: &[Known],
-    ) -> sqlx::Result<(Transaction<'static, D>, Vec<Standing>, Notes)> {
+    ) -> sqlx::Result<(Vec<Standing>, Notes)> {
+        let senders = senders(known);
         let mut notes = Notes::default();
-        let mut transaction = self.lock_marks(transaction, known, &mut notes).await?;
-        let mut new = self.add_ids(&mut transaction, known, &mut notes).await?;
-        let is_new = |scope: &str, id: &[u8]| new.contains(&(scope, id));
-        notes.released = released(known).filter(|(scope, id)| is_new(scope, id)).collect();
+        if !senders.is_empty() {
+            let marks = self.lock_marks(connection, &senders).await?;
+            notes.marks = senders.iter().cloned().zip(marks).collect();
+        }
+        let mut new = self.add_new_ids(connection, known).await?;
+        notes.released = released(known, &new);
         let mut messages = Vec::new();
         for one in known {
             messages.push(match one {
                 Known::Nothing => Standing::New,
                 Known::Unknown(unknown) => Standing::Unknown(*unknown),
                 Known::Release { .. } => Standing::Released,
-                Known::Old { scope, id } => {
-                    match D::reply(&mut transaction, &self.statements, (scope, id)).await? {
-                        Some(_) => Standing::Done,
-                        None => Standing::Unknown(Unknown::Forgotten),
-                    }
-                }
+                Known::Old { scope, id } => self.look_up_old(connection, scope, id).await?,
                 // The first of several copies is the new one.
                 Known::Id { scope, id } => match new.remove(&(scope.as_str(), id.as_slice())) {
                     true => Standing::New,
@@ -88,102 +84,87 @@ impl<D: Records> Shared<D> {
             });
         }
         for (sender, mark) in &mut notes.marks {
-            notes.report.give_up(&sender.1, mark.settle(self.remember.gaps_policy()));
+            notes.report.give_up(&sender.name, mark.settle(self.remember.gaps_policy()));
         }
-        Ok((transaction, messages, notes))
+        if !senders.is_empty() {
+            let marks: Vec<HighWater> = notes.marks.values().cloned().collect();
+            self.set_marks(connection, &senders, &marks).await?;
+        }
+        Ok((messages, notes))
     }
 
-    /// Writes down all ids, and says which are new.
-    async fn add_ids<'k>(
+    async fn look_up_old(
         &self,
-        connection: &mut D::Connection,
+        connection: &mut DB::Connection,
+        scope: &str,
+        id: &[u8],
+    ) -> sqlx::Result<Standing> {
+        let record = Record::Id { scope: scope.to_owned(), id: id.to_vec() };
+        let found = self.dialect().reply(connection, self.schema.tables(), &record).await?;
+        Ok(found.map_or(Standing::Unknown(Unknown::Forgotten), |_| Standing::Done))
+    }
+
+    /// Adds all ids, and returns those that are new.
+    async fn add_new_ids<'k>(
+        &self,
+        connection: &mut DB::Connection,
         known: &'k [Known],
-        notes: &mut Notes,
     ) -> sqlx::Result<BTreeSet<(&'k str, &'k [u8])>> {
+        let id = |one: &'k Known| match one {
+            Known::Id { scope, id } => Some((scope.as_str(), id.as_slice())),
+            _ => None,
+        };
         // In order, so that two batches do not wait for each other.
-        let ids: BTreeSet<_> = known
-            .iter()
-            .filter_map(|one| match one {
-                Known::Id { scope, id } => Some((scope.as_str(), id.as_slice())),
-                _ => None,
-            })
-            .collect();
+        let ids: BTreeSet<_> = known.iter().filter_map(id).collect();
         if ids.is_empty() {
             return Ok(ids);
         }
         let ids: Vec<_> = ids.into_iter().collect();
         let expires_at = self.remember.keeps_ids_for().map(in_future);
-        let added = D::add_all(connection, &self.statements, &ids, expires_at).await?;
-        let is_new = |(id, is_new): (&(&'k str, &'k [u8]), bool)| is_new.then_some(*id);
-        let new: BTreeSet<_> = ids.iter().zip(added).filter_map(is_new).collect();
-        notes.has_ids = !new.is_empty();
-        Ok(new)
+        let (dialect, tables) = (self.dialect(), self.schema.tables());
+        let added = dialect.add_ids(connection, tables, &ids, expires_at).await?;
+        Ok(ids.into_iter().zip(added).filter_map(|(id, is_new)| is_new.then_some(id)).collect())
     }
 
-    /// Locks the marks of all senders.
-    async fn lock_marks(
+    /// Releases what the batch itself has recorded, and commits.
+    async fn complete_batch(
         &self,
-        mut transaction: Transaction<'static, D>,
-        known: &[Known],
-        notes: &mut Notes,
-    ) -> sqlx::Result<Transaction<'static, D>> {
-        let sender = |one: &Known| match one {
-            Known::Number { scope, sender, .. } => Some((scope.clone(), sender.clone())),
-            _ => None,
-        };
-        let senders: BTreeSet<Sender> = known.iter().filter_map(sender).collect();
-        if senders.is_empty() {
-            return Ok(transaction);
-        }
-        let senders: Vec<Sender> = senders.into_iter().collect();
-        let marks = match D::marks(&mut transaction, &self.statements, &senders).await? {
-            Some(marks) => marks,
-            None => {
-                // Those that are there are locked now, and must not be while others are waited for.
-                transaction.rollback().await?;
-                transaction = D::begin(&self.pool).await?;
-                self.new_marks(&mut transaction, &senders).await?
+        mut transaction: Transaction<'static, DB>,
+        notes: Notes,
+    ) -> Result<Report, BoxError> {
+        if let Some(linger) = self.remember.lingers_for() {
+            for (scope, id) in &notes.released {
+                self.release_in(&mut transaction, scope, &[id], linger).await?;
             }
-        };
-        notes.marks = senders.into_iter().zip(marks).collect();
-        Ok(transaction)
-    }
-
-    /// Writes down what is not yet, and commits, if all else is still there.
-    async fn commit_batch(
-        &self,
-        mut transaction: Transaction<'static, D>,
-        marks: BTreeMap<Sender, HighWater>,
-        has_ids: bool,
-    ) -> sqlx::Result<()> {
-        let (senders, marks): (Vec<Sender>, Vec<HighWater>) = marks.into_iter().unzip();
-        let has_marks = !senders.is_empty();
-        if has_marks {
-            D::set_marks(&mut transaction, &self.statements, &senders, &marks).await?;
         }
-        if has_ids {
-            return D::commit_record(transaction).await;
-        }
-        if !has_marks {
-            D::is_sound(&mut transaction).await?;
-        }
-        transaction.commit().await
+        self.dialect().commit(transaction).await?;
+        Ok(notes.report)
     }
 }
 
-/// What is released by the messages of a batch.
-fn released(known: &[Known]) -> impl Iterator<Item = (String, Vec<u8>)> {
-    known.iter().flat_map(|one| match one {
+/// The senders of a batch, in order.
+fn senders(known: &[Known]) -> Vec<Sender> {
+    let sender = |one: &Known| match one {
+        Known::Number { scope, sender, .. } => Some(sender_of(scope, sender)),
+        _ => None,
+    };
+    known.iter().filter_map(sender).collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// What the messages of a batch release, of these ids.
+fn released(known: &[Known], new: &BTreeSet<(&str, &[u8])>) -> BTreeSet<(String, Vec<u8>)> {
+    let released = known.iter().flat_map(|one| match one {
         Known::Release { scope, ids } => ids.iter().map(|id| (scope.clone(), id.clone())).collect(),
         _ => Vec::new(),
-    })
+    });
+    released.filter(|(scope, id)| new.contains(&(scope.as_str(), id.as_slice()))).collect()
 }
 
 impl Notes {
     /// What a numbered message is, which then counts as done.
     fn count(&mut self, known: &Known) -> Standing {
         let Known::Number { scope, sender, number, given_up } = known else { return Standing::New };
-        let Some(mark) = self.marks.get_mut(&(scope.clone(), sender.clone())) else {
+        let Some(mark) = self.marks.get_mut(&sender_of(scope, sender)) else {
             return Standing::New;
         };
         match mark.progress_of(*number) {
@@ -201,37 +182,37 @@ impl Notes {
     }
 }
 
-impl<D: Records> Work for BatchWork<D> {
+impl<DB: Database, L: Dialect<DB>> Work for BatchWork<DB, L> {
     fn lend(&mut self, incoming: &mut Incoming) {
         self.slot.lend(incoming);
     }
 
     fn commit(self: Box<Self>, changes: Changes, _reply: Option<&Message>) -> Doing<'_, Report> {
-        Box::pin(async move { (*self).finish(changes).await.map_err(trouble::of_commit) })
+        let inbox = Arc::clone(&self.inbox);
+        Box::pin(async move {
+            let finished = (*self).finish(changes).await;
+            finished.map_err(|error| inbox.commit_failed(error))
+        })
     }
 }
 
-impl<D: Records> BatchWork<D> {
+impl<DB: Database, L: Dialect<DB>> BatchWork<DB, L> {
     async fn finish(self, changes: Changes) -> Result<Report, BoxError> {
-        let BatchWork { inbox, slot, known, messages, mut notes, _turn } = self;
-        let mut transaction = slot.take()?;
-        if !stays::<D>(changes, &mut transaction).await {
+        let BatchWork { inbox, slot, known, messages, notes, _turn } = self;
+        let transaction = slot.take()?;
+        if changes == Changes::Undo {
             transaction.rollback().await?;
-            let standings;
-            transaction = D::begin(&inbox.pool).await?;
-            (transaction, standings, notes) = inbox.take_up(transaction, &known).await?;
-            if standings != messages {
-                return Err(overtaken());
+        } else {
+            match inbox.complete_batch(transaction, notes).await {
+                Err(error) if changes == Changes::KeepIfSound && inbox.is_aborted(&error) => {}
+                completed => return completed,
             }
         }
-        if let Some(linger) = inbox.remember.lingers_for() {
-            for (scope, id) in &notes.released {
-                let (id, expires_at) = ((scope.as_str(), id.as_slice()), in_future(linger));
-                D::release(&mut transaction, &inbox.statements, id, expires_at).await?;
-            }
+        let mut transaction = inbox.dialect().begin(&inbox.pool).await?;
+        let (standings, notes) = inbox.record_all(&mut transaction, &known).await?;
+        if standings != messages {
+            return Err(overtaken());
         }
-        let Notes { has_ids, marks, report, .. } = notes;
-        inbox.commit_batch(transaction, marks, has_ids).await?;
-        Ok(report)
+        inbox.complete_batch(transaction, notes).await
     }
 }

@@ -3,10 +3,11 @@
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use sqlx::Database;
 use tokio::task::AbortHandle;
 
 use super::Shared;
-use super::records::Records;
+use crate::dialect::Dialect;
 
 /// How often.
 const PAUSE: Duration = Duration::from_secs(60);
@@ -17,12 +18,12 @@ pub(super) struct Cleaner(OnceLock<AbortHandle>);
 
 impl Cleaner {
     /// Starts it, unless it runs.
-    pub(super) fn start<D: Records>(inbox: &Arc<Shared<D>>) {
+    pub(super) fn start<DB: Database, L: Dialect<DB>>(inbox: &Arc<Shared<DB, L>>) {
         inbox.cleaner.0.get_or_init(|| tokio::spawn(clean(Arc::downgrade(inbox))).abort_handle());
     }
 }
 
-async fn clean<D: Records>(inbox: Weak<Shared<D>>) {
+async fn clean<DB: Database, L: Dialect<DB>>(inbox: Weak<Shared<DB, L>>) {
     loop {
         tokio::time::sleep(PAUSE).await;
         let Some(inbox) = inbox.upgrade() else { return };

@@ -5,11 +5,12 @@ use std::time::Duration;
 use leveret::Message;
 use leveret::amqp::{Properties, RawProperties};
 
-use super::Outbox;
-use super::store::{AsideRow, Row, SharedStore, seconds};
+use super::store::SharedStore;
+use super::{failed, seconds};
+use crate::dialect::{AsideAction, AsideRow, Row};
 use crate::error::Error;
 
-/// The messages of an [`Outbox`] that were set aside.
+/// The messages of an [`Outbox`](crate::Outbox) that were set aside.
 ///
 /// ```
 /// # use leveret_sql::{Outbox, Schema};
@@ -29,7 +30,7 @@ use crate::error::Error;
 #[derive(Clone, Debug)]
 pub struct Aside {
     store: SharedStore,
-    outbox: Outbox,
+    notify: bool,
 }
 
 /// A message that was set aside.
@@ -57,14 +58,14 @@ pub struct SetAside {
 }
 
 impl Aside {
-    pub(super) fn new(store: SharedStore, outbox: Outbox) -> Self {
-        Aside { store, outbox }
+    pub(super) fn new(store: SharedStore, notify: bool) -> Self {
+        Aside { store, notify }
     }
 
     /// The first ones with higher ids than this, so many at most.
     pub async fn list(&self, after: i64, limit: u32) -> Result<Vec<SetAside>, Error> {
-        let rows = self.store.aside(after, i64::from(limit)).await;
-        let rows = rows.map_err(|error| self.outbox.failed("listing set aside messages", error))?;
+        let rows = self.store.list_aside(after, i64::from(limit)).await;
+        let rows = rows.map_err(|error| self.failed("listing set aside messages", error))?;
         Ok(rows.into_iter().map(SetAside::from).collect())
     }
 
@@ -79,8 +80,9 @@ impl Aside {
     }
 
     async fn sent_again(&self, ids: Option<&[i64]>) -> Result<u64, Error> {
-        let sent = self.store.send_again(ids).await;
-        sent.map_err(|error| self.outbox.failed("releasing set aside messages", error))
+        let action = AsideAction::SendAgain { notify: self.notify };
+        let sent = self.store.update_aside(ids, action).await;
+        sent.map_err(|error| self.failed("releasing set aside messages", error))
     }
 
     /// Deletes these, and says how many there were.
@@ -94,8 +96,12 @@ impl Aside {
     }
 
     async fn discarded(&self, ids: Option<&[i64]>) -> Result<u64, Error> {
-        let gone = self.store.discard(ids).await;
-        gone.map_err(|error| self.outbox.failed("discarding set aside messages", error))
+        let gone = self.store.update_aside(ids, AsideAction::Discard).await;
+        gone.map_err(|error| self.failed("discarding set aside messages", error))
+    }
+
+    fn failed(&self, what: &str, error: sqlx::Error) -> Error {
+        failed(what, self.store.schema(), error)
     }
 }
 

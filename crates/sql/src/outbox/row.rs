@@ -1,13 +1,10 @@
 //! A message as it is written down.
 
-use bytes::Bytes;
 use leveret::amqp::{Properties, RawProperties, ShortStr, Table};
 use leveret::{IntoMessage, Message, TraceContext};
 
+use crate::dialect::{LANES, NewRow};
 use crate::error::{Error, ErrorKind};
-
-/// How many lanes the tables have: the most batches that can be under way at once. More would cost each look for work more.
-pub(super) const LANES: u64 = 64;
 
 /// A message that is to be written into an [`Outbox`](crate::Outbox), and where it goes.
 #[derive(Debug)]
@@ -92,7 +89,7 @@ fn lane(key: Option<&str>, properties: &Properties<'_>) -> i16 {
         (None, Some(id)) => hash(id.as_bytes()),
         (None, None) => 0,
     };
-    (hash % LANES) as i16
+    (hash % u64::from(LANES)) as i16
 }
 
 /// FNV-1a: all writers have to agree on it, whatever version they are of.
@@ -101,18 +98,6 @@ fn hash(bytes: &[u8]) -> u64 {
     let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325, step);
     // Its lowest bits alone depend on the lowest bits of the bytes alone.
     hash ^ (hash >> 32)
-}
-
-/// A row to be.
-#[derive(Debug)]
-pub struct NewRow {
-    pub(crate) lane: i16,
-    pub(crate) exchange: String,
-    pub(crate) routing_key: String,
-    pub(crate) ordering_key: Option<String>,
-    pub(crate) mandatory: bool,
-    pub(crate) properties: Bytes,
-    pub(crate) body: Bytes,
 }
 
 #[cfg(test)]
@@ -140,7 +125,7 @@ mod tests {
         assert_eq!(["", "a", "customer 7"].map(lane), [1, 0, 15]);
         let used: std::collections::HashSet<i16> =
             (0..1000).map(|n| lane(&n.to_string())).collect();
-        assert_eq!(used.len(), LANES as usize);
+        assert_eq!(used.len(), usize::from(LANES));
     }
 
     #[tokio::test]

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::Shared;
 use super::waves::Waves;
-use crate::outbox::store::{Refused, Row, Settled};
+use crate::dialect::{Refused, Row, Settled};
 
 /// What became of a batch.
 #[derive(Debug, Default)]

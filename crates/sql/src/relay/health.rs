@@ -10,10 +10,9 @@ use tokio::time::Instant;
 use super::RelaySummary;
 use super::event::{Announcer, RelayEvent, RelayEvents};
 use super::telemetry::Counted;
+use crate::dialect::{Refused, Settled};
 use crate::error::{Error, ErrorKind};
 use crate::outbox::Backlog;
-use crate::outbox::store::{Refused, Settled};
-use crate::schema::Schema;
 
 /// Tells how a [`Relay`](super::Relay) is. It clones cheaply, and may outlive it.
 #[derive(Clone, Debug)]
@@ -103,7 +102,7 @@ impl Drop for Running<'_> {
 }
 
 impl State {
-    pub(super) fn new(schema: &Schema) -> Self {
+    pub(super) fn new(schema: &str) -> Self {
         State {
             is_running: AtomicBool::default(),
             is_listening: AtomicBool::default(),
@@ -111,7 +110,7 @@ impl State {
             refused: AtomicU64::default(),
             set_aside: AtomicU64::default(),
             troubles: Mutex::default(),
-            counted: Counted::new(schema.name()),
+            counted: Counted::new(schema),
             announcer: Announcer::new(),
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::Order;
-use crate::outbox::store::Row;
+use crate::dialect::Row;
 
 /// The rows of a batch, in waves: when the messages of one have their outcome, the next is sent. No wave has two messages of
 /// the same key.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::TryStreamExt as _;
 use leveret::{Backoff, ErrorKind as Kind};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
@@ -11,8 +12,9 @@ use tracing::Instrument as _;
 use super::Shared;
 use super::batch::{self, Sent};
 use super::health::Side;
+use crate::dialect::Maintained;
 use crate::error::Error;
-use crate::outbox::store::Claimed;
+use crate::outbox::store::ClaimedRows;
 
 /// How often to see whether the broker is back, and how much there is to do.
 const GLANCE: Duration = Duration::from_millis(50);
@@ -34,7 +36,7 @@ impl Shared {
     }
 
     fn what(&self) -> String {
-        format!("outbox {:?}", self.schema.name())
+        format!("outbox {:?}", self.store.schema())
     }
 
     /// A statement that does not answer is given up.
@@ -52,13 +54,16 @@ impl Shared {
 }
 
 impl Shared {
-    /// Who empties all tables, as tests do, empties that of the lanes as well.
-    pub(super) async fn restore_lanes(&self) -> Result<(), Error> {
-        let restored = self.in_time("looking for the lanes", self.store.restore_lanes()).await?;
+    /// Deletes some of what was kept for long enough, and puts back lanes: tests that empty all tables empty that of the lanes too.
+    /// Returns whether there may be more to delete.
+    pub(super) async fn maintain(&self) -> Result<bool, Error> {
+        // Even if nothing is kept: there may be something that was kept before.
+        let done = self.store.maintain(self.settings.keep.unwrap_or_default());
+        let Maintained { restored, deleted } = self.in_time("cleaning up messages", done).await?;
         if restored > 0 {
             tracing::warn!("{restored} lanes of {} were missing, and are back", self.what());
         }
-        Ok(())
+        Ok(deleted > 0)
     }
 }
 
@@ -122,16 +127,16 @@ impl Worker {
         settled.inspect_err(|error| self.shared.state.failed(error))
     }
 
-    async fn claim(&self) -> Result<Option<Claimed>, Error> {
-        let wish = self.shared.wish();
+    async fn claim(&self) -> Result<Option<ClaimedRows>, Error> {
+        let options = self.shared.claim_options();
         let claimed =
-            self.shared.in_time("reading messages", self.shared.store.claim(&wish)).await?;
+            self.shared.in_time("reading messages", self.shared.store.claim(&options)).await?;
         self.shared.state.is_well(Side::Database);
         Ok(claimed)
     }
 
-    async fn settle(&self, claimed: Claimed) -> Result<usize, Error> {
-        let Claimed { rows, claim } = claimed;
+    async fn settle(&self, claimed: ClaimedRows) -> Result<usize, Error> {
+        let ClaimedRows { rows, claim } = claimed;
         let (count, began) = (rows.len(), Instant::now());
         let sent = batch::publish(&self.shared, rows, &self.stopped).await;
         let Sent { settled, ages, broker } = sent;
@@ -179,8 +184,8 @@ impl Listener {
         let mut failures = 0;
         loop {
             let listen = self.shared.in_time("listening for messages", self.shared.store.listen());
-            let mut bell = match listen.await {
-                Ok(Some(bell)) => bell,
+            let mut notifications = match listen.await {
+                Ok(Some(notifications)) => notifications,
                 Ok(None) => return,
                 Err(error) => {
                     tracing::warn!("{error}; meanwhile they are looked for");
@@ -193,7 +198,7 @@ impl Listener {
             self.shared.state.listens(true);
             // What came before is not told.
             ringer.send_replace(());
-            while bell.rings().await.is_ok() {
+            while let Ok(Some(())) = notifications.try_next().await {
                 ringer.send_replace(());
             }
             self.shared.state.listens(false);
@@ -219,21 +224,19 @@ impl Sweeper {
 
     /// Until it is dropped.
     pub(super) async fn run(self) {
-        // Even if nothing is kept: there may be something that was kept before.
         let keep = self.shared.settings.keep.unwrap_or_default();
         let pause = if keep.is_zero() { SURVEY } else { keep.clamp(GLANCE, SURVEY) };
         loop {
-            if let Err(error) = self.sweep(keep).await {
+            if let Err(error) = self.sweep().await {
                 tracing::warn!("{error}");
             }
             sleep(pause).await;
         }
     }
 
-    async fn sweep(&self, keep: Duration) -> Result<(), Error> {
+    async fn sweep(&self) -> Result<(), Error> {
         let Shared { store, state, .. } = &*self.shared;
-        self.shared.restore_lanes().await?;
-        while self.shared.in_time("cleaning up messages", store.clean_up(keep)).await? > 0 {}
+        while self.shared.maintain().await? {}
         if state.is_counted() {
             state.counted(self.shared.in_time("counting messages", store.backlog()).await?);
         }

@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use leveret::inbox::{Changes, Doing, Opened, Report, Work};
 use leveret::{Incoming, Message};
-use leveret_sql::{Inbox, Records};
+use leveret_sql::{Dialect, Inbox};
 use leveret_testkit::eventually;
 use rustix::process::{Signal, getpid, kill_process};
+use sqlx::Database;
 
 /// What tells a process where to die.
 pub const POINT: &str = "LEVERET_TEST_WORKER_POINT";
@@ -54,11 +55,11 @@ async fn waits_at(point: &str) {
 }
 
 /// An inbox whose process dies around what it does.
-pub struct Dying<D: Records>(pub Inbox<D>);
+pub struct Dying<D: Database, L>(pub Inbox<D, L>);
 
 struct DyingWork(Box<dyn Work>);
 
-impl<D: Records> leveret::inbox::Inbox for Dying<D> {
+impl<D: Database, L: Dialect<D>> leveret::inbox::Inbox for Dying<D, L> {
     fn open<'a>(&'a self, incoming: &'a Incoming) -> Doing<'a, Opened> {
         Box::pin(async {
             dies_at("before open");

@@ -9,7 +9,7 @@ use leveret_sql::{Inbox, Tx};
 use tokio::time::timeout;
 
 use super::{DAY, Effect, SOON, Scene, apply, effect};
-use crate::database::Db;
+use crate::database::{Db, Lang};
 
 const OPTIONS: BatchOptions = BatchOptions { size: 20, within: Duration::from_millis(100) };
 
@@ -78,7 +78,7 @@ async fn what_is_released_given_up_or_nameless_has_its_way_in_a_batch() {
     for id in ["1", "2", "1"] {
         scene.publish(id, &effect(id)).await;
     }
-    let runner = |inbox: &Inbox<Db>| {
+    let runner = |inbox: &Inbox<Db, Lang>| {
         let consumer = scene.client.consumer("q").retry(RetryPolicy::never());
         consumer.exactly_once(inbox.clone()).handle_batches(OPTIONS, work)
     };

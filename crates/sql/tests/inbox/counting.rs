@@ -8,6 +8,7 @@ use leveret_sql::{Outbox, Outgoing, Sequence};
 use tokio::time::timeout;
 
 use super::{SOON, Scene, effect, handle};
+use crate::database::schema;
 
 fn body(name: &str) -> Vec<u8> {
     serde_json::to_vec(&effect(name)).unwrap()
@@ -26,11 +27,11 @@ async fn numbers_that_are_taken_in_transactions_have_no_gaps_and_none_comes_twic
     let scene = Scene::new().await;
     let mut writers = tokio::task::JoinSet::new();
     for writer in 0..WRITERS {
-        let (pool, outbox) = (scene.database.pool().await, Outbox::default());
+        let (pool, outbox) = (scene.database.pool().await, Outbox::new(schema()));
         writers.spawn(async move {
             // Another one each time, as after a restart: all that is known is in the database.
             for transaction in 0..TRANSACTIONS {
-                let sequence = Sequence::new("shop");
+                let sequence = Sequence::in_schema("shop", &schema());
                 let mut tx = crate::database::begin(&pool).await;
                 let name = format!("{writer} {transaction}");
                 let message = sequence.stamp(&mut *tx, body(&name)).await.unwrap();
@@ -47,7 +48,7 @@ async fn numbers_that_are_taken_in_transactions_have_no_gaps_and_none_comes_twic
         });
     }
     timeout(SOON, writers.join_all()).await.unwrap();
-    let relay = Outbox::default().relay(&scene.client, &scene.pool).build().await.unwrap();
+    let relay = Outbox::new(schema()).relay(&scene.client, &scene.pool).build().await.unwrap();
     let sent = timeout(SOON, relay.drain()).await.unwrap().unwrap().sent;
     assert_eq!(sent as usize, WRITERS * TRANSACTIONS / 3 * 2 * 3);
 
@@ -64,7 +65,7 @@ async fn numbers_that_are_taken_in_transactions_have_no_gaps_and_none_comes_twic
 async fn numbers_that_are_reserved_ahead_are_never_given_out_twice() {
     let scene = Scene::new().await;
     let mut given_out = BTreeSet::new();
-    let sequence = Sequence::new("shop");
+    let sequence = Sequence::in_schema("shop", &schema());
 
     let first = sequence.ahead(&scene.pool).await.unwrap();
     assert_eq!(first.uncertain(), None);

@@ -12,7 +12,7 @@ use leveret_testkit::{ScratchFolder, eventually};
 use tokio::time::timeout;
 
 use super::{DAY, Effect, SOON, Scene, apply, effect};
-use crate::database::{Db, pool_of};
+use crate::database::{Db, pool_of, schema};
 use crate::dying::{Dying, GATE, POINT, POINTS, dies_at};
 
 /// What tells a process where to go.
@@ -40,7 +40,7 @@ async fn worker() {
     let variable = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"));
     let client = Client::connect(&*variable(BROKER)).await.unwrap();
     let remember = remember(std::env::var(NUMBERED).is_ok());
-    let inbox = Dying(Inbox::new(pool_of(&variable(DATABASE)).await, remember));
+    let inbox = Dying(Inbox::in_schema(pool_of(&variable(DATABASE)).await, remember, &schema()));
     client.service("s").method("m", work).exactly_once(inbox).run().await.unwrap();
 }
 

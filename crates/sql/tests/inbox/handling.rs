@@ -10,14 +10,14 @@ use leveret::{
     Attempt, BatchOptions, BatchOutcome, BoxError, Client, Delivery, ErrorKind, Failure, Incoming,
     Json, Message, RetryPolicy, State, Topology, Verdict,
 };
-use leveret_sql::{Inbox, Outbox, Outgoing, Schema, Tx};
+use leveret_sql::{Inbox, Outbox, Outgoing, Tx};
 use leveret_testkit::eventually;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 use tower::timeout::TimeoutLayer;
 
 use super::{DAY, Effect, SOON, Scene, apply, effect, handle};
-use crate::database::Db;
+use crate::database::{Db, schema, schema_of};
 
 fn quickly() -> RetryPolicy {
     RetryPolicy::fixed(Duration::from_millis(50)).max_retries(3)
@@ -36,7 +36,8 @@ async fn what_comes_many_times_to_many_workers_and_instances_is_done_once() {
     let mut instances = Vec::new();
     for _ in 0..2 {
         let client = Client::builder().broker(&scene.broker).connect().await.unwrap();
-        let inbox = Inbox::new(scene.database.pool().await, Remember::ids_for(DAY));
+        let inbox =
+            Inbox::in_schema(scene.database.pool().await, Remember::ids_for(DAY), &schema());
         let runner = client.consumer("q").workers(8).retry(quickly()).exactly_once(inbox);
         let (stop, stopped) = oneshot::channel::<()>();
         instances.push((stop, tokio::spawn(runner.handle(handle).run_until(stopped))));
@@ -313,14 +314,14 @@ async fn what_a_handler_writes_into_an_outbox_is_sent_once_and_only_if_it_succee
     scene.publish("fails", &effect("fails")).await;
     let handler = async |Json(effect): Json<Effect>, mut tx: Tx<Db>| {
         let outgoing = Outgoing::new("", "told", format!("{} is done", effect.name));
-        Outbox::default().write(&mut *tx, outgoing).await?;
+        Outbox::new(schema()).write(&mut *tx, outgoing).await?;
         match effect.name.as_str() {
             "fails" => Err(Failure::permanent("no")),
             _ => Ok(()),
         }
     };
     let runner = scene.client.consumer("q").exactly_once(scene.by_id()).handle(handler);
-    let relay = Outbox::default().relay(&scene.client, &scene.pool).build().await.unwrap();
+    let relay = Outbox::new(schema()).relay(&scene.client, &scene.pool).build().await.unwrap();
     let stop = async {
         scene.until_empty("q").await;
         scene.until_depth("told", 1).await;
@@ -335,7 +336,7 @@ async fn what_a_handler_writes_into_an_outbox_is_sent_once_and_only_if_it_succee
 #[tokio::test]
 async fn without_tables_messages_wait() {
     let scene = Scene::new().await;
-    let other = leveret_sql::Schema::new("other").unwrap();
+    let other = schema_of("other");
     let inbox = Inbox::in_schema(scene.pool.clone(), Remember::ids_for(DAY), &other);
     scene.publish("1", &effect("late")).await;
     let runner = scene.client.consumer("q").retry(RetryPolicy::never());
@@ -374,13 +375,13 @@ pub async fn handlers_wait_for_locks_as_the_application_has_it() {
     for remember in [Remember::ids_for(DAY), Remember::high_water(), nameless.clone()] {
         let message = leveret::inbox::Sequence::fresh("s").stamp("x").await.unwrap();
         scene.publisher.publish("q", message).await.unwrap();
-        let inbox = Inbox::new(pool.clone(), remember);
+        let inbox = Inbox::in_schema(pool.clone(), remember, &schema());
         let runner = scene.client.consumer("q").exactly_once(inbox).handle(handler.clone());
         let told = async { assert_eq!(seen.recv().await.unwrap(), "7654ms") };
         timeout(SOON, runner.run_until(told)).await.unwrap().unwrap();
     }
     scene.publisher.publish("q", "x").await.unwrap();
-    let inbox = Inbox::new(pool.clone(), nameless);
+    let inbox = Inbox::in_schema(pool.clone(), nameless, &schema());
     let runner = scene.client.consumer("q").exactly_once(inbox).handle(handler);
     let told = async { assert_eq!(seen.recv().await.unwrap(), "7654ms") };
     timeout(SOON, runner.run_until(told)).await.unwrap().unwrap();
@@ -512,7 +513,7 @@ async fn a_handler_whose_transaction_nobody_begins_is_refused_before_it_begins()
 async fn an_error_of_the_database_is_classified_behind_one_of_this_crate() {
     let scene = Scene::new().await;
     // There are no tables in this schema.
-    let schema = Schema::new("missing").unwrap();
+    let schema = schema_of("missing");
     let inbox = Inbox::in_schema(scene.pool.clone(), Remember::ids_for(DAY), &schema);
     let error = inbox.clean().await.unwrap_err();
     assert!(error.sql().is_some() && error.source().is_none(), "{error}");

@@ -13,12 +13,12 @@ use std::time::Duration;
 use leveret::inbox::Remember;
 use leveret::{Client, Failure, Filter, Json, Message, Publisher, Queue, Topology};
 use leveret_broker::Broker;
-use leveret_sql::{Inbox, Schema, Tx};
+use leveret_sql::{Inbox, Tx};
 use leveret_testkit::eventually;
 use serde::{Deserialize, Serialize};
 use sqlx::Pool;
 
-use crate::database::{Database, Db};
+use crate::database::{Database, Db, Lang, schema};
 
 /// How long anything may take before it counts as hanging.
 pub const SOON: Duration = Duration::from_secs(60);
@@ -37,7 +37,7 @@ impl Scene {
     pub async fn new() -> Self {
         let database = Database::new().await;
         let pool = database.pool().await;
-        Schema::default().migrate(&pool).await.unwrap();
+        schema().migrate(&pool).await.unwrap();
         let sql = "CREATE TABLE effects (name TEXT NOT NULL, amount BIGINT NOT NULL)";
         sqlx::query(sql).execute(&pool).await.unwrap();
         let broker = Broker::builder().start().unwrap();
@@ -47,11 +47,11 @@ impl Scene {
         Scene { broker, client, publisher, pool, database }
     }
 
-    pub fn inbox(&self, remember: Remember) -> Inbox<Db> {
-        Inbox::new(self.pool.clone(), remember)
+    pub fn inbox(&self, remember: Remember) -> Inbox<Db, Lang> {
+        Inbox::in_schema(self.pool.clone(), remember, &schema())
     }
 
-    pub fn by_id(&self) -> Inbox<Db> {
+    pub fn by_id(&self) -> Inbox<Db, Lang> {
         self.inbox(Remember::ids_for(DAY))
     }
 

@@ -11,7 +11,7 @@ use leveret_testkit::eventually;
 use tokio::time::timeout;
 
 use super::{DAY, Effect, SOON, Scene, apply, effect, handle};
-use crate::database::Db;
+use crate::database::{Db, Lang};
 
 /// Of two messages, or one if no other comes.
 const TWO: BatchOptions = BatchOptions { size: 2, within: Duration::from_secs(2) };
@@ -132,7 +132,7 @@ async fn a_handler_may_look_at_the_mark_of_its_sender() {
 }
 
 /// Counts how often it cannot be asked.
-struct Counting(Inbox<Db>, Arc<AtomicUsize>);
+struct Counting(Inbox<Db, Lang>, Arc<AtomicUsize>);
 
 impl leveret::inbox::Inbox for Counting {
     fn open<'a>(&'a self, incoming: &'a Incoming) -> Doing<'a, Opened> {

@@ -39,7 +39,7 @@ async fn a_relay_goes_on_when_its_database_is_back() {
 }
 
 /// A message that is written once the relay listens is sent; and that is noted, or it would be sent again.
-async fn is_told(stage: &Stage<sqlx::Postgres>, monitor: &RelayMonitor, text: &str) {
+async fn is_told(stage: &Stage, monitor: &RelayMonitor, text: &str) {
     let listens = || std::future::ready(monitor.health().is_listening);
     eventually(DEADLINE, "the relay to listen", listens).await;
     eventually(DEADLINE, "the database to take a message", async || {

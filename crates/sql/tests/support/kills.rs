@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leveret::{Backoff, Client, Queue, Topology};
-use leveret_sql::{Backend, Outbox, OutboxConnection, Outgoing, RelayBuilder, Schema};
+use leveret_sql::{BuiltIn, Dialect, Outbox, Outgoing, RelayBuilder, Schema};
 use leveret_testkit::process::{Ending, GuardedProcess};
 use leveret_testkit::{ScratchFolder, eventually};
-use sqlx::{AssertSqlSafe, PgPool, Pool, Row as _, SqlitePool};
+use sqlx::{AssertSqlSafe, Database, PgPool, Pool, Row as _, SqlitePool};
 use tokio::sync::{Mutex, watch};
 use tokio::time::{sleep, timeout};
 
@@ -41,7 +41,7 @@ fn chance(below: usize) -> usize {
 }
 
 /// The application's own table, which is written in the same transactions: the truth of what was committed.
-pub trait Ledger: Backend<Connection: OutboxConnection> {
+pub trait Ledger: Database {
     async fn create(pool: &Pool<Self>);
     async fn note(connection: &mut Self::Connection, key: &str, number: usize) -> sqlx::Result<()>;
     /// How a transaction begins.
@@ -101,7 +101,9 @@ pub async fn nothing_is_lost<D: Ledger>(
     scene: Scene<D>,
     first: impl AsyncFnOnce(),
     second: impl AsyncFnOnce(),
-) {
+) where
+    BuiltIn: Dialect<D>,
+{
     let rows = rows();
     Schema::default().migrate(&scene.pool).await.unwrap();
     D::create(&scene.pool).await;
@@ -206,7 +208,10 @@ async fn read(client: Client, books: Arc<Books>) {
 }
 
 /// Writes transactions of a few messages each, of which one in ten is rolled back. All messages of a key are one writer's.
-async fn write<D: Ledger>(pool: &Pool<D>, writer: usize, rows: usize, books: &Books) {
+async fn write<D: Ledger>(pool: &Pool<D>, writer: usize, rows: usize, books: &Books)
+where
+    BuiltIn: Dialect<D>,
+{
     // The whole of it takes some seconds, however much it is.
     let longest_pause = 200_000_000 / rows.max(1) / 4;
     let mut done = 0;
@@ -231,7 +236,10 @@ async fn write<D: Ledger>(pool: &Pool<D>, writer: usize, rows: usize, books: &Bo
 }
 
 /// Says whether it was committed.
-async fn transaction<D: Ledger>(pool: &Pool<D>, key: &str, count: usize) -> sqlx::Result<bool> {
+async fn transaction<D: Ledger>(pool: &Pool<D>, key: &str, count: usize) -> sqlx::Result<bool>
+where
+    BuiltIn: Dialect<D>,
+{
     let first = D::count(pool, key).await? as usize;
     let mut transaction = pool.begin_with(D::BEGIN).await?;
     let is_lost = chance(10) == 0;

@@ -4,38 +4,35 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use leveret::{Backoff, Client, Delivery, Exchange, Message, Queue, Topology, TraceContext};
-use leveret_sql::{
-    Backend, ErrorKind, Order, Outbox, OutboxConnection, Outgoing, RelayBuilder, RelayEvent, Schema,
-};
+use leveret_sql::{ErrorKind, Order, Outbox, Outgoing, RelayBuilder, RelayEvent};
 use leveret_testkit::eventually;
 use sqlx::Pool;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::database::{Db, Lang, schema, table};
+
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A database with its tables, and a broker with the queue `q` and the exchange `events`, whose events are for `q`.
-pub struct Stage<D: Backend> {
-    pub pool: Pool<D>,
+pub struct Stage {
+    pub pool: Pool<Db>,
     pub client: Client,
-    pub outbox: Outbox,
+    pub outbox: Outbox<Lang>,
 }
 
-impl<D: Backend> Stage<D>
-where
-    D::Connection: OutboxConnection,
-{
-    pub async fn new(pool: Pool<D>) -> Self {
+impl Stage {
+    pub async fn new(pool: Pool<Db>) -> Self {
         Stage::with(pool, Client::embedded().await.unwrap()).await
     }
 
-    pub async fn with(pool: Pool<D>, client: Client) -> Self {
-        Schema::default().migrate(&pool).await.unwrap();
+    pub async fn with(pool: Pool<Db>, client: Client) -> Self {
+        schema().migrate(&pool).await.unwrap();
         let topology = Topology::new()
             .exchange(Exchange::topic("events"))
             .queue(Queue::classic("q").bind("events", "event.#"));
         client.apply(&topology).await.unwrap();
-        Stage { pool, client, outbox: Outbox::default() }
+        Stage { pool, client, outbox: Outbox::new(schema()) }
     }
 
     /// In a transaction of their own.
@@ -82,13 +79,11 @@ where
     }
 }
 
-pub async fn write<D: Backend>(
-    pool: &Pool<D>,
-    outbox: &Outbox,
+pub async fn write(
+    pool: &Pool<Db>,
+    outbox: &Outbox<Lang>,
     outgoing: impl IntoIterator<Item = Outgoing>,
-) where
-    D::Connection: OutboxConnection,
-{
+) {
     let mut transaction = pool.begin().await.unwrap();
     outbox.write_all(&mut *transaction, outgoing).await.unwrap();
     transaction.commit().await.unwrap();
@@ -102,10 +97,7 @@ fn to_q(text: impl Into<String>) -> Outgoing {
     Outgoing::new("", "q", text.into())
 }
 
-pub async fn what_is_committed_is_sent_and_nothing_else<D: Backend>(pool: Pool<D>)
-where
-    D::Connection: OutboxConnection,
-{
+pub async fn what_is_committed_is_sent_and_nothing_else(pool: Pool<Db>) {
     let stage = Stage::new(pool).await;
     let mut transaction = stage.pool.begin().await.unwrap();
     stage.outbox.publish(&mut *transaction, "", "q", "never").await.unwrap();
@@ -136,10 +128,7 @@ where
 }
 
 /// Three relays at work while messages are written: none is sent twice, since nothing fails.
-pub async fn several_relays_send_each_once_and_in_order_of_its_key<D: Backend>(pool: Pool<D>)
-where
-    D::Connection: OutboxConnection,
-{
+pub async fn several_relays_send_each_once_and_in_order_of_its_key(pool: Pool<Db>) {
     const KEYS: usize = 20;
     const OF_EACH: usize = 50;
     let stage = Stage::new(pool).await;
@@ -175,10 +164,7 @@ where
     assert_eq!(next.len(), KEYS);
 }
 
-pub async fn what_is_refused_again_and_again_is_set_aside<D: Backend>(pool: Pool<D>)
-where
-    D::Connection: OutboxConnection,
-{
+pub async fn what_is_refused_again_and_again_is_set_aside(pool: Pool<Db>) {
     let stage = Stage::new(pool).await;
     stage
         .write([
@@ -232,10 +218,7 @@ where
     assert_eq!(stage.backlog().await, (0, 0));
 }
 
-pub async fn a_refused_message_holds_its_key_and_no_other<D: Backend>(pool: Pool<D>)
-where
-    D::Connection: OutboxConnection,
-{
+pub async fn a_refused_message_holds_its_key_and_no_other(pool: Pool<Db>) {
     let stage = Stage::new(pool).await;
     let late = |text: &'static str| Outgoing::new("events", "late", text);
     stage.write([late("1").ordered_by("a"), to_q("2").ordered_by("a")]).await;
@@ -255,10 +238,7 @@ where
 }
 
 /// However many there are: a lane in which everything has to wait must not be taken instead of others.
-pub async fn keys_that_are_held_do_not_keep_others_waiting<D: Backend>(pool: Pool<D>)
-where
-    D::Connection: OutboxConnection,
-{
+pub async fn keys_that_are_held_do_not_keep_others_waiting(pool: Pool<Db>) {
     let stage = Stage::new(pool).await;
     for held in 0..200 {
         let lost = Outgoing::new("", "nowhere", "1").ordered_by(format!("held {held}"));
@@ -275,10 +255,7 @@ where
 }
 
 /// In the one way of ordering that lets them.
-pub async fn later_messages_overtake_a_refused_one_if_pipelined<D: Backend>(pool: Pool<D>)
-where
-    D::Connection: OutboxConnection,
-{
+pub async fn later_messages_overtake_a_refused_one_if_pipelined(pool: Pool<Db>) {
     let stage = Stage::new(pool).await;
     let lost = Outgoing::new("", "nowhere", "1").ordered_by("a");
     stage.write([lost, to_q("2").ordered_by("a"), to_q("3").ordered_by("a")]).await;
@@ -287,10 +264,7 @@ where
     assert_eq!(stage.texts("q", 2).await, ["2", "3"]);
 }
 
-pub async fn a_key_goes_on_without_what_is_set_aside_unless_it_is_held<D: Backend>(pool: Pool<D>)
-where
-    D::Connection: OutboxConnection,
-{
+pub async fn a_key_goes_on_without_what_is_set_aside_unless_it_is_held(pool: Pool<Db>) {
     let stage = Stage::new(pool).await;
     for held in [false, true] {
         let lost = Outgoing::new("", "nowhere", "1").ordered_by("a");
@@ -311,12 +285,10 @@ where
     }
 }
 
-pub async fn what_was_sent_is_kept_for_as_long_as_asked<D: Backend>(
-    pool: Pool<D>,
+pub async fn what_was_sent_is_kept_for_as_long_as_asked(
+    pool: Pool<Db>,
     count: impl AsyncFn() -> i64,
-) where
-    D::Connection: OutboxConnection,
-{
+) {
     let stage = Stage::new(pool).await;
     stage.write((0..10).map(|number| to_q(number.to_string()))).await;
     let kept = stage.relay().keep_sent(Duration::from_secs(3600)).build().await.unwrap();
@@ -336,10 +308,7 @@ pub async fn what_was_sent_is_kept_for_as_long_as_asked<D: Backend>(
     relay.run_until(gone).await.unwrap();
 }
 
-pub async fn what_was_sent_when_it_is_stopped_is_noted<D: Backend>(pool: Pool<D>)
-where
-    D::Connection: OutboxConnection,
-{
+pub async fn what_was_sent_when_it_is_stopped_is_noted(pool: Pool<Db>) {
     let stage = Stage::new(pool).await;
     stage.write((0..500).map(|number| to_q(number.to_string()).ordered_by("one"))).await;
     let relay = stage.relay().batch(100).build().await.unwrap();
@@ -354,10 +323,7 @@ where
     assert_eq!(stage.texts("q", 500).await, numbers);
 }
 
-pub async fn a_relay_ends_with_its_client<D: Backend>(pool: Pool<D>)
-where
-    D::Connection: OutboxConnection,
-{
+pub async fn a_relay_ends_with_its_client(pool: Pool<Db>) {
     let stage = Stage::new(pool).await;
     let relay = stage.relay().build().await.unwrap();
     let monitor = relay.monitor();
@@ -374,12 +340,10 @@ where
 }
 
 /// `spoil` overwrites the properties in all rows.
-pub async fn a_row_that_cannot_be_read_is_set_aside_at_once<D: Backend>(
-    pool: Pool<D>,
+pub async fn a_row_that_cannot_be_read_is_set_aside_at_once(
+    pool: Pool<Db>,
     spoil: impl AsyncFnOnce(),
-) where
-    D::Connection: OutboxConnection,
-{
+) {
     let stage = Stage::new(pool).await;
     stage.write([to_q("spoilt")]).await;
     spoil().await;
@@ -391,10 +355,7 @@ pub async fn a_row_that_cannot_be_read_is_set_aside_at_once<D: Backend>(
 }
 
 /// More than a batch may hold at a time; and they come whole.
-pub async fn large_messages_go_in_several_batches<D: Backend>(pool: Pool<D>)
-where
-    D::Connection: OutboxConnection,
-{
+pub async fn large_messages_go_in_several_batches(pool: Pool<Db>) {
     let stage = Stage::new(pool).await;
     let large = |number: u8| Outgoing::new("", "q", vec![number; 5 << 20]).ordered_by("one");
     stage.write((0..8).map(large)).await;
@@ -405,17 +366,14 @@ where
     }
 }
 
-pub async fn a_relay_without_tables_is_refused<D: Backend>(pool: Pool<D>) {
+pub async fn a_relay_without_tables_is_refused(pool: Pool<Db>) {
     let client = Client::embedded().await.unwrap();
-    let refused = Outbox::default().relay(&client, &pool).build().await.unwrap_err();
+    let refused = Outbox::new(schema()).relay(&client, &pool).build().await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::NotMigrated);
 }
 
 /// It would look again in an hour.
-pub async fn a_relay_ends_with_its_pool<D: Backend>(pool: Pool<D>)
-where
-    D::Connection: OutboxConnection,
-{
+pub async fn a_relay_ends_with_its_pool(pool: Pool<Db>) {
     let stage = Stage::new(pool).await;
     stage.write([to_q("hello")]).await;
     let relay = stage.relay().poll_every(Duration::from_secs(3600)).build().await.unwrap();
@@ -431,13 +389,9 @@ where
 }
 
 /// As by who empties all tables between tests.
-pub async fn lanes_that_were_deleted_come_back<D: Backend>(pool: Pool<D>)
-where
-    D::Connection: OutboxConnection,
-    for<'c> &'c Pool<D>: sqlx::Executor<'c, Database = D>,
-{
+pub async fn lanes_that_were_deleted_come_back(pool: Pool<Db>) {
     let stage = Stage::new(pool).await;
-    let table = if D::NAME == "SQLite" { "leveret_outbox_lanes" } else { "leveret.outbox_lanes" };
+    let table = table("outbox_lanes");
     let delete = || sqlx::raw_sql(sqlx::AssertSqlSafe(format!("DELETE FROM {table}")));
     delete().execute(&stage.pool).await.unwrap();
     stage.write([to_q("1")]).await;
