@@ -161,11 +161,13 @@ pub async fn nothing_of_a_spoilt_transaction_counts_as_done() {
 #[tokio::test]
 async fn a_handler_that_ends_its_transaction_by_itself_has_failed() {
     const ALONE: BatchOptions = BatchOptions { size: 1, within: Duration::ZERO };
-    for (remember, has_batches) in [
-        (Remember::ids_for(DAY), false),
-        (Remember::ids_for(DAY), true),
-        (Remember::high_water(), false),
-        (Remember::high_water(), true),
+    for (remember, has_batches, ends) in [
+        (Remember::ids_for(DAY), false, "ROLLBACK"),
+        (Remember::ids_for(DAY), true, "ROLLBACK; BEGIN"),
+        (Remember::ids_for(DAY), false, "ROLLBACK; BEGIN"),
+        (Remember::high_water(), false, "ROLLBACK"),
+        (Remember::high_water(), true, "ROLLBACK"),
+        (Remember::high_water(), false, "ROLLBACK; BEGIN"),
     ] {
         let scene = Scene::new().await;
         let numbers = leveret::inbox::Sequence::fresh("s");
@@ -177,12 +179,12 @@ async fn a_handler_that_ends_its_transaction_by_itself_has_failed() {
         for message in &messages[..2] {
             scene.publisher.publish("q", message.clone()).await.unwrap();
         }
-        let handler = async |batch: Vec<Incoming>| {
+        let handler = move |batch: Vec<Incoming>| async move {
             let mut tx = Tx::<Db>::of(&batch)?;
             let effect: Effect = serde_json::from_slice(batch[0].body())?;
             apply(&effect, &mut tx).await?;
             if effect.name == "undone" {
-                sqlx::query("ROLLBACK").execute(&mut *tx).await?;
+                sqlx::raw_sql(ends).execute(&mut *tx).await?;
             }
             Ok::<_, Failure>(())
         };
@@ -209,6 +211,33 @@ async fn a_handler_that_ends_its_transaction_by_itself_has_failed() {
         let summary = summary.unwrap().unwrap();
         assert_eq!((summary.handled, summary.duplicates), (2, 0), "{summary:?}");
         assert_eq!((scene.effects("undone").await, scene.effects("done").await), (1, 1));
+    }
+}
+
+#[tokio::test]
+async fn no_reply_is_recorded_where_a_method_has_ended_its_transaction() {
+    for remember in [Remember::ids_for(DAY), Remember::high_water()] {
+        for ends in ["ROLLBACK", "ROLLBACK; BEGIN"] {
+            let scene = Scene::new().await;
+            let method = move |Json(effect): Json<Effect>, mut tx: Tx<Db>| async move {
+                apply(&effect, &mut tx).await?;
+                sqlx::raw_sql(ends).execute(&mut *tx).await?;
+                Ok::<_, Failure>("done")
+            };
+            let service = scene.client.service("s").retry(RetryPolicy::never());
+            let service = service.exactly_once(scene.inbox(remember.clone())).method("m", method);
+            service.declare().await.unwrap();
+            let answers = Topology::new().queue(leveret::Queue::classic("answers"));
+            scene.client.apply(&answers).await.unwrap();
+            let body = serde_json::to_vec(&effect("undone")).unwrap();
+            let request = Message::new(body).reply_to("answers").kind("m");
+            let request = leveret::inbox::Sequence::fresh("asker").stamp(request).await.unwrap();
+            scene.publisher.publish("s", request).await.unwrap();
+            let ended = service.run_until(scene.until_empty("s"));
+            let summary = timeout(SOON, ended).await.unwrap().unwrap();
+            assert_eq!(summary.handled, 0, "{summary:?}");
+            assert_eq!((scene.effects("undone").await, scene.records().await), (0, 0));
+        }
     }
 }
 
