@@ -16,19 +16,22 @@ use crate::topology::Topology;
 use crate::topology::arguments::Arguments;
 
 mod batch;
-mod beside;
 mod drain;
-mod failing;
+mod failure;
 mod handler;
+mod handler_tasks;
+mod handling;
 mod incoming;
-mod needs;
+mod instrumented;
 mod prefetch;
+mod required_topology;
 mod runner;
 mod seen;
 mod service;
+mod settling;
 mod source;
 mod stream;
-mod tasks;
+mod subscription;
 
 pub use batch::{BatchOptions, BatchOutcome, BatchRunner, IntoBatchOutcome};
 pub use handler::{Attempt, FromIncoming, Handler, Headers, IntoOutcome, State};
@@ -39,13 +42,16 @@ pub use stream::{Deliveries, Next};
 
 use drain::Drain;
 pub(crate) use drain::Draining;
-pub(crate) use failing::OnPark;
+pub(crate) use failure::OnPark;
 pub(crate) use handler::BoxFuture;
+pub(crate) use handler_tasks::Abandoned;
+use handler_tasks::HandlerTasks;
 pub(crate) use incoming::Common;
 pub use incoming::Given;
 use incoming::States;
-use needs::{Needs, Temporary};
-pub(crate) use runner::{Observed, report, unless};
+pub(crate) use instrumented::InstrumentedHandler;
+use required_topology::{RequiredTopology, Temporary};
+pub(crate) use runner::{report, unless};
 use seen::Seen;
 use service::BoxLayer;
 pub(crate) use service::Call;
@@ -85,7 +91,7 @@ pub struct ConsumerBuilder {
     client: Client,
     settings: Settings,
     running: Running,
-    needs: Needs,
+    needs: RequiredTopology,
 }
 
 impl std::fmt::Debug for ConsumerBuilder {
@@ -99,8 +105,8 @@ impl std::fmt::Debug for ConsumerBuilder {
 struct Running {
     workers: usize,
     in_one_task: bool,
-    /// What is called for a message sees to that by itself.
-    have_tasks: bool,
+    /// If handlers have tasks of their own.
+    tasks: Option<HandlerTasks>,
     subscribers: usize,
     drain: Drain,
     retry: Option<Retry>,
@@ -177,7 +183,7 @@ impl ConsumerBuilder {
         let running = Running {
             workers: 1,
             in_one_task: false,
-            have_tasks: false,
+            tasks: None,
             subscribers: 1,
             drain: Drain::For(Duration::from_secs(30)),
             retry: None,
@@ -190,7 +196,7 @@ impl ConsumerBuilder {
             tells_senders: false,
             inbox: None,
         };
-        ConsumerBuilder { client, settings, running, needs: Needs::default() }
+        ConsumerBuilder { client, settings, running, needs: RequiredTopology::default() }
     }
 
     /// Declares this before it begins: the queue, and what it is bound to. Without it, the queue has to exist.
@@ -276,9 +282,9 @@ impl ConsumerBuilder {
     /// that costs much less where each has little to do. But no two of them compute at the same time, and one that blocks its
     /// thread holds up all of them: such work belongs into [`spawn_blocking`](tokio::task::spawn_blocking).
     ///
-    /// By default, handlers have tasks of their own if there is more than one [worker](Self::workers). Only while they are done
-    /// within a few microseconds each, without having to wait, are they called in the task of their subscription, which is
-    /// cheaper; one that takes longer ends that.
+    /// By default, handlers have tasks of their own if there is more than one [worker](Self::workers). Only while they compute for
+    /// no more than a few microseconds each do they run in the task of their subscription, which is cheaper; one that takes longer
+    /// ends that.
     pub fn in_one_task(mut self) -> Self {
         self.running.in_one_task = true;
         self
@@ -498,15 +504,14 @@ impl ConsumerBuilder {
         Call::new(handler, &self.running.layers).classified(self.running.classifiers.clone())
     }
 
-    /// What is called for messages, in tasks of its own if it is to have them. What is put around it from here on is done in the
-    /// task of the subscription.
-    pub(crate) fn in_tasks(&mut self, call: Call) -> Call {
-        let Running { workers, in_one_task, have_tasks, .. } = &mut self.running;
-        if *workers == 1 || *in_one_task || *have_tasks {
+    /// A handler that ends with its consumer, if it is to have tasks of its own. What is put around it from here on is done all the
+    /// same for a handler that was computing, and is done after all.
+    pub(crate) fn until_abandoned(&mut self, call: Call) -> Call {
+        let Running { workers, in_one_task, tasks, .. } = &mut self.running;
+        if *workers == 1 || *in_one_task || tasks.is_some() {
             return call;
         }
-        *have_tasks = true;
-        call.in_tasks()
+        tasks.insert(HandlerTasks::default()).around(call)
     }
 
     /// Takes out the inbox, for who asks it by themselves.

@@ -7,6 +7,7 @@
 #[cfg(feature = "metrics")]
 mod counted {
     use std::cell::Cell;
+    use std::sync::Arc;
     use std::time::Duration;
 
     use metrics::{Counter, Gauge, Histogram, IntoF64, counter, gauge, histogram};
@@ -121,7 +122,6 @@ mod counted {
     }
 
     /// What is counted of handlers.
-    #[derive(Clone)]
     pub(crate) struct Consumed {
         handled: Counter,
         failed: Counter,
@@ -132,9 +132,9 @@ mod counted {
     }
 
     impl Consumed {
-        pub(crate) fn new(queue: &str) -> Self {
+        pub(crate) fn new(queue: &str) -> Arc<Self> {
             let count = |name: &'static str| counter!(name, "queue" => queue.to_owned());
-            Consumed {
+            Arc::new(Consumed {
                 handled: count("leveret_acked_total"),
                 failed: count("leveret_failed_total"),
                 retried: count("leveret_retried_total"),
@@ -143,15 +143,15 @@ mod counted {
                 times: Times::new(
                     histogram!("leveret_handler_seconds", "queue" => queue.to_owned()),
                 ),
-            }
+            })
         }
 
         /// A handler is at work on so many messages, until what this gives is dropped: a handler may be, too.
         #[inline]
-        pub(crate) fn begin(&self, messages: usize) -> InFlight<'_> {
+        pub(crate) fn begin(self: &Arc<Self>, messages: usize) -> InFlight {
             let messages = messages as f64;
             self.in_flight.increment(messages);
-            InFlight { counts: self, messages, began: self.times.begin() }
+            InFlight { counts: Arc::clone(self), messages, began: self.times.begin() }
         }
 
         pub(crate) fn retried(&self) {
@@ -163,23 +163,23 @@ mod counted {
         }
     }
 
-    pub(crate) struct InFlight<'a> {
-        counts: &'a Consumed,
+    pub(crate) struct InFlight {
+        counts: Arc<Consumed>,
         messages: f64,
         began: Began,
     }
 
-    impl InFlight<'_> {
+    impl InFlight {
         /// The handler has ended: so many messages were handled, so many not.
         #[inline]
-        pub(crate) fn end(self, handled: u64, failed: u64) {
+        pub(crate) fn end(&self, handled: u64, failed: u64) {
             self.counts.times.end(self.began);
             self.counts.handled.increment(handled);
             self.counts.failed.increment(failed);
         }
     }
 
-    impl Drop for InFlight<'_> {
+    impl Drop for InFlight {
         fn drop(&mut self) {
             self.counts.in_flight.decrement(self.messages);
         }
@@ -349,6 +349,7 @@ mod counted {
 
 #[cfg(not(feature = "metrics"))]
 mod counted {
+    use std::sync::Arc;
     use std::time::Duration;
 
     use crate::amqp::Outcome;
@@ -369,15 +370,14 @@ mod counted {
         pub(crate) fn replayed(&self) {}
     }
 
-    #[derive(Clone)]
     pub(crate) struct Consumed;
 
     impl Consumed {
-        pub(crate) fn new(_queue: &str) -> Self {
-            Consumed
+        pub(crate) fn new(_queue: &str) -> Arc<Self> {
+            Arc::new(Consumed)
         }
 
-        pub(crate) fn begin(&self, _messages: usize) -> InFlight {
+        pub(crate) fn begin(self: &Arc<Self>, _messages: usize) -> InFlight {
             InFlight
         }
 
@@ -389,7 +389,7 @@ mod counted {
     pub(crate) struct InFlight;
 
     impl InFlight {
-        pub(crate) fn end(self, _handled: u64, _failed: u64) {}
+        pub(crate) fn end(&self, _handled: u64, _failed: u64) {}
     }
 
     /// It ends by being dropped, as the one that counts does.
@@ -469,7 +469,8 @@ mod counted {
 }
 
 pub(crate) use counted::{
-    Began, Called, Consumed, Delivered, Published, Remembered, Replied, Strays, waited_for_channel,
+    Began, Called, Consumed, Delivered, InFlight, Published, Remembered, Replied, Strays,
+    waited_for_channel,
 };
 
 macro_rules! debug {

@@ -9,11 +9,11 @@ use tokio::time::timeout_at;
 use tracing::{Instrument as _, Span, field};
 
 use super::ConsumerBuilder;
-use super::failing::Failing;
+use super::failure::FailureHandler;
 use super::handler::{BoxFuture, IntoOutcome};
 use super::incoming::Incoming;
 use super::runner::{Summary, report, unless};
-use super::service::contained;
+use super::service::CatchPanic;
 use super::stream::Deliveries;
 use crate::amqp::deadline_in;
 use crate::delivery::Delivery;
@@ -121,7 +121,7 @@ impl BatchRunner {
         let mut summary = Summary::default();
         let starting = async {
             builder.declare().await?;
-            let failing = Failing::start(&builder, counts.clone()).await?;
+            let failing = FailureHandler::start(&builder, Arc::clone(&counts)).await?;
             let deliveries = builder.begin(failing.profile()).await?;
             Ok::<_, Error>((failing, deliveries))
         };
@@ -192,8 +192,8 @@ type CallBatch = Arc<dyn Fn(Vec<Incoming>) -> BoxFuture<BatchOutcome> + Send + S
 struct Handling {
     call: CallBatch,
     classifiers: Classifiers,
-    counts: Consumed,
-    failing: Arc<Failing>,
+    counts: Arc<Consumed>,
+    failing: Arc<FailureHandler>,
     once: Option<Once>,
 }
 
@@ -318,7 +318,7 @@ impl Handling {
     async fn call(&self, incoming: Vec<Incoming>) -> BatchOutcome {
         let span = span_of(&incoming);
         let call = Arc::clone(&self.call);
-        let call = contained(|| Box::pin(async move { Ok(call(incoming).await) }));
+        let call = CatchPanic::new(|| Box::pin(async move { Ok(call(incoming).await) }));
         let outcome = if span.is_disabled() {
             call.await
         } else {

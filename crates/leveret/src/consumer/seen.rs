@@ -1,13 +1,13 @@
 //! What was handled lately, so that it is not handled again.
 
 use std::collections::{HashSet, VecDeque};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::incoming::Incoming;
+use super::service::catch_panic;
 use crate::amqp::lock;
 
 /// How many keys are remembered at most; beyond that the oldest is forgotten before its time.
@@ -38,8 +38,7 @@ impl Seen {
 
     /// None if it has no key, or the function that makes it panics: then it is handled.
     pub(super) fn key_of(&self, incoming: &Incoming) -> Option<Vec<u8>> {
-        let made = catch_unwind(AssertUnwindSafe(|| (self.key_of)(incoming)));
-        made.unwrap_or_else(|_| {
+        catch_panic(|| (self.key_of)(incoming)).unwrap_or_else(|_| {
             tracing::error!(
                 queue = incoming.queue(),
                 "the key of a message could not be made: panic"

@@ -1,6 +1,7 @@
 //! A handler with the layers around it, as one thing to call.
 
 use std::fmt;
+use std::future::ready;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,7 +12,6 @@ use tower::{Layer, Service, ServiceExt};
 
 use super::handler::{BoxFuture, Handler};
 use super::incoming::Incoming;
-use super::tasks::{InTask, Pace};
 use crate::error::{BoxError, Error, ErrorKind};
 use crate::retry::Classifiers;
 
@@ -59,15 +59,6 @@ impl Call {
         Call(Arc::new(move |incoming| call(incoming.clone())))
     }
 
-    /// The same in tasks of their own. Whoever waits for one is to be [ended](super::tasks::end), and not just dropped.
-    pub(crate) fn in_tasks(self) -> Self {
-        let pace = Arc::new(Pace::new());
-        Call(Arc::new(move |incoming| {
-            let (call, incoming) = (self.clone(), incoming.clone());
-            Box::pin(InTask::new(move || call.call(&incoming), Arc::clone(&pace)))
-        }))
-    }
-
     /// The same, and its errors are classified.
     pub(super) fn classified(self, classifiers: Classifiers) -> Self {
         if classifiers.is_empty() {
@@ -80,8 +71,8 @@ impl Call {
         }))
     }
 
-    pub(crate) fn call(&self, incoming: &Incoming) -> Contained<()> {
-        contained(|| (self.0)(incoming))
+    pub(crate) fn call(&self, incoming: &Incoming) -> CatchPanic<()> {
+        CatchPanic::new(|| (self.0)(incoming))
     }
 }
 
@@ -91,28 +82,10 @@ impl fmt::Debug for Call {
     }
 }
 
-/// Makes a future. A panic is an error, now or when the future is polled.
+/// Runs code of the application. A panic is an error.
 #[inline]
-pub(super) fn contained<T: Send + 'static>(
-    make: impl FnOnce() -> BoxFuture<Result<T, BoxError>>,
-) -> Contained<T> {
-    match catch_unwind(AssertUnwindSafe(make)) {
-        Ok(future) => Contained(future),
-        Err(panic) => Contained(Box::pin(std::future::ready(Err(panicked(&*panic))))),
-    }
-}
-
-/// A future whose panic is an error.
-pub(crate) struct Contained<T>(BoxFuture<Result<T, BoxError>>);
-
-impl<T> Future for Contained<T> {
-    type Output = Result<T, BoxError>;
-
-    #[inline]
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(context)))
-            .unwrap_or_else(|panic| Poll::Ready(Err(panicked(&*panic))))
-    }
+pub(super) fn catch_panic<T>(run: impl FnOnce() -> T) -> Result<T, BoxError> {
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| panicked(&*panic))
 }
 
 #[cold]
@@ -121,4 +94,24 @@ fn panicked(panic: &(dyn std::any::Any + Send)) -> BoxError {
     let said = said.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     let text = format!("the handler panicked: {}", said.unwrap_or("it did not say why"));
     Error::new(ErrorKind::Panicked, text).into()
+}
+
+/// A future whose panic is an error, as is a panic of the function that makes it.
+pub(crate) struct CatchPanic<T>(BoxFuture<Result<T, BoxError>>);
+
+impl<T: Send + 'static> CatchPanic<T> {
+    #[inline]
+    pub(super) fn new(make: impl FnOnce() -> BoxFuture<Result<T, BoxError>>) -> Self {
+        CatchPanic(catch_panic(make).unwrap_or_else(|panic| Box::pin(ready(Err(panic)))))
+    }
+}
+
+impl<T> Future for CatchPanic<T> {
+    type Output = Result<T, BoxError>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let polled = catch_panic(|| self.0.as_mut().poll(context));
+        polled.unwrap_or_else(|panic| Poll::Ready(Err(panic)))
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::Settings;
-use super::needs::Temporary;
+use super::required_topology::Temporary;
 use crate::amqp::{self, Channel, ConsumeOptions, Consumer, ReplyCode, deadline_in};
 use crate::connection::Client;
 use crate::connection::core::{Core, Subscription};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::replier::{Outlet, WayBack};
-use crate::consumer::{Call, Incoming};
+use crate::consumer::{Abandoned, Call, Incoming};
 use crate::error::BoxError;
 use crate::inbox::once::{Once, Passed, kept};
 use crate::inbox::{Changes, Opened, Unknown};
@@ -118,6 +118,9 @@ fn outcome(
     retries_calls: bool,
 ) -> Result<Option<Diagnosis>, BoxError> {
     let Err(error) = handled else { return Ok(None) };
+    if error.is::<Abandoned>() {
+        return Err(error);
+    }
     let seen = Diagnosis::of(&error);
     let is_done = seen.verdict == Verdict::Done;
     // What is done is not tried again, and never parked.

@@ -15,7 +15,7 @@ use super::transaction::Transactions;
 use crate::amqp::ShortStr;
 use crate::connection::Client;
 use crate::consumer::{
-    ConsumerBuilder, HandlerService, Incoming, Observed, OnPark, Runner, Summary, unless,
+    ConsumerBuilder, HandlerService, Incoming, InstrumentedHandler, OnPark, Runner, Summary, unless,
 };
 use crate::error::{BoxError, Error, ErrorKind};
 use crate::inbox::Inbox;
@@ -449,7 +449,7 @@ impl ServiceBuilder {
         let call = match once {
             Some(once) => Answering { methods, outlet, retries_calls }.once(once),
             None => {
-                let methods = consumer.in_tasks(methods);
+                let methods = consumer.until_abandoned(methods);
                 Answering { methods, outlet, retries_calls }.call()
             }
         };
@@ -460,8 +460,8 @@ impl ServiceBuilder {
         let counts = Replied::new(&self.methods.address.service);
         let consumer = self.consumer.of_queue(self.queue.name());
         let methods = consumer.layered(Dispatch(Arc::new(self.methods)));
-        let observed = Observed::new(methods, Consumed::new(self.queue.name()));
-        Transactions::new(self.client, consumer, observed, counts)
+        let handler = InstrumentedHandler::new(methods, Consumed::new(self.queue.name()));
+        Transactions::new(self.client, consumer, handler, counts)
     }
 }
 

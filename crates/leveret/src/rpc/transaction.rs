@@ -6,9 +6,8 @@ use std::sync::{Arc, Mutex};
 use super::address::ReplyAddress;
 use super::replier::{Outlet, WayBack};
 use crate::amqp::{self, Channel, Publish, RawProperties, Tx, lock};
-use crate::connection::Client;
-use crate::connection::LossCause;
-use crate::consumer::{ConsumerBuilder, Observed, Summary, report, unless};
+use crate::connection::{Client, LossCause};
+use crate::consumer::{ConsumerBuilder, InstrumentedHandler, Summary, report, unless};
 use crate::delivery::Delivery;
 use crate::error::{BoxError, Error, ErrorKind};
 use crate::message::Message;
@@ -57,7 +56,7 @@ impl Transaction {
 pub(super) struct Transactions {
     client: Client,
     consumer: ConsumerBuilder,
-    methods: Observed,
+    methods: InstrumentedHandler,
     counts: Replied,
     refused: Mutex<VecDeque<Refused>>,
 }
@@ -89,7 +88,7 @@ impl Transactions {
     pub(super) fn new(
         client: Client,
         consumer: ConsumerBuilder,
-        methods: Observed,
+        methods: InstrumentedHandler,
         counts: Replied,
     ) -> Self {
         Transactions { client, consumer, methods, counts, refused: Mutex::default() }

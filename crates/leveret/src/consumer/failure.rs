@@ -31,7 +31,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// What all loops of a runner share to settle what failed.
 #[derive(Debug)]
-pub(super) struct Failing {
+pub(super) struct FailureHandler {
     client: Client,
     queue: String,
     profile: Arc<dyn Profile>,
@@ -40,7 +40,7 @@ pub(super) struct Failing {
     /// Whether it was said that a handler asks for waits that there are not.
     has_warned: AtomicBool,
     mover: Mover,
-    counts: Consumed,
+    counts: Arc<Consumed>,
     /// Which declaration of the profile's objects is in force; 0 if there is none. It is made anew when one turns out to
     /// be missing.
     declared: tokio::sync::Mutex<u64>,
@@ -60,11 +60,11 @@ impl std::fmt::Debug for OnPark {
     }
 }
 
-impl Failing {
+impl FailureHandler {
     /// With what the consumer was told, or else what suits its queue.
     pub(super) async fn start(
         builder: &ConsumerBuilder,
-        counts: Consumed,
+        counts: Arc<Consumed>,
     ) -> Result<Arc<Self>, Error> {
         let (client, queue) = (&builder.client, &builder.settings.queue);
         let retry = builder.running.retry.as_ref();
@@ -74,7 +74,7 @@ impl Failing {
             None if builder.settings.auto_ack => Retry::discard().profile(),
             None => by_default(client, queue),
         };
-        let failing = Failing {
+        let failing = FailureHandler {
             client: client.clone(),
             queue: queue.clone(),
             profile,
@@ -109,7 +109,9 @@ impl Failing {
         let topology = self.profile.topology(&work_queue(&self.client, &self.queue))?;
         if !topology.is_empty() {
             let (_, failed) = self.client.apply_each(&topology).await?;
-            if let Some((_, error)) = failed.iter().find(|(_, error)| !self.serves_as_well(error)) {
+            if let Some((_, error)) =
+                failed.iter().find(|(_, error)| !self.is_compatible_type(error))
+            {
                 return Err(error.clone());
             }
             self.warn_of_others(&failed);
@@ -121,7 +123,7 @@ impl Failing {
 
     /// What of a verdict the profile can carry out. Those that have one wait for all messages hear no other, which is said
     /// once.
-    fn heard(&self, verdict: Verdict) -> Verdict {
+    fn effective_verdict(&self, verdict: Verdict) -> Verdict {
         let Verdict::RetryAfter(wait) = verdict else { return verdict };
         if self.profile.has_any_wait() {
             return verdict;
@@ -154,7 +156,7 @@ impl Failing {
 
     /// Whether a queue was refused only because it is there with another type, that nobody has asked for. Of the work queue
     /// itself the type tells more than that: how it dead-letters.
-    fn serves_as_well(&self, error: &Error) -> bool {
+    fn is_compatible_type(&self, error: &Error) -> bool {
         let work = format!("queue {:?}", self.queue);
         error.is_of_other_type()
             && !self.profile.asks_for_type()
@@ -170,7 +172,7 @@ impl Failing {
         let first = self.profile.first_failure(properties, &queue).unwrap_or(now);
         let facts = Facts {
             failures,
-            verdict: self.heard(seen.verdict),
+            verdict: self.effective_verdict(seen.verdict),
             kind: &seen.kind,
             error: &seen.text,
             age: now.duration_since(first).unwrap_or_default(),

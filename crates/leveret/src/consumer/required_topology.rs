@@ -9,19 +9,19 @@ use crate::topology::Topology;
 
 /// The objects that a consumer needs, or why there cannot be such.
 #[derive(Clone, Debug)]
-pub(super) struct Needs {
+pub(super) struct RequiredTopology {
     topology: Result<Topology, Error>,
     /// Held by the consumer and its streams, if the queue is gone with the last of them.
     pub(super) temporary: Option<Arc<Temporary>>,
 }
 
-impl Default for Needs {
+impl Default for RequiredTopology {
     fn default() -> Self {
-        Needs { topology: Ok(Topology::new()), temporary: None }
+        RequiredTopology { topology: Ok(Topology::new()), temporary: None }
     }
 }
 
-impl Needs {
+impl RequiredTopology {
     pub(super) fn add(&mut self, more: Result<Topology, Error>) {
         self.topology = match (std::mem::replace(&mut self.topology, Ok(Topology::new())), more) {
             (Ok(known), Ok(more)) => Ok(known.and(more)),

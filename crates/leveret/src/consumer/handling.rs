@@ -1,0 +1,186 @@
+//! One message, from its admission to the end of its handler.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use futures_util::FutureExt as _;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::Mode;
+use super::failure::identity;
+use super::handler_tasks::{Abandoned, InlineBudget};
+use super::instrumented::{InstrumentedCall, InstrumentedHandler};
+use super::runner::{Disposition, report};
+use super::seen::Seen;
+use crate::delivery::Delivery;
+use crate::error::BoxError;
+use crate::inbox::once::Passed;
+use crate::retry::{Diagnosis, Failure};
+use crate::text::escape;
+
+type Outcome = Result<(), BoxError>;
+
+/// How the messages of a runner are handled. Its subscriptions share this.
+pub(super) struct MessageHandler {
+    pub(super) handler: Arc<InstrumentedHandler>,
+    pub(super) mode: Mode,
+    pub(super) seen: Option<Seen>,
+    /// None: all handlers run in the task of their subscription.
+    pub(super) budget: Option<Arc<InlineBudget>>,
+}
+
+/// Whether a message is handled.
+pub(super) enum Admission {
+    /// It is, and its key is remembered afterwards, if it has one.
+    Handle(Option<Vec<u8>>),
+    /// It is settled already.
+    Settled(Disposition),
+}
+
+impl MessageHandler {
+    #[inline]
+    pub(super) fn admit(&self, delivery: &mut Delivery) -> Admission {
+        match self.mode == Mode::AtMostOnce || self.seen.is_some() {
+            true => self.admit_new(delivery),
+            false => Admission::Handle(None),
+        }
+    }
+
+    fn admit_new(&self, delivery: &mut Delivery) -> Admission {
+        if self.mode == Mode::AtMostOnce && delivery.redelivered() {
+            report(delivery.ack_early());
+            return Admission::Settled(Disposition::Skipped);
+        }
+        let key = self.seen.as_ref().and_then(|seen| seen.key_of(delivery.content()));
+        if let (Some(seen), Some(key)) = (&self.seen, &key)
+            && seen.contains(key)
+        {
+            report(delivery.ack_early());
+            return Admission::Settled(Disposition::Duplicate);
+        }
+        if self.mode == Mode::AtMostOnce {
+            // Settled before its handler begins: it cannot come again.
+            report(delivery.ack_early());
+        }
+        Admission::Handle(key)
+    }
+
+    /// Calls the handler of an admitted message.
+    #[inline]
+    pub(super) fn call(&self, delivery: &Delivery) -> RunningCall {
+        if let Some(budget) = &self.budget {
+            let is_inline = budget.allows();
+            budget.add_share();
+            if !is_inline {
+                return self.spawn(delivery);
+            }
+        }
+        RunningCall::Inline(self.handler.call(delivery.content()))
+    }
+
+    /// Arguments are picked in the task: that may take as long as the handler.
+    fn spawn(&self, delivery: &Delivery) -> RunningCall {
+        let (handler, incoming) = (Arc::clone(&self.handler), delivery.content().clone());
+        let task = tokio::spawn(async move { handler.call(&incoming).await });
+        RunningCall::Task(AbortOnDropHandle::new(task))
+    }
+
+    /// Settles a message after its handler, unless that failed.
+    #[inline]
+    pub(super) fn settle(
+        &self,
+        delivery: &mut Delivery,
+        key: &mut Option<Vec<u8>>,
+        outcome: Outcome,
+    ) -> Result<Disposition, Box<Diagnosis>> {
+        match outcome {
+            Ok(()) => {
+                if let (Some(seen), Some(key)) = (&self.seen, key.take()) {
+                    seen.add(key);
+                }
+                report(delivery.ack_early());
+                Ok(Disposition::Handled)
+            }
+            // Its delivery is dropped, and goes back.
+            Err(error) if error.is::<Abandoned>() => Ok(Disposition::Abandoned),
+            Err(error) if self.mode == Mode::AtMostOnce => {
+                let (routing_key, message_id) = identity(delivery);
+                tracing::error!(
+                    queue = delivery.queue(),
+                    routing_key,
+                    message_id,
+                    "a message that is not tried again failed: {}",
+                    escape(&error.to_string())
+                );
+                Ok(Disposition::Failed)
+            }
+            Err(error) => match Passed::of(&error) {
+                Some(passed) => {
+                    report(delivery.ack_early());
+                    Ok(passed.into())
+                }
+                None => Err(Box::new(Diagnosis::of(&error))),
+            },
+        }
+    }
+}
+
+/// An admitted message. Dropped, it goes back to its queue unless it was settled.
+pub(super) struct Message {
+    pub(super) delivery: Delivery,
+    pub(super) key: Option<Vec<u8>>,
+    /// The number of the consumer that it came from.
+    pub(super) consumer: u64,
+}
+
+/// A call of a handler. Dropped, it ends, or as soon as it no longer computes in a task.
+pub(super) enum RunningCall {
+    /// The subscription polls it.
+    Inline(InstrumentedCall),
+    Task(AbortOnDropHandle<Outcome>),
+}
+
+impl Future for RunningCall {
+    /// None: its task has ended with its runtime.
+    type Output = Option<Outcome>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut *self {
+            RunningCall::Inline(call) => call.poll_unpin(context).map(Some),
+            RunningCall::Task(task) => Poll::Ready(match ready!(task.poll_unpin(context)) {
+                Ok(outcome) => Some(outcome),
+                Err(error) if error.is_cancelled() => None,
+                Err(panic) => Some(Err(Failure::requeue(panic).into())),
+            }),
+        }
+    }
+}
+
+/// A message and the call of its handler. Dropped, both end.
+pub(super) struct Handling {
+    /// Taken out when the call ends.
+    message: Option<Message>,
+    call: RunningCall,
+}
+
+impl Handling {
+    pub(super) fn new(message: Message, call: RunningCall) -> Self {
+        Handling { message: Some(message), call }
+    }
+
+    pub(super) fn is_in_task(&self) -> bool {
+        matches!(self.call, RunningCall::Task(_))
+    }
+}
+
+impl Future for Handling {
+    /// None: the message goes back to its queue, because the runtime of the call has ended.
+    type Output = Option<(Message, Outcome)>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let outcome = ready!(self.call.poll_unpin(context));
+        Poll::Ready(self.message.take().zip(outcome))
+    }
+}

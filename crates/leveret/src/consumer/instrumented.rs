@@ -1,0 +1,106 @@
+//! A handler that is counted and traced.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use futures_util::FutureExt as _;
+use tracing::{Instrument as _, Span};
+
+use super::handler_tasks::Abandoned;
+use super::incoming::Incoming;
+use super::service::{Call, CatchPanic};
+use crate::error::BoxError;
+use crate::inbox::once::Passed;
+use crate::telemetry::{Consumed, InFlight};
+use crate::trace::{self, TraceContext};
+
+/// A handler that is counted and traced.
+pub(crate) struct InstrumentedHandler {
+    call: Call,
+    counts: Arc<Consumed>,
+}
+
+impl InstrumentedHandler {
+    pub(crate) fn new(call: Call, counts: Arc<Consumed>) -> Self {
+        InstrumentedHandler { call, counts }
+    }
+
+    /// Calls the handler, within the trace of the message if it has one.
+    pub(crate) fn call(&self, incoming: &Incoming) -> InstrumentedCall {
+        let in_flight = self.counts.begin(1);
+        let parent = TraceContext::of(incoming.raw_properties());
+        let span = process_span(incoming);
+        let handling = if span.is_disabled() && parent.is_none() {
+            self.call.call(incoming)
+        } else {
+            let context = TraceContext::within(parent.as_ref());
+            context.record(&span, parent.as_ref());
+            let (call, incoming) = (self.call.clone(), incoming.clone());
+            let handling = async move { call.call(&incoming).await };
+            CatchPanic::new(|| Box::pin(context.scope(handling.instrument(span))))
+        };
+        InstrumentedCall { handling, in_flight }
+    }
+}
+
+/// A call of a handler. Dropped, it no longer counts as in flight.
+pub(crate) struct InstrumentedCall {
+    handling: CatchPanic<()>,
+    in_flight: InFlight,
+}
+
+impl Future for InstrumentedCall {
+    type Output = Result<(), BoxError>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let outcome = ready!(self.handling.poll_unpin(context));
+        match &outcome {
+            Err(error) if error.is::<Abandoned>() => {}
+            Err(error) if Passed::of(error).is_none() => self.in_flight.end(0, 1),
+            _ => self.in_flight.end(1, 0),
+        }
+        Poll::Ready(outcome)
+    }
+}
+
+/// By the conventions of OpenTelemetry for messaging.
+fn process_span(incoming: &Incoming) -> Span {
+    if !trace::are_spans_wanted() {
+        return Span::none();
+    }
+    let span = tracing::info_span!(
+        target: "leveret",
+        "process",
+        otel.name = tracing::field::Empty,
+        otel.kind = "consumer",
+        messaging.system = "rabbitmq",
+        messaging.operation.name = "process",
+        messaging.operation.type = "process",
+        messaging.destination.name = tracing::field::Empty,
+        messaging.rabbitmq.destination.routing_key = tracing::field::Empty,
+        messaging.rabbitmq.message.delivery_tag = incoming.delivery_tag(),
+        messaging.message.id = tracing::field::Empty,
+        messaging.message.conversation_id = tracing::field::Empty,
+        trace_id = tracing::field::Empty,
+        span_id = tracing::field::Empty,
+        parent_id = tracing::field::Empty,
+    );
+    if span.is_disabled() {
+        return span;
+    }
+    let (exchange, key) = (incoming.exchange(), incoming.routing_key());
+    let destination = format!("{exchange}:{key}:{}", incoming.queue());
+    span.record("otel.name", format!("process {}", incoming.queue()));
+    span.record("messaging.destination.name", destination);
+    span.record("messaging.rabbitmq.destination.routing_key", key.to_string());
+    let properties = incoming.properties();
+    if let Some(id) = properties.message_id {
+        span.record("messaging.message.id", id.to_string());
+    }
+    if let Some(id) = properties.correlation_id {
+        span.record("messaging.message.conversation_id", id.to_string());
+    }
+    span
+}
