@@ -488,10 +488,10 @@ impl<M> Channel<M> {
         Ok(Some(Delivery::new(Parts { settles: Settles::new(link, tag), letter })))
     }
 
-    /// Settles deliveries that were let go of and are in order, with as few acks as tell them. Says how many acks that were.
+    /// Acks a delivery that was let go of without settling it.
     #[doc(hidden)]
-    pub fn ack_all(&self, tags: &[u64]) -> Result<usize, Error> {
-        self.link.ack_all(tags)
+    pub fn ack(&self, tag: u64) -> Result<(), Error> {
+        self.link.ack(tag)
     }
 
     /// This delivery and all before it that are not settled go back to their queues.

@@ -400,29 +400,6 @@ impl Link {
         }
     }
 
-    /// Acks these deliveries, which are in order, with as few acks as tell them: all before which nothing is open are one. Says how
-    /// many acks that were.
-    pub(super) fn ack_all(&self, tags: &[u64]) -> Result<usize, Error> {
-        let mut settled = lock(&self.channel.settled);
-        let mut through = None;
-        let mut ahead = Vec::new();
-        for tag in tags.iter().copied() {
-            match settled.mark(tag) {
-                Mark::Again => return Err(self.stale(tag)),
-                Mark::InOrder => through = Some(tag),
-                Mark::Ahead => ahead.push(tag),
-            }
-        }
-        let through = through.map(|tag| basic::Ack { delivery_tag: tag, multiple: true });
-        let ahead = ahead.into_iter().map(|tag| basic::Ack { delivery_tag: tag, multiple: false });
-        let mut acks = 0;
-        for ack in through.into_iter().chain(ahead) {
-            self.send_ack(ack, false)?;
-            acks += 1;
-        }
-        Ok(acks)
-    }
-
     pub(super) fn ack_through(&self, tag: u64) -> Result<(), Error> {
         let mut settled = lock(&self.channel.settled);
         match settled.mark_through(tag) {

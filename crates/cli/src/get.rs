@@ -7,6 +7,7 @@ use leveret::{Client, Filter};
 use crate::failure::Failure;
 use crate::message::Shown;
 use crate::output::{Form, note, print, print_bytes};
+use crate::parking::Returns;
 use crate::reach::Reach;
 
 /// Shows the first messages of a queue. They stay there, unless they are taken.
@@ -31,6 +32,8 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     form: Form,
     #[command(flatten)]
+    returns: Returns,
+    #[command(flatten)]
     reach: Reach,
 }
 
@@ -50,8 +53,8 @@ pub(crate) async fn run(arguments: Arguments) -> Result<(), Failure> {
 }
 
 async fn look(client: &Client, arguments: &Arguments) -> Result<usize, Failure> {
-    let messages =
-        client.parking_lot(&arguments.queue).list(&Filter::new(), arguments.count).await?;
+    let lot = arguments.returns.lot(client, &arguments.queue);
+    let messages = lot.list(&Filter::new(), arguments.count).await?;
     for message in &messages {
         match (arguments.raw, arguments.form.json) {
             (true, _) => print_bytes(message.body())?,

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use leveret::{Filter, Target, Task};
+use leveret::{Client, Filter, ParkingLot, Target, Task};
 
 use crate::failure::Failure;
 use crate::message::{Header, with};
@@ -67,6 +67,24 @@ struct Lot {
 
     #[command(flatten)]
     form: Form,
+}
+
+/// What the broker may do to messages that are looked at.
+#[derive(Debug, Args)]
+#[command(next_help_heading = None::<&'static str>)]
+pub(crate) struct Returns {
+    /// Accept that RabbitMQ before 4.3 counts each look at a quorum queue against its delivery limit, and drops messages beyond
+    /// it. Not needed for the parking lots of Leveret and for classic queues.
+    #[arg(long)]
+    allow_counted_returns: bool,
+}
+
+impl Returns {
+    /// The lot of this name.
+    pub(crate) fn lot(&self, client: &Client, name: &str) -> ParkingLot {
+        let lot = client.parking_lot(name);
+        if self.allow_counted_returns { lot.allow_counted_returns() } else { lot }
+    }
 }
 
 /// Which messages are meant: those that meet all of these; all messages if there are none.
@@ -171,20 +189,33 @@ impl To {
 
 /// How many messages are done, for the words of a command that a signal or a failure ends before it can count them itself.
 #[derive(Debug, Default)]
-struct SoFar(AtomicU64);
+struct SoFar {
+    done: AtomicU64,
+    possibly_duplicated: AtomicU64,
+}
 
 impl SoFar {
-    fn set(&self, done: u64) {
-        self.0.store(done, Ordering::Relaxed);
+    fn set(&self, done: u64, possibly_duplicated: u64) {
+        self.done.store(done, Ordering::Relaxed);
+        self.possibly_duplicated.store(possibly_duplicated, Ordering::Relaxed);
     }
 
     /// The failure, with what was done before. `done` is a word for it.
     fn told_with(&self, failure: Failure, done: &str) -> Failure {
-        match self.0.load(Ordering::Relaxed) {
+        let failure = match self.done.load(Ordering::Relaxed) {
             0 => failure,
             count => failure.and(&format!("; at least {} {done}", counted(count, "message"))),
+        };
+        match duplicates(self.possibly_duplicated.load(Ordering::Relaxed)) {
+            None => failure,
+            Some(text) => failure.and(&format!("; {text}")),
         }
     }
+}
+
+/// Says how many messages may be there twice, if any.
+fn duplicates(count: u64) -> Option<String> {
+    (count > 0).then(|| format!("up to {} may have been sent twice", counted(count, "message")))
 }
 
 /// Does a task with its filter, pace and progress, and tells what was done. `done` is a word for it.
@@ -204,7 +235,7 @@ async fn carry_out(
     let bar = bar(0, "looked at");
     let shown = bar.clone();
     let task = task.progress(move |progress| {
-        so_far.set(if pace.dry_run { 0 } else { progress.done });
+        so_far.set(if pace.dry_run { 0 } else { progress.done }, progress.possibly_duplicated);
         shown.set_length(progress.total);
         shown.set_position(progress.seen);
         shown.set_message(format!("{} {done}, {} failed", progress.done, progress.failed));
@@ -212,7 +243,7 @@ async fn carry_out(
     let progress = task.run().await;
     bar.finish_and_clear();
     let progress = progress?;
-    so_far.set(0);
+    so_far.set(0, 0);
     for one in &progress.not_done {
         let id = one.message_id.as_ref().map(|id| format!(" ({})", escape(id))).unwrap_or_default();
         fault(&format!("message {}{id} stays: {}", one.position, one.error));
@@ -225,13 +256,16 @@ async fn carry_out(
             "selected": progress.selected,
             "done": progress.done,
             "failed": progress.failed,
+            "possibly_duplicated": progress.possibly_duplicated,
         })),
         false => {
             let would = if pace.dry_run { "would be " } else { "" };
+            let twice = duplicates(progress.possibly_duplicated);
             print(&format!(
-                "{} of {} {would}{done}",
+                "{} of {} {would}{done}{}",
                 progress.done,
-                counted(progress.total, "message")
+                counted(progress.total, "message"),
+                twice.map(|text| format!("; {text}")).unwrap_or_default()
             ))
         }
     })?;

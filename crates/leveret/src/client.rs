@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::time::{timeout, timeout_at};
 
 use crate::amqp::{self, Channel, Connector, DeleteExchange, DeleteQueue, GetOptions, deadline_in};
 use crate::connection::core::{Core, Options};
 use crate::connection::endpoint::{Dial, Endpoint, Endpoints};
+use crate::connection::registry::Members;
 use crate::connection::{
     Backoff, Client, ClientEvent, ClientEvents, ConnectLimits, Health, IntoEndpoints, checkup,
     health,
@@ -16,6 +18,7 @@ use crate::consumer::Common;
 use crate::delay::ready::Ready;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
+use crate::parking::HeldMessages;
 use crate::topology::{Applied, Failed, Plan, Topology};
 
 /// How long [`Client::close`] waits for each connection to end, beyond its own deadlines.
@@ -218,7 +221,6 @@ impl Client {
         topology: &Topology,
     ) -> Result<(Applied, Vec<Failed>), Error> {
         let core = self.core();
-        core.kinds.forget_all();
         let patience = core.options.timeout;
         let deadline = deadline_in(patience);
         let home = core.home();
@@ -295,7 +297,6 @@ impl Client {
         let deleted = self.on_channel(&what, delete).await?;
         self.core().remembered.forget_queue(queue);
         Ready::of(self.core()).was_deleted(queue);
-        self.core().kinds.forget(name);
         Ok(deleted)
     }
 
@@ -355,12 +356,14 @@ impl Client {
         }
     }
 
-    /// Closes all connections: what was published is confirmed first, and what somebody has taken out of a [parking lot
-    /// ](Client::parking_lot) to look at it is put back, up to a deadline; consumers end. Closing twice is no error, and it never
+    /// Closes all connections: what was published is confirmed first, and what tasks have taken out of a
+    /// [parking lot](Client::parking_lot) is given back, up to a deadline; consumers end. Closing twice is no error, and it never
     /// hangs.
     pub async fn close(&self) {
         // As long as there are connections.
-        let _ = timeout(self.core().options.timeout, self.core().hands.close()).await;
+        let held = self.core().extensions.get::<Members<HeldMessages>>().all();
+        let given_back = join_all(held.iter().map(|held| held.give_back()));
+        let _ = timeout(self.core().options.timeout, given_back).await;
         let first = self.core().begin_close();
         for line in self.core().lines().into_iter().chain(self.core().retired_lines()) {
             let _ = timeout(CLOSE, line.ended()).await;

@@ -295,16 +295,6 @@ impl Mover {
         open.channel.check(&publish).map_err(|error| Error::from_amqp(self.what, error))
     }
 
-    /// Publishes after those that are under way, on the same channel. `None` if that is gone: they may have to be sent
-    /// again first.
-    pub(crate) async fn follow(&self, mut parcel: Parcel) -> Result<Option<Moving>, Error> {
-        let deadline = Instant::now() + self.timeout;
-        match self.channel.open_now() {
-            Some(open) => self.send_on(&open, &mut parcel, deadline).await,
-            None => Ok(None),
-        }
-    }
-
     /// Publishes on a channel, unless it is gone.
     async fn send_on(
         &self,
@@ -372,11 +362,6 @@ impl Moving {
     /// Whether there will be no answer, since the channel is gone.
     pub(crate) fn is_lost(&self) -> bool {
         matches!(self.confirmation.outcome(), Some(Outcome::Lost(_)))
-    }
-
-    /// Lets it have until then.
-    pub(crate) fn wait_until(&mut self, deadline: Instant) {
-        self.deadline = deadline;
     }
 }
 

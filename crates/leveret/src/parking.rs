@@ -7,37 +7,33 @@ use tokio::time::sleep;
 
 use crate::connection::{Client, ClientEvent};
 use crate::error::{Error, ErrorKind};
+use crate::topology::QueueType;
 
-mod acks;
-mod convoy;
-mod doubtful;
+mod export;
 mod filter;
 mod groups;
-mod hand;
 mod held;
+mod import;
 mod json;
-pub(crate) mod kind;
-mod mark;
+mod known_queue;
 mod message;
-mod pace;
+mod rate;
 mod run;
-mod staying;
+mod scan;
 mod target;
 mod task;
-mod transfer;
-mod walk;
-mod written;
+mod window;
+mod work;
 
+pub use export::Export;
 pub use filter::Filter;
 pub use groups::Group;
+pub use import::{Import, Imported};
 pub use message::{ParkedMessage, PastError, Story};
 pub use target::{Draft, Target};
 pub use task::{NotDone, Progress, Task};
-pub use transfer::{Export, Import, Imported};
 
-pub(crate) use hand::Hands;
-pub(crate) use kind::Kinds;
-pub(crate) use mark::key_without_mark;
+pub(crate) use held::HeldMessages;
 
 use groups::Groups;
 use task::Action;
@@ -79,63 +75,39 @@ const LEAST_PAUSE: Duration = Duration::from_millis(100);
 /// # }
 /// ```
 ///
-/// Looking takes messages out of the queue for a moment and puts them back at their place; the broker marks them as
-/// redelivered. Meanwhile others who look, and consumers, do not see them. Any number of messages is gone through in pages of
-/// at most 1000 messages or some megabytes.
+/// A look takes messages out of the queue for a moment, and gives them back at their place. It changes nothing of them; the broker
+/// marks them as redelivered. Meanwhile consumers and other looks do not see them: let one look be done before the next begins.
 ///
-/// # Quorum queues
+/// A quorum queue hands out first what was given back. To keep the order, a look that stops among messages that were looked at
+/// before goes on to the last of them: the first ten of a million messages cost as much as all of them, the second time.
 ///
-/// RabbitMQ before 4.3 counts how often a message of a quorum queue is given back, and drops it beyond the delivery limit of
-/// the queue, which may be 0 and which nobody is told. There nothing is given back: messages that stay are put to the end of
-/// the lot as new ones, each confirmed before the old one is acked, until all are in their order again. So every look goes
-/// through the whole lot, what is parked meanwhile comes to stand among the others, and who looks needs the permission to write
-/// to the default exchange. How a message had come into the lot is noted in its headers; `CC`, and a `user_id` of somebody else, are in
-/// headers from then on, from which they are taken when it is replayed. Since they are new ones, their delivery
-/// counts and times to live begin anew: do not look into queues all the time that others work on. And their routing key is
-/// another one: do not look into a quorum queue that dead-letters by the keys of its messages, for what dies there afterwards goes to
-/// the queues that are bound by the name of the lot, and to no others. From 4.3 on looking is not counted, and changes none of
-/// this.
+/// # Brokers that count
 ///
-/// While others take messages from the lot or add some, every message that is there all the time is shown once; what somebody else has
-/// out at the moment is not seen. (With priorities, from 4.3 on and in classic queues, what is added meanwhile with a higher one comes
-/// first, and as many of the last are not shown.) Two who look, or do something, at the same time hide messages from each other, up to half of
-/// the lot: let one be done before the other begins. To know its own messages again, a look before 4.3 gives them a routing key
-/// that begins with `leveret.look.`; that is not shown here or by [consumers](Client::consumer) of this crate, and seen only by
-/// others who take them, and where they are dead-lettered to.
+/// RabbitMQ before 4.3 counts how often a message of a quorum queue is given back, and drops it beyond a delivery limit that no
+/// client can see. There a queue is looked into if its limit is known to be out of reach, as that of every lot that this crate
+/// has declared (a policy with a lower `delivery-limit` must not apply to such lots: nothing tells the client of it). The client
+/// knows that of queues that it has declared, and finds out whether another one was declared like a lot. Classic queues
+/// count nothing: say so by [`queue_type`](Self::queue_type) where that cannot be found out. Otherwise a look is refused before
+/// anything is taken, unless [counted returns are allowed](Self::allow_counted_returns). A replay, move or purge of everything
+/// needs no such permission: what cannot be sent on is published to the end of the lot.
 ///
-/// From 4.3 on a quorum queue hands out first what was given back. To keep the order, whoever stops in the middle of messages
-/// that were looked at before goes on to the last of them: the first ten of a million messages cost as much as all of them, the
-/// second time. A queue with a delayed retry of type `all` or `returned` holds back what was looked at as long as it says: it is not to be
-/// seen meanwhile.
+/// On every version the broker counts what it gives back because a connection is lost or a process killed.
 ///
-/// The order may change if others take messages or look at the same time, or if a look is dropped or cut off: before 4.3 what it has gone
-/// past is then behind what it has not.
+/// # What is held
 ///
-/// # What is out
-///
-/// A look or task that is dropped loses nothing, and goes no further: what it has out at that moment is put back by a task of the
-/// client's own, which has the client's [timeout](crate::ClientBuilder::timeout) for that. [`Client::close`] waits for it, no longer than
-/// that, and puts back what others have out who are not done. So close the client before the program ends.
-///
-/// If the process is killed or the connection is lost, the broker gives back what is out, and every version counts that: all that was
-/// seen, and before 4.3 a page of at most 100 messages, and on 4.0 to 4.2 all those with a priority above 4. The same happens to a page if
-/// the broker takes no messages for long in the middle of a task because its memory or disk is short, or if within a minute after a look
-/// somebody makes a quorum queue in the place of a classic one. A quorum queue whose delivery limit is 0 drops or dead-letters them then, as
-/// it does with those of any consumer; nobody who looks can do something against that, or is told the limit, since a policy may have
-/// set it. Lots that this crate makes have a limit out of reach: it takes a policy to lower it.
+/// A look or task that is dropped loses nothing: what it holds is put back by a task of the client's own. [`Client::close`] waits
+/// for that, up to the client's [timeout](crate::ClientBuilder::timeout), so close the client before the program ends.
 ///
 /// # Permissions
 ///
-/// Streams are not looked into: nothing is taken out of them. Nor is a queue that deletes itself with its last consumer: that would delete
-/// it. Who may not declare it is not told
-/// that it does; from classic queues messages are then taken one by one without a consumer, which is slower and deletes nothing.
-///
-/// The permission to read is enough to look into classic queues, and from 4.3 on into all. What kind of queue it is can only be asked
-/// by what the broker refuses and notes in its log: once for a quorum queue, once a minute at most for another one.
+/// The permission to read is enough to look; with the one to configure, too, other queues than those of this client are gone through
+/// faster. Streams, and queues that delete themselves with their last consumer, are refused.
 #[derive(Clone, Debug)]
 pub struct ParkingLot {
     client: Client,
     queue: String,
+    queue_type: Option<QueueType>,
+    allows_counted_returns: bool,
 }
 
 impl Client {
@@ -148,7 +120,22 @@ impl Client {
 
 impl ParkingLot {
     pub(crate) fn new(client: Client, queue: String) -> Self {
-        ParkingLot { client, queue }
+        ParkingLot { client, queue, queue_type: None, allows_counted_returns: false }
+    }
+
+    /// Says of what type the queue is, where the client cannot know it.
+    #[must_use]
+    pub fn queue_type(mut self, queue_type: QueueType) -> Self {
+        self.queue_type = Some(queue_type);
+        self
+    }
+
+    /// Accepts that a broker before RabbitMQ 4.3 counts each look against the delivery limit of a quorum queue, and drops or
+    /// dead-letters messages that were looked at more often than that.
+    #[must_use]
+    pub fn allow_counted_returns(mut self) -> Self {
+        self.allows_counted_returns = true;
+        self
     }
 
     /// The name of its queue.
@@ -161,55 +148,55 @@ impl ParkingLot {
         Ok(u64::from(self.client.inspect_queue(&self.queue).await?.messages))
     }
 
-    /// The first messages that are meant, at most so many. They stay where they are.
+    /// The first messages that the filter selects, at most so many. They stay where they are.
     pub async fn list(&self, filter: &Filter, limit: usize) -> Result<Vec<ParkedMessage>, Error> {
         let mut found = Vec::new();
-        // A lost connection lets it begin anew.
+        // A lost connection lets it begin again.
         let mut last = 0;
-        let look = |walk, message: &ParkedMessage| {
-            if walk != last {
+        let look = |scan, message: &ParkedMessage| {
+            if scan != last {
                 found.clear();
             }
-            last = walk;
+            last = scan;
             found.push(message.clone().compact());
             ControlFlow::Continue(())
         };
-        self.look_by_walk(look).filter(filter.clone()).limit(limit as u64).run().await?;
+        self.look_by_scan(look).filter(filter.clone()).limit(limit as u64).run().await?;
         Ok(found)
     }
 
-    /// Shows messages one by one, however many there are, until it is told to stop. They stay where they are.
+    /// Shows messages one by one, however many there are, until the closure says to stop. They stay where they are.
     ///
-    /// After a lost connection it begins anew with the first, when as many are there as before. It waits for them as long as the client's
-    /// [timeout](crate::ClientBuilder::timeout) is: what somebody has out still is not shown.
+    /// After a lost connection it begins again with the first message, when as many are there as before. It waits for them as long
+    /// as the client's [timeout](crate::ClientBuilder::timeout) is.
     pub fn look<'a>(
         &self,
         mut look: impl FnMut(&ParkedMessage) -> ControlFlow<()> + Send + 'a,
     ) -> Task<'a> {
-        self.look_by_walk(move |_, message| look(message))
+        self.look_by_scan(move |_, message| look(message))
     }
 
-    /// The same, and tells each time which walk it is: after a lost connection, another one.
-    fn look_by_walk<'a>(
+    /// The same, and tells each time which scan it is: after a lost connection, another one.
+    fn look_by_scan<'a>(
         &self,
         look: impl FnMut(u32, &ParkedMessage) -> ControlFlow<()> + Send + 'a,
     ) -> Task<'a> {
-        Task::new(&self.client, &self.queue, Action::Look(Box::new(look)))
+        Task::new(self, Action::Look(Box::new(look)))
     }
 
-    /// The messages that are meant, by queue, kind and text of their last error; the largest group first.
+    /// The messages that the filter selects, by queue, kind and text of their last error; the largest group first.
     pub async fn groups(&self, filter: &Filter) -> Result<Vec<Group>, Error> {
         let mut groups = Groups::default();
         let mut last = 0;
-        let look = |walk, message: &ParkedMessage| {
-            if walk != last {
+        let look = |scan, message: &ParkedMessage| {
+            if scan != last {
                 groups = Groups::default();
             }
-            last = walk;
+            last = scan;
             groups.add(message);
             ControlFlow::Continue(())
         };
-        self.look_by_walk(look).filter(filter.clone()).run().await?;
+        self.look_by_scan(look).filter(filter.clone()).run().await?;
         Ok(groups.finish())
     }
 
@@ -224,7 +211,7 @@ impl ParkingLot {
 
     /// The same, but to another place. For messages that do not tell where they came from.
     pub fn replay_to<'a>(&self, target: Target) -> Task<'a> {
-        Task::new(&self.client, &self.queue, Action::Replay { target, edit: None })
+        Task::new(self, Action::Replay { target, edit: None })
     }
 
     /// Changes messages and replays them. The closure gets each message, and what is about to be sent.
@@ -245,17 +232,17 @@ impl ParkingLot {
     /// ```
     pub fn edit<'a>(&self, edit: impl FnMut(&ParkedMessage, &mut Draft) + Send + 'a) -> Task<'a> {
         let action = Action::Replay { target: Target::Origin, edit: Some(Box::new(edit)) };
-        Task::new(&self.client, &self.queue, action)
+        Task::new(self, action)
     }
 
     /// Moves messages to another queue or exchange as they are. They keep their story, and can be replayed from there.
     pub fn move_to<'a>(&self, target: Target) -> Task<'a> {
-        Task::new(&self.client, &self.queue, Action::Move(target))
+        Task::new(self, Action::Move(target))
     }
 
     /// Drops messages.
     pub fn purge<'a>(&self) -> Task<'a> {
-        Task::new(&self.client, &self.queue, Action::Purge)
+        Task::new(self, Action::Purge)
     }
 
     /// Asks for the depth every so often, and announces [`ClientEvent::LotFilled`] when it has passed the threshold, and

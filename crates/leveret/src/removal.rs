@@ -2,13 +2,14 @@
 
 use std::fmt;
 
-use crate::amqp::{Channel, DeleteExchange, DeleteQueue, GetOptions, ReplyCode};
+use crate::amqp::{
+    Channel, ConsumeOptions, DeleteExchange, DeleteQueue, GetOptions, ReplyCode, Table, Value,
+};
 use crate::connection::Client;
 use crate::error::{Error, ErrorKind};
-use crate::parking::kind::{Kind, kind_now};
 use crate::retry::profile::WorkQueue;
 use crate::retry::{Retry, RetryPolicy};
-use crate::topology::{Destination, Topology};
+use crate::topology::{Destination, QueueType, Topology};
 
 /// Deletes a queue with its retry, wait and parking objects, as long as there is no message in any of them. From
 /// [`Client::queue_removal`].
@@ -152,19 +153,43 @@ impl QueueRemoval {
         if let Some(found) = occupation(&self.look_at(true, queue.to_owned()).await?) {
             return Err(occupied(&found));
         }
-        let when = match kind_now(&self.client, queue).await? {
-            Kind::Stream => DeleteQueue::default(),
+        let when = match self.type_of(queue).await? {
+            Some(QueueType::Classic) => DeleteQueue { if_unused: true, if_empty: true },
+            Some(QueueType::Stream) => DeleteQueue::default(),
             // Its counts are 0 as well while its leader does not answer, and it knows no condition: 540 costs the connection.
-            Kind::MayBeQuorum if self.has_message(queue).await? => {
+            _ if self.has_message(queue).await? => {
                 return Err(occupied(&format!("{belonging} has a message")));
             }
-            Kind::MayBeQuorum => DeleteQueue::default(),
-            _ => DeleteQueue { if_unused: true, if_empty: true },
+            _ => DeleteQueue::default(),
         };
         self.client.delete_queue(queue, when).await.map_err(|error| match error.reply_code() {
             Some(ReplyCode::PRECONDITION_FAILED) => occupied("it has messages or consumers"),
             _ => error,
         })
+    }
+
+    /// The type of a queue, as the broker tells it when it refuses a consumer with an argument of streams. A stream takes that one,
+    /// and delivers nothing: it means to wait for what is yet to come.
+    async fn type_of(&self, queue: &str) -> Result<Option<QueueType>, Error> {
+        let arguments = Table::from_pairs([("x-stream-offset", Value::from("next"))]);
+        let arguments = arguments.map_err(|error| Error::invalid(error.to_string()))?;
+        let consume = |channel: Channel| {
+            let arguments = arguments.clone();
+            let options = ConsumeOptions { arguments, prefetch: 1, ..ConsumeOptions::default() };
+            async move {
+                match channel.consume(queue, options).await {
+                    Ok(_) => Ok(Some(QueueType::Stream)),
+                    Err(error) if error.is_connection_error() => Err(error),
+                    Err(error) => {
+                        let is_classic = error.to_string().contains("rabbit_classic_queue");
+                        Ok(is_classic.then_some(QueueType::Classic))
+                    }
+                }
+            }
+        };
+        self.client
+            .on_channel(&format!("cannot find out the type of queue {queue:?}"), consume)
+            .await
     }
 
     /// Whether a message can be taken out of a queue, as far as this user may read. It goes back when the channel is closed.

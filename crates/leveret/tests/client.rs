@@ -20,6 +20,7 @@ mod client {
     mod health;
     mod hostile;
     mod inbox;
+    mod layers;
     mod mishaps;
     mod on_the_wire;
     mod parking;

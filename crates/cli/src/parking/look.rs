@@ -7,7 +7,7 @@ use leveret::{Client, Filter, ParkedMessage};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Lot, Which};
+use super::{Lot, Returns, Which};
 use crate::failure::Failure;
 use crate::message::Shown;
 use crate::output::{
@@ -27,6 +27,8 @@ pub(super) struct List {
     limit: usize,
 
     #[command(flatten)]
+    returns: Returns,
+    #[command(flatten)]
     which: Which,
     #[command(flatten)]
     reach: Reach,
@@ -35,7 +37,7 @@ pub(super) struct List {
 impl List {
     pub(super) async fn run(self) -> Result<(), Failure> {
         let command = async |client: &Client| {
-            let lot = client.parking_lot(&self.lot.lot);
+            let lot = self.returns.lot(client, &self.lot.lot);
             let messages = lot.list(&self.which.filter(), self.limit).await?;
             Ok((messages, lot.depth().await?))
         };
@@ -105,6 +107,8 @@ pub(super) struct Show {
     raw: bool,
 
     #[command(flatten)]
+    returns: Returns,
+    #[command(flatten)]
     reach: Reach,
 }
 
@@ -117,8 +121,9 @@ impl Show {
         if let Some(position) = self.position {
             filter = filter.position(position);
         }
-        let command =
-            async |client: &Client| Ok(client.parking_lot(&self.lot.lot).list(&filter, 1).await?);
+        let command = async |client: &Client| {
+            Ok(self.returns.lot(client, &self.lot.lot).list(&filter, 1).await?)
+        };
         let messages = self.reach.with_client_briefly(command).await?;
         let Some(message) = messages.first() else {
             return Err(Failure::new(format_args!(
@@ -164,6 +169,8 @@ pub(super) struct Groups {
     #[command(flatten)]
     lot: Lot,
     #[command(flatten)]
+    returns: Returns,
+    #[command(flatten)]
     which: Which,
 
     #[command(flatten)]
@@ -186,8 +193,9 @@ struct Told {
 impl Groups {
     pub(super) async fn run(self) -> Result<(), Failure> {
         let filter = self.which.filter();
-        let command =
-            async |client: &Client| Ok(client.parking_lot(&self.lot.lot).groups(&filter).await?);
+        let command = async |client: &Client| {
+            Ok(self.returns.lot(client, &self.lot.lot).groups(&filter).await?)
+        };
         let groups = self.reach.with_client_briefly(command).await?;
         if self.lot.form.json {
             return groups.into_iter().try_for_each(|group| {

@@ -7,7 +7,7 @@ use clap::Args;
 use leveret::amqp::ShortStr;
 use leveret::{Client, Draft, ParkingLot, Task};
 
-use super::{Lot, Pace, SoFar, To, Which, carry_out, confirm};
+use super::{Lot, Pace, Returns, SoFar, To, Which, carry_out, confirm};
 use crate::failure::Failure;
 use crate::message::Header;
 use crate::output::counted;
@@ -20,6 +20,8 @@ struct Work {
     lot: Lot,
     #[command(flatten)]
     pace: Pace,
+    #[command(flatten)]
+    returns: Returns,
     #[command(flatten)]
     which: Which,
     #[command(flatten)]
@@ -35,7 +37,7 @@ impl Work {
     ) -> Result<(), Failure> {
         let so_far = SoFar::default();
         let command = async |client: &Client| {
-            let task = task(&client.parking_lot(&self.lot.lot)).await?;
+            let task = task(&self.returns.lot(client, &self.lot.lot)).await?;
             carry_out(task, self.which.filter(), &self.pace, self.lot.form, done, &so_far).await
         };
         let result = self.reach.with_client(command).await;

@@ -8,7 +8,7 @@ use clap::Args;
 use leveret::Client;
 use tempfile::NamedTempFile;
 
-use super::{Lot, SoFar, Which};
+use super::{Lot, Returns, SoFar, Which};
 use crate::failure::Failure;
 use crate::files::new_beside;
 use crate::output::{counted, fault, note, print, print_json, unbuffered, unless_unread};
@@ -30,6 +30,8 @@ pub(super) struct Export {
     limit: Option<u64>,
 
     #[command(flatten)]
+    returns: Returns,
+    #[command(flatten)]
     which: Which,
     #[command(flatten)]
     reach: Reach,
@@ -45,7 +47,7 @@ impl Export {
         let bar = bar(0, "looked at");
         let shown = bar.clone();
         let command = async |client: &Client| {
-            let lot = client.parking_lot(&self.lot.lot);
+            let lot = self.returns.lot(client, &self.lot.lot);
             let mut export =
                 lot.export(&mut out).filter(self.which.filter()).progress(move |progress| {
                     shown.set_length(progress.total);
@@ -161,7 +163,7 @@ impl Import {
             // Without it, every line would fail for the same reason.
             lot.depth().await?;
             let mut import = lot.import(&mut from).progress(move |imported| {
-                counting.set(if self.dry_run { 0 } else { imported.imported });
+                counting.set(if self.dry_run { 0 } else { imported.imported }, 0);
                 shown.set_position(imported.imported);
                 shown.set_message(format!("{} failed", imported.failed));
             });

@@ -209,7 +209,8 @@ async fn the_commands_of_the_readme_are_as_they_are_written() {
     let terminal = Terminal::new(&place).with_cargo();
     terminal.run("chmod +x bill");
     // What it takes for granted.
-    client.apply(&Topology::new().queue(Queue::quorum("jobs.parked"))).await.unwrap();
+    let lot = Queue::quorum("jobs.parked").argument("x-delivery-limit", 1_000_000_000i64);
+    client.apply(&Topology::new().queue(lot)).await.unwrap();
     let prices = "[[service]]\nname = \"prices\"\ncommand = [\"echo\", \"142.5\"]\n";
     fs::write(terminal.folder.path().join("prices.toml"), prices).unwrap();
     let mut running = vec![terminal.start("leveret run prices.toml", "running: ")];

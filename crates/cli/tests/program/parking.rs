@@ -5,7 +5,8 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use leveret::{Client, Failure, Message, Queue, Topology};
-use leveret_testkit::eventually;
+use leveret_testkit::proxy::Cut;
+use leveret_testkit::{FaultProxy, eventually};
 
 use crate::support::{Killed, Place, Said, on_a_terminal};
 
@@ -111,7 +112,8 @@ async fn messages_are_replayed_edited_moved_and_dropped() {
         "text/plain",
     ];
     assert_eq!(place.run(&edit).ok(), "1 of 7 messages replayed\n");
-    let edited = place.run(&["get", "jobs", "-n", "3", "--json"]).json();
+    let get = ["get", "jobs", "-n", "3", "--json", "--allow-counted-returns"];
+    let edited = place.run(&get).json();
     assert_eq!(
         (edited[2]["body"].as_str(), edited[2]["properties"]["content_type"].as_str()),
         (Some("job 100"), Some("text/plain"))
@@ -267,6 +269,33 @@ async fn long_work_shows_a_bar_on_a_terminal_and_none_in_a_pipe() {
     client.close().await;
 }
 
+/// Each message is acked as soon as it is confirmed, so few are in doubt.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_replay_that_is_cut_off_says_how_many_may_have_been_sent_twice() {
+    const JOBS: u64 = 60;
+    let place = Place::new().await;
+    let client = with_parked(&place, JOBS as u32).await;
+    let address = place.url().trim_start_matches("amqp://").rsplit('@').next().unwrap();
+    let proxy = FaultProxy::to(address.split('/').next().unwrap()).await;
+    let mut replay = place.program(&["parking", "replay", LOT, "--rate", "40", "--yes", "--json"]);
+    replay.env("LEVERET_URL", proxy.url(place.url()));
+    let child = replay.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    eventually(Duration::from_secs(60), "some that are replayed", || async {
+        client.inspect_queue("jobs").await.is_ok_and(|info| info.messages >= 20)
+    })
+    .await;
+    proxy.cut(Cut::Reset);
+    let said: Said = tokio::task::block_in_place(|| child.wait_with_output()).unwrap().into();
+    assert_eq!(said.status, 0, "{said:?}");
+    let told = said.json().remove(0);
+    assert_eq!(told["failed"], 0, "{told}");
+    place.until_has(&client, LOT, 0).await;
+    let arrived = u64::from(client.inspect_queue("jobs").await.unwrap().messages);
+    let doubtful = told["possibly_duplicated"].as_u64().unwrap();
+    assert!((JOBS..=JOBS + doubtful).contains(&arrived) && doubtful <= 10, "{arrived}: {told}");
+    client.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_or_stopped_in_the_middle_of_a_replay_it_loses_nothing() {
     const JOBS: u32 = 200;
@@ -299,7 +328,7 @@ async fn killed_or_stopped_in_the_middle_of_a_replay_it_loses_nothing() {
     assert_eq!(rest.status, 0, "{rest:?}");
     assert_eq!(client.parking_lot(LOT).depth().await.unwrap(), 0);
     let ids: BTreeSet<String> = place
-        .run(&["get", "jobs", "-n", "1000", "--json"])
+        .run(&["get", "jobs", "-n", "1000", "--json", "--allow-counted-returns"])
         .json()
         .iter()
         .map(|told| told["properties"]["message_id"].as_str().unwrap().to_owned())

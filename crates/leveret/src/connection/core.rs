@@ -16,7 +16,6 @@ use super::managed::{Line, Role};
 use super::registry::Registry;
 use crate::amqp::lock;
 use crate::error::Error;
-use crate::parking::{Hands, Kinds};
 use crate::topology::Remembered;
 
 /// How a client connects and comes back.
@@ -53,8 +52,6 @@ pub(crate) struct Core {
     pub(crate) endpoints: Endpoints,
     pub(crate) remembered: Remembered,
     pub(crate) extensions: Extensions,
-    pub(crate) kinds: Kinds,
-    pub(crate) hands: Hands,
     pub(crate) health: Registry,
     announcer: Announcer,
     lines: Mutex<Lines>,
@@ -107,8 +104,6 @@ impl Core {
             endpoints,
             remembered: Remembered::default(),
             extensions: Extensions::default(),
-            kinds: Kinds::default(),
-            hands: Hands::default(),
             health: Registry::default(),
             announcer: Announcer::new(),
             lines: Mutex::default(),

@@ -289,9 +289,6 @@ impl Driver {
             if up.connection.is_usable() {
                 self.announce_not_restored(&failed);
                 lock(&self.not_restored).clone_from(&failed);
-                if self.role == Role::Home {
-                    self.core.kinds.forget_all();
-                }
                 self.state.send_replace(State::Up(up.clone()));
                 let endpoint = up.endpoint.to_string();
                 let connection = self.name.clone();

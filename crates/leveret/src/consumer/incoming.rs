@@ -9,7 +9,6 @@ use bytes::Bytes;
 
 use crate::amqp::{Letter, Properties, RawProperties, ShortStr, Source, Value};
 use crate::inbox::Inbox;
-use crate::parking::key_without_mark;
 use crate::retry::stamp::Origin;
 use crate::retry::{Profile, Retry};
 use crate::rpc::WayBack;
@@ -78,7 +77,7 @@ impl Incoming {
 
     /// The routing key it came with, whoever published it last.
     pub(crate) fn came_with_key(&self) -> ShortStr<'_> {
-        key_without_mark(&self.source().exchange(), self.source().routing_key(), self.queue())
+        self.source().routing_key()
     }
 
     fn origin(&self) -> Option<Origin> {

@@ -46,9 +46,9 @@ struct Form {
 #[serde(default, deny_unknown_fields)]
 struct Fields {
     #[serde(skip_serializing_if = "Option::is_none")]
-    content_type: Option<Text>,
+    content_type: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    content_encoding: Option<Text>,
+    content_encoding: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     headers: Option<Pairs>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -56,29 +56,24 @@ struct Fields {
     #[serde(skip_serializing_if = "Option::is_none")]
     priority: Option<u8>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    correlation_id: Option<Text>,
+    correlation_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    reply_to: Option<Text>,
+    reply_to: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    expiration: Option<Text>,
+    expiration: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    message_id: Option<Text>,
+    message_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     timestamp: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none", rename = "type")]
-    kind: Option<Text>,
+    kind: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    user_id: Option<Text>,
+    user_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    app_id: Option<Text>,
+    app_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    cluster_id: Option<Text>,
+    cluster_id: Option<String>,
 }
-
-/// A short text.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(transparent)]
-struct Text(String);
 
 /// The fields of a table, in order.
 #[derive(Debug, Default)]
@@ -187,7 +182,7 @@ impl Fields {
         }
         let text = |text: &Option<ShortStr<'_>>| match text {
             None => Some(None),
-            Some(text) => text.to_str().ok().map(|text| Some(Text(text.to_owned()))),
+            Some(text) => text.to_str().ok().map(|text| Some(text.to_owned())),
         };
         let properties = raw.get();
         Some(Fields {
@@ -222,9 +217,9 @@ impl Fields {
     }
 
     fn into_properties(self) -> Result<Properties<'static>, String> {
-        let text = |what: &str, text: Option<Text>| match text {
+        let text = |what: &str, text: Option<String>| match text {
             None => Ok(None),
-            Some(Text(text)) => {
+            Some(text) => {
                 ShortStr::try_from(text).map(Some).map_err(|error| format!("{what}: {error}"))
             }
         };

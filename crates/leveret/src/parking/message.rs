@@ -1,6 +1,5 @@
 //! A message in a parking lot, and what its headers tell of how it came there.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -94,28 +93,6 @@ impl ParkedMessage {
     /// How much memory it takes, roughly.
     pub(super) fn size(&self) -> usize {
         self.body.len() + self.raw.as_bytes().len()
-    }
-
-    /// What stays as it is while it is in the lot, however often it is given back or put in anew, as a number.
-    pub(super) fn likeness(&self) -> u64 {
-        let properties = self.properties();
-        let mut hasher = DefaultHasher::new();
-        self.body.hash(&mut hasher);
-        for (name, value) in properties.headers.iter().flat_map(|headers| headers.iter()) {
-            if !may_change(name.as_bytes()) {
-                (name.as_bytes(), format!("{value:?}")).hash(&mut hasher);
-            }
-        }
-        let stable = Properties {
-            headers: None,
-            delivery_mode: None,
-            priority: None,
-            expiration: None,
-            user_id: None,
-            ..properties
-        };
-        RawProperties::from(&stable).as_bytes().hash(&mut hasher);
-        hasher.finish()
     }
 
     /// The properties and the body, to send on.
@@ -256,12 +233,6 @@ impl Story {
             self.exchange = Some(exchange);
         }
     }
-}
-
-/// Headers in which the broker counts, or in which is noted what a message that is put in anew cannot keep.
-fn may_change(name: &[u8]) -> bool {
-    let counts: [&[u8]; 4] = [b"x-delivery-count", b"x-acquired-count", b"CC", b"BCC"];
-    counts.contains(&name) || name.starts_with(b"x-leveret-")
 }
 
 fn history(header: &Value<'_>) -> Vec<PastError> {

@@ -1,311 +1,289 @@
 //! A task under way: it decides about each message, and counts.
 //!
-//! ```text
-//!  Hand --> is it meant? --no--> stays
-//!                |
-//!               yes --> shown, and stays; or let go; or addressed and sent
-//! ```
-//!
-//! A lost connection lets it begin anew at the head of the lot, where all is again that was not acked. Who only looks begins to count
-//! anew, too; for others, what was counted as gone and comes again is not counted twice.
+//! A lost connection lets it begin again at the head of the lot, where everything is that was not acked. Nothing is published again
+//! before it is met again there.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, SystemTime};
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
-use super::convoy::{MAX_LOSSES, is_about_message, is_loss};
-use super::doubtful::Doubtful;
-use super::hand::Hand;
-use super::held::Outcome;
-use super::mark::Mark;
 use super::message::ParkedMessage;
-use super::pace::Pace;
+use super::rate::RateLimiter;
+use super::scan::TakenMessage;
 use super::target::{Draft, Router, Target, note_address, reset};
 use super::task::{Action, Edit, NotDone, Progress, Task};
-use super::walk::Taken;
-use crate::error::Error;
-use crate::forwarder::{Mover, Parcel};
+use super::window::{is_about_message, is_channel_closed_over_message, is_loss};
+use super::work::ScanWork;
+use crate::error::{Error, ErrorKind};
+use crate::forwarder::Parcel;
 
 /// How many messages that were not done are named.
 const MAX_NAMED: usize = 100;
 
-/// How many messages are sent together.
-const OUTBOX: usize = 64;
+/// How often in a row a task begins again after a lost connection, without getting anything done.
+pub(super) const MAX_LOSSES: u32 = 5;
 
-/// So long an ack may wait for others.
-const A_WHILE: Duration = Duration::from_millis(50);
+/// After so many acks the broker is asked whether it has taken them.
+const MAX_UNPROVEN: u64 = 64;
 
-pub(super) struct Run<'a> {
+/// Before a pause this long, too.
+const LONG_PAUSE: Duration = Duration::from_millis(500);
+
+/// How often to ask whether the broker has given back what a lost connection had taken, and for how long the answer has to be the
+/// same if acks may have been lost.
+const RETURN_POLL: Duration = Duration::from_millis(100);
+const STABLE_POLLS: u32 = 5;
+
+pub(super) struct TaskRun<'a> {
     task: Task<'a>,
-    /// Knows what can be sent.
-    mover: Mover,
     router: Router,
-    pace: Pace,
+    rate: RateLimiter,
     progress: Progress,
-    /// What is about to be sent, to go together.
-    outbox: Vec<(Taken, Parcel)>,
     began: SystemTime,
-    walks: u32,
-    doubtful: Doubtful,
-    /// What is put in anew has this mark, and so many have it.
-    mark: (Mark, u64),
+    scans: u32,
+    /// How many acks the broker may not have taken when the last scan was interrupted.
+    doubtful: u64,
+    /// Whether the broker has closed the channel over a message: the next scan finds out over which.
+    is_careful: bool,
+    stop: bool,
 }
 
-impl<'a> Run<'a> {
-    pub(super) fn new(task: Task<'a>, pace: Pace) -> Self {
-        Run {
-            mover: Mover::new(&task.client, "sending on a parked message"),
-            router: Router::new(&task.client, &task.queue),
-            pace,
+impl<'a> TaskRun<'a> {
+    pub(super) fn new(task: Task<'a>, rate: RateLimiter) -> Self {
+        TaskRun {
+            router: Router::new(&task.lot.client, &task.lot.queue),
+            rate,
             progress: Progress::default(),
-            outbox: Vec::new(),
             began: SystemTime::now(),
-            walks: 0,
-            doubtful: Doubtful::default(),
-            mark: (Mark::new(), 0),
+            scans: 0,
+            doubtful: 0,
+            is_careful: false,
+            stop: false,
             task,
         }
     }
 
     pub(super) async fn finish(mut self) -> Result<Progress, Error> {
-        let mut left = None;
         let mut losses = 0;
         loop {
             let done = self.progress.done;
-            match self.walk(&mut left).await {
+            match self.scan().await {
                 Ok(()) => return Ok(self.progress),
                 Err(error) if is_loss(&error) => {
                     losses = if self.progress.done > done { 1 } else { losses + 1 };
                     if losses > MAX_LOSSES {
                         return Err(error);
                     }
-                    tracing::warn!(queue = self.task.queue, "begins anew at the head: {error}");
+                    tracing::warn!(
+                        queue = self.task.lot.queue,
+                        "begins again at the head: {error}"
+                    );
                 }
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Goes through the lot once. `left` is how many of the messages that were there at first may still be there, or at their
-    /// old place.
-    async fn walk(&mut self, left: &mut Option<u64>) -> Result<(), Error> {
-        let mark = self.mark.clone();
-        let reached = Hand::reach_into(&self.task.client, &self.task.queue, mark).await;
-        let (hand, depth) = reached?;
-        self.walks += 1;
-        let mut total = *left.get_or_insert(depth);
-        if self.walks == 1 {
-            self.progress.total = total;
+    /// Goes through the lot once.
+    async fn scan(&mut self) -> Result<(), Error> {
+        let (mut work, depth) = ScanWork::begin(&self.task.lot, self.task.intent()).await?;
+        self.scans += 1;
+        match self.scans {
+            1 => self.progress.total = depth,
+            _ => self.resume(depth).await?,
         }
-        let (client, queue) = (&self.task.client, &self.task.queue);
-        let depth = self.doubtful.until_given_back(client, queue, depth).await?;
-        // If an earlier look was cut off, the first message is no longer at the head, and some may be there twice.
-        let mut before = 0;
-        if hand.renews() && self.only_looks() && self.walks > 1 {
-            before = total % self.progress.total.max(1);
-            total = depth.max(self.progress.total);
+        if self.is_careful {
+            work.open.window.send_one_at_a_time();
         }
-        let gone = self.go_through(&hand, before, total).await;
-        match gone {
-            // What was only looked at is back at its place, whoever has closed the channel.
-            Err(error)
-                if self.only_looks()
-                    && is_loss(&error)
-                    && hand.walk(|walk| walk.is_over()).await =>
-            {
-                Ok(())
-            }
-            Err(error) => {
-                hand.give_up().await;
-                self.note(&hand).await;
-                let (acked, for_sure) = hand.walk(|walk| walk.acked()).await;
-                let expected = (depth + hand.put_in_anew().await).saturating_sub(acked);
-                self.doubtful.add(hand.walk(|walk| walk.doubtful()).await, expected);
-                self.mark.1 = hand.renewed().await;
-                *left = Some((before + total).saturating_sub(for_sure));
-                Err(error)
-            }
+        match self.go(&mut work).await {
+            Err(error) => self.interrupted(&mut work, error).await,
             Ok(()) => Ok(()),
         }
     }
 
-    async fn go_through(&mut self, hand: &Hand, before: u64, total: u64) -> Result<(), Error> {
-        self.set_out(hand, total).await?;
-        if self.only_looks() && self.walks > 1 {
-            // What a look that was cut off did not come to.
-            hand.pass_by(before).await?;
-            self.mark.0 = Mark::new();
-            hand.begin_anew(self.mark.0.clone()).await;
+    /// Counts what an interrupted scan leaves open, and gives back what it holds if the connection is still there.
+    async fn interrupted(&mut self, work: &mut ScanWork, error: Error) -> Result<(), Error> {
+        let unproven = work.scan.held.unproven();
+        if is_loss(&error) && work.scan.held.is_ending() && unproven == 0 {
+            // The broker gives back the rest.
+            return Ok(());
         }
-        self.go(hand, total).await
+        if work.scan.held.prove().await.is_ok() {
+            while let Ok(true) = self.settle_next(work).await {}
+        }
+        let unconfirmed = work.open.window.len() as u64;
+        self.progress.selected = self.progress.selected.saturating_sub(unconfirmed);
+        self.doubtful = match work.open.release().await {
+            Ok(()) => 0,
+            Err(_) => work.scan.held.unproven(),
+        };
+        if self.task.sends() {
+            self.progress.possibly_duplicated += unconfirmed + self.doubtful;
+        }
+        self.report();
+        Err(error)
     }
 
-    /// What is to be known before the first message is taken.
-    async fn set_out(&mut self, hand: &Hand, total: u64) -> Result<(), Error> {
-        self.outbox.clear();
-        let gone = self.progress.total.saturating_sub(total);
-        if self.only_looks() {
-            let total = self.progress.total;
-            self.progress = Progress { total, ..Progress::default() };
-        } else if self.walks > 1 {
-            self.progress.seen = gone;
-            if hand.renews() {
-                // What could not be sent on is put in anew as well, and not met again.
-                hand.walk(|walk| walk.go_on_after(gone)).await;
-            } else {
-                self.progress.failed = 0;
-                self.progress.not_done.clear();
-            }
-            self.progress.selected = self.progress.done + self.progress.failed;
+    /// Counts what was done, now that a lost connection has let the scan begin again.
+    async fn resume(&mut self, depth: u64) -> Result<(), Error> {
+        let progress = &mut self.progress;
+        if self.task.only_looks() {
+            *progress = Progress { total: progress.total, ..Progress::default() };
         }
-        let is_whole = self.task.filter.is_all() && !self.only_looks();
-        match hand.renews() && !is_whole && total > 0 {
-            true => hand.check_renewing().await,
-            false => Ok(()),
-        }
+        self.stop = false;
+        let left = self.left();
+        let depth = self.until_given_back(depth, left).await?;
+        // What is there beyond that was acked, and the broker has not taken the ack.
+        let came_back = depth.saturating_sub(left).min(self.doubtful);
+        let progress = &mut self.progress;
+        progress.done -= came_back;
+        progress.seen = progress.done;
+        progress.selected = progress.done;
+        progress.failed = 0;
+        progress.not_done.clear();
+        self.doubtful = 0;
+        Ok(())
     }
 
-    async fn go(&mut self, hand: &Hand, total: u64) -> Result<(), Error> {
-        let last = self.task.filter.last_position().unwrap_or(u64::MAX);
-        let mut left = total;
-        let mut stop = false;
-        while left > 0 && !stop && !self.is_enough() {
-            let seen = hand.walk(|walk| walk.seen()).await;
-            if seen >= last {
+    /// The broker may learn later than the client that a connection is lost: waits until all messages are back, up to the client's
+    /// timeout, since others may take some. Returns how many there are.
+    async fn until_given_back(&mut self, mut depth: u64, left: u64) -> Result<u64, Error> {
+        let lot = self.task.lot.clone();
+        let deadline = Instant::now() + lot.client.core().options.timeout;
+        let mut stable = 0;
+        while Instant::now() < deadline && depth < left + self.doubtful {
+            if depth >= left && stable >= STABLE_POLLS {
                 break;
             }
-            let most = left.min(last - seen).min(self.page_limit());
-            let page = hand.take(most).await?;
+            sleep(RETURN_POLL).await;
+            let now = lot.depth().await?;
+            stable = if now == depth { stable + 1 } else { 0 };
+            depth = now;
+        }
+        Ok(depth)
+    }
+
+    async fn go(&mut self, work: &mut ScanWork) -> Result<(), Error> {
+        if self.needs_default_exchange(work) {
+            work.open.check_publishing().await?;
+        }
+        let last = self.task.filter.last_position().unwrap_or(u64::MAX);
+        // A queue that is said to be empty may not be.
+        let is_unknown = self.progress.total == 0;
+        let mut left = if is_unknown { u64::MAX } else { self.left() };
+        while left > 0 && !self.stop && !self.is_enough() && work.scan.seen() < last {
+            let most = left.min(last - work.scan.seen()).min(self.page_limit());
+            let page = work.scan.page(most).await?;
             if page.is_empty() {
                 break;
             }
-            left = left.saturating_sub(page.len() as u64);
-            for taken in page {
-                if stop || self.is_enough() {
-                    hand.stay(taken).await;
-                    continue;
-                }
-                stop = self.visit(hand, taken).await?.is_break();
+            if self.progress.total == 0 {
+                left = page.len() as u64 + work.scan.held.prove().await?.0;
+                self.progress.total = left;
             }
-            self.send(hand).await?;
-            let turned = hand.turn_page().await;
-            self.note(hand).await;
-            turned?;
+            left = left.saturating_sub(page.len() as u64);
+            work.open.page.extend(page);
+            while let Some(taken) = work.open.page.front().cloned() {
+                self.visit(work, &taken).await?;
+                work.open.page.pop_front();
+            }
+            self.settle_all(work).await?;
         }
-        self.settle_all(hand).await?;
-        let ended = hand.end(left).await;
-        self.note(hand).await;
-        ended
+        work.scan.end().await
     }
 
-    /// Whether nothing is to leave the lot.
-    fn only_looks(&self) -> bool {
-        self.task.is_dry || matches!(self.task.action, Action::Look(_))
+    /// How many of the messages that were there when the task began are still there.
+    fn left(&self) -> u64 {
+        let gone = if self.task.only_looks() { 0 } else { self.progress.done };
+        self.progress.total.saturating_sub(gone)
+    }
+
+    /// Whether messages leave the lot through the default exchange for certain, or may have to come back through it.
+    fn needs_default_exchange(&self, work: &ScanWork) -> bool {
+        self.task.sends() && (self.task.goes_to_queue() || !work.scan.gives_back())
     }
 
     fn is_enough(&self) -> bool {
-        self.progress.selected >= self.task.limit && self.doubtful.is_empty()
+        self.progress.selected >= self.task.limit
     }
 
     /// How many messages to take at once: none that will not be needed, and none that would be held for long.
     fn page_limit(&self) -> u64 {
-        let needed = match self.task.filter.is_all() && self.doubtful.is_empty() {
+        let needed = match self.task.filter.is_all() {
             true => self.task.limit.saturating_sub(self.progress.selected),
             false => u64::MAX,
         };
-        needed.min(self.pace.in_a_minute())
+        needed.min(self.rate.per_minute())
     }
 
-    async fn visit(&mut self, hand: &Hand, taken: Taken) -> Result<ControlFlow<()>, Error> {
-        self.progress.seen += 1;
-        let mut flow = ControlFlow::Continue(());
-        if !self.is_meant(&taken.message) {
-            hand.stay(taken).await;
-            return Ok(flow);
+    async fn visit(&mut self, work: &mut ScanWork, taken: &TakenMessage) -> Result<(), Error> {
+        self.settle_answered(work).await?;
+        if self.stop || self.is_enough() {
+            return work.open.keep(taken).await;
         }
-        if self.doubtful.has(&taken) {
-            // It was counted, and is still there.
-            self.progress.done = self.progress.done.saturating_sub(1);
-            self.progress.selected = self.progress.selected.saturating_sub(1);
-        } else if self.progress.selected >= self.task.limit {
-            // It is only gone past: what was given back may come first or last.
-            hand.stay(taken).await;
-            return Ok(flow);
+        self.progress.seen += 1;
+        if !self.is_selected(&taken.message) {
+            return work.open.keep(taken).await;
         }
         self.progress.selected += 1;
-        if matches!(self.task.action, Action::Look(_)) {
-            self.keep_pace(hand).await?;
+        match &self.task.action {
+            Action::Look(_) => self.look(work, taken).await?,
+            Action::Purge => self.purge(work, taken).await?,
+            Action::Replay { .. } | Action::Move(_) => self.send(work, taken).await?,
         }
-        if let Action::Look(look) = &mut self.task.action {
-            flow = look(self.walks, &taken.message);
-            hand.stay(taken).await;
-            self.progress.done += 1;
-        } else if let Action::Purge = self.task.action {
-            match self.task.is_dry {
-                true => hand.stay(taken).await,
-                false => {
-                    self.keep_pace(hand).await?;
-                    hand.let_go(taken).await;
-                }
-            }
-            self.progress.done += 1;
-        } else {
-            self.send_on(hand, taken).await?;
-        }
-        self.tell();
-        Ok(flow)
+        self.report();
+        Ok(())
     }
 
-    fn is_meant(&self, message: &ParkedMessage) -> bool {
-        // It has failed again since the task began, and was seen before the connection was lost.
-        let is_back = self.walks > 1 && message.story().last_failure > Some(self.began);
+    fn is_selected(&self, message: &ParkedMessage) -> bool {
+        // It has failed again since the task began, and was sent before the connection was lost.
+        let is_back = self.scans > 1 && message.story().last_failure > Some(self.began);
         !is_back && self.task.filter.matches(message, SystemTime::now())
     }
 
-    async fn send_on(&mut self, hand: &Hand, taken: Taken) -> Result<(), Error> {
-        let parcel = match self.checked_parcel(&taken.message).await {
+    async fn look(&mut self, work: &mut ScanWork, taken: &TakenMessage) -> Result<(), Error> {
+        self.keep_rate(work).await?;
+        if let Action::Look(look) = &mut self.task.action {
+            self.stop = look(self.scans, &taken.message) == ControlFlow::Break(());
+        }
+        self.progress.done += 1;
+        Ok(())
+    }
+
+    async fn purge(&mut self, work: &mut ScanWork, taken: &TakenMessage) -> Result<(), Error> {
+        if !self.task.is_dry {
+            self.keep_rate(work).await?;
+            work.scan.held.ack(taken.place)?;
+        }
+        self.progress.done += 1;
+        Ok(())
+    }
+
+    async fn send(&mut self, work: &mut ScanWork, taken: &TakenMessage) -> Result<(), Error> {
+        let parcel = match self.parcel(work, &taken.message).await {
             Ok(parcel) => parcel,
             Err(error) if is_about_message(&error) => {
-                hand.refuse(taken, error).await;
-                self.note(hand).await;
-                return Ok(());
+                return self.refused(work, taken, error).await;
             }
             Err(error) => return Err(error),
         };
         if self.task.is_dry {
             self.progress.done += 1;
-            hand.stay(taken).await;
             return Ok(());
         }
-        self.keep_pace(hand).await?;
-        self.outbox.push((taken, parcel));
-        match self.outbox.len() >= OUTBOX || self.task.rate.is_some() {
-            true => self.send(hand).await,
-            false => Ok(()),
+        self.keep_rate(work).await?;
+        while !work.open.window.has_room_for(&parcel) {
+            self.settle_next(work).await?;
         }
-    }
-
-    async fn send(&mut self, hand: &Hand) -> Result<(), Error> {
-        if self.outbox.is_empty() {
-            return Ok(());
+        match work.open.window.send(taken.clone(), parcel).await {
+            Err(error) if is_about_message(&error) => self.refused(work, taken, error).await,
+            sent => sent,
         }
-        let sent = hand.send(std::mem::take(&mut self.outbox)).await;
-        self.note(hand).await;
-        sent
-    }
-
-    /// The same as [`parcel`](Self::parcel), and if nothing is to be sent, whether it could be.
-    async fn checked_parcel(&mut self, message: &ParkedMessage) -> Result<Parcel, Error> {
-        let parcel = self.parcel(message).await?;
-        if self.task.is_dry {
-            self.mover.check(parcel.clone()).await?;
-        }
-        Ok(parcel)
     }
 
     /// The message in the form and with the address in which it is sent on.
-    async fn parcel(&mut self, message: &ParkedMessage) -> Result<Parcel, Error> {
+    async fn parcel(&mut self, work: &ScanWork, message: &ParkedMessage) -> Result<Parcel, Error> {
         let mut parcel = message.parcel();
         let target = match &mut self.task.action {
             Action::Replay { target, edit } => {
@@ -326,59 +304,110 @@ impl<'a> Run<'a> {
             Action::Look(_) | Action::Purge => Target::Origin,
         };
         self.router.address(&mut parcel, &target, message).await?;
+        if self.task.is_dry {
+            work.open.window.mover().check(parcel.clone()).await?;
+        }
         Ok(parcel)
     }
 
-    /// Counts what has become of messages that were sent.
-    async fn note(&mut self, hand: &Hand) {
-        for outcome in hand.outcomes().await {
-            match outcome {
-                Outcome::Left => {
-                    self.progress.done += 1;
-                    self.tell();
-                }
-                Outcome::NotSent(message, error) => self.not_done(&message, error),
-            }
+    /// Acks what is confirmed, without waiting for more.
+    async fn settle_answered(&mut self, work: &mut ScanWork) -> Result<(), Error> {
+        while let Some((taken, outcome)) = work.open.window.answered() {
+            self.settle(work, &taken, outcome).await?;
+        }
+        match work.scan.held.unproven() >= MAX_UNPROVEN {
+            true => work.scan.held.prove().await.map(drop),
+            false => Ok(()),
         }
     }
 
-    fn not_done(&mut self, message: &ParkedMessage, error: Error) {
+    /// Waits for the oldest message that was published. Returns whether there was one.
+    async fn settle_next(&mut self, work: &mut ScanWork) -> Result<bool, Error> {
+        let (taken, outcome) = match work.open.window.next_outcome().await {
+            Ok(Some(settled)) => settled,
+            Ok(None) => return Ok(false),
+            Err(error) if is_channel_closed_over_message(&error) => {
+                if work.open.window.len() > 1 {
+                    self.is_careful = true;
+                    let text = "the broker has closed the channel over one of the messages";
+                    return Err(Error::caused(ErrorKind::Lost, text, error));
+                }
+                match work.open.window.pop() {
+                    Some(taken) => (taken, Err(error)),
+                    None => return Ok(false),
+                }
+            }
+            Err(error) => return Err(error),
+        };
+        self.settle(work, &taken, outcome).await?;
+        Ok(true)
+    }
+
+    async fn settle(
+        &mut self,
+        work: &mut ScanWork,
+        taken: &TakenMessage,
+        outcome: Result<(), Error>,
+    ) -> Result<(), Error> {
+        match outcome {
+            Ok(()) => {
+                work.scan.held.ack(taken.place)?;
+                self.progress.done += 1;
+            }
+            Err(error) => self.refused(work, taken, error).await?,
+        }
+        self.report();
+        Ok(())
+    }
+
+    /// Waits for everything that was published, and that the broker has taken the acks.
+    async fn settle_all(&mut self, work: &mut ScanWork) -> Result<(), Error> {
+        while self.settle_next(work).await? {}
+        match work.scan.held.unproven() {
+            0 => Ok(()),
+            _ => work.scan.held.prove().await.map(drop),
+        }
+    }
+
+    /// Waits for the message's time. What was published is settled meanwhile.
+    async fn keep_rate(&mut self, work: &mut ScanWork) -> Result<(), Error> {
+        let Some(at) = self.rate.reserve() else { return Ok(()) };
+        while !work.open.window.is_empty() {
+            if timeout_at(at, work.open.window.wait()).await.is_err() {
+                return Ok(());
+            }
+            self.settle_next(work).await?;
+        }
+        if at > Instant::now() + LONG_PAUSE {
+            self.settle_all(work).await?;
+        }
+        sleep_until(at).await;
+        Ok(())
+    }
+
+    async fn refused(
+        &mut self,
+        work: &mut ScanWork,
+        taken: &TakenMessage,
+        error: Error,
+    ) -> Result<(), Error> {
+        work.open.keep(taken).await?;
         self.progress.failed += 1;
         if self.progress.not_done.len() < MAX_NAMED {
-            let (position, message_id) = (message.position(), message.message_id());
+            let (position, message_id) = (taken.message.position(), taken.message.message_id());
             self.progress.not_done.push(NotDone { position, message_id, error });
-        }
-        self.tell();
-    }
-
-    async fn settle_all(&mut self, hand: &Hand) -> Result<(), Error> {
-        let settled = hand.settle_all().await;
-        self.note(hand).await;
-        settled
-    }
-
-    /// Waits for its time. What is under way is settled meanwhile.
-    async fn keep_pace(&mut self, hand: &Hand) -> Result<(), Error> {
-        if let Some(at) = self.pace.next() {
-            let settled = match at > Instant::now() + A_WHILE {
-                true => hand.settle_for_long().await,
-                false => hand.settle_all().await,
-            };
-            self.note(hand).await;
-            settled?;
-            sleep_until(at).await;
         }
         Ok(())
     }
 
-    fn tell(&mut self) {
+    fn report(&mut self) {
         if let Some(report) = &mut self.task.report {
             report(&self.progress);
         }
     }
 }
 
-/// What is left of a parcel after somebody has changed it.
+/// What is left of a parcel after the caller has changed it.
 fn edited(
     parcel: &mut Parcel,
     target: Target,

@@ -206,6 +206,14 @@ pub(super) fn straight_to(parcel: &mut Parcel, queue: &str) {
     parcel.routing_key = queue.to_owned();
 }
 
+/// To the lot itself, with a note of how it had come there.
+pub(super) fn address_to_lot(parcel: &mut Parcel, message: &ParkedMessage, queue: &str) {
+    if (message.exchange(), message.routing_key()) != ("", queue) {
+        note_address(parcel, message);
+    }
+    straight_to(parcel, queue);
+}
+
 /// How it had been published is noted, if it is not yet: it gets another address.
 pub(super) fn note_address(parcel: &mut Parcel, message: &ParkedMessage) {
     let story = message.story();

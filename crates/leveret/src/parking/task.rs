@@ -3,12 +3,12 @@
 use std::fmt;
 use std::ops::ControlFlow;
 
+use super::ParkingLot;
 use super::filter::Filter;
 use super::message::ParkedMessage;
-use super::pace::Pace;
-use super::run::Run;
+use super::rate::RateLimiter;
+use super::run::TaskRun;
 use super::target::{Draft, Target};
-use crate::connection::Client;
 use crate::error::{Error, ErrorKind};
 
 /// How far a task has come; at its end, what it has done.
@@ -21,15 +21,14 @@ pub struct Progress {
     pub seen: u64,
     /// How many of those were meant.
     pub selected: u64,
-    /// How many of those have left the lot; in a dry run, how many would have.
-    ///
-    /// After a lost connection nobody knows which of the last acks have arrived. What comes again is known by what it looks like, as
-    /// far as the broker has more messages than it would have otherwise, and is no longer counted. If others add or take messages at
-    /// that moment, or the broker gives back what was out only after the client's timeout, the count may be wrong by what was under way,
-    /// and a limit be missed by as many.
+    /// How many of those have left the lot; in a dry run, how many would have. If others add or take messages while a lost connection
+    /// comes back, the count may be wrong by what was in flight.
     pub done: u64,
     /// How many of those could not be sent on, and stay in the lot.
     pub failed: u64,
+    /// How many messages at most may have been sent twice: they were in flight when a connection was lost, sent and not confirmed, or
+    /// confirmed with an ack that the broker may not have taken.
+    pub possibly_duplicated: u64,
     /// Which, and why: the first hundred.
     pub not_done: Vec<NotDone>,
 }
@@ -47,9 +46,18 @@ pub struct NotDone {
 }
 
 pub(super) type Edit<'a> = Box<dyn FnMut(&ParkedMessage, &mut Draft) + Send + 'a>;
-/// Is told which walk a message is of: after a lost connection there is another one.
+/// Is told which scan a message is of: after a lost connection there is another one.
 type Look<'a> = Box<dyn FnMut(u32, &ParkedMessage) -> ControlFlow<()> + Send + 'a>;
 pub(super) type Report<'a> = Box<dyn FnMut(&Progress) + Send + 'a>;
+
+/// What is to become of the messages that a scan takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Intent {
+    /// All of them leave the queue.
+    Remove,
+    /// Some of them stay.
+    GiveBack,
+}
 
 /// What is done with each message.
 pub(super) enum Action<'a> {
@@ -61,15 +69,15 @@ pub(super) enum Action<'a> {
 
 /// Something to be done with messages of a [`ParkingLot`](super::ParkingLot): [`run`](Task::run) does it.
 ///
-/// Messages are taken one after the other from the head of the lot. One that is sent on leaves the lot only when that is
-/// confirmed: if a connection is lost in between, those that were under way may be sent once more, and none is lost. One that is not
-/// meant, or that the broker does not take, keeps its place. A lost connection is made again, and the task goes on when what was out is
-/// back, or the client's [timeout](crate::ClientBuilder::timeout) is over. It ends with the messages that were there when it began, so
-/// what fails again and comes back is not replayed for ever.
+/// A task takes messages from the head of the lot. One that is sent on leaves the lot only when that is confirmed. One that the
+/// filter does not select, or that the broker does not take, keeps its place. The task ends with the messages that were there when
+/// it began, so what fails again and comes back is not replayed for ever.
+///
+/// After a lost connection the task begins again at the head, as soon as the broker has given back what was out. It sends again at
+/// most what was in flight: [`Progress::possibly_duplicated`].
 #[must_use = "nothing is done before it is run"]
 pub struct Task<'a> {
-    pub(super) client: Client,
-    pub(super) queue: String,
+    pub(super) lot: ParkingLot,
     pub(super) action: Action<'a>,
     pub(super) filter: Filter,
     pub(super) limit: u64,
@@ -79,10 +87,9 @@ pub struct Task<'a> {
 }
 
 impl<'a> Task<'a> {
-    pub(super) fn new(client: &Client, queue: &str, action: Action<'a>) -> Self {
+    pub(super) fn new(lot: &ParkingLot, action: Action<'a>) -> Self {
         Task {
-            client: client.clone(),
-            queue: queue.to_owned(),
+            lot: lot.clone(),
             action,
             filter: Filter::new(),
             limit: u64::MAX,
@@ -130,9 +137,9 @@ impl<'a> Task<'a> {
 
     /// Does it, and says what was done. Messages that could not be sent on are no error: they are counted and named.
     ///
-    /// If it fails, or is dropped, what was done until then is done, and what it has out at that moment goes back into the lot.
+    /// If it fails, or is dropped, what was done until then is done, and what it holds goes back into the lot.
     pub async fn run(self) -> Result<Progress, Error> {
-        let pace = Pace::new(self.rate)?;
+        let rate = RateLimiter::new(self.rate)?;
         if let Action::Move(Target::Origin) = self.action {
             let text = "a message is moved to another queue or exchange; to where it came from, it is replayed";
             return Err(Error::new(ErrorKind::Invalid, text));
@@ -140,11 +147,36 @@ impl<'a> Task<'a> {
         if self.drops_everything() {
             return self.purge().await;
         }
-        Run::new(self, pace).finish().await
+        TaskRun::new(self, rate).finish().await
     }
 }
 
 impl Task<'_> {
+    /// Whether nothing is to leave the lot.
+    pub(super) fn only_looks(&self) -> bool {
+        self.is_dry || matches!(self.action, Action::Look(_))
+    }
+
+    /// Whether messages are published.
+    pub(super) fn sends(&self) -> bool {
+        !self.is_dry && matches!(self.action, Action::Replay { .. } | Action::Move(_))
+    }
+
+    /// Whether they are published to one queue for certain.
+    pub(super) fn goes_to_queue(&self) -> bool {
+        use Target::Queue;
+        let action = &self.action;
+        matches!(action, Action::Replay { target: Queue(_), edit: None } | Action::Move(Queue(_)))
+    }
+
+    /// What becomes of the messages that are taken.
+    pub(super) fn intent(&self) -> Intent {
+        match self.filter.is_all() && !self.only_looks() {
+            true => Intent::Remove,
+            false => Intent::GiveBack,
+        }
+    }
+
     /// Whether the broker can do it alone.
     fn drops_everything(&self) -> bool {
         let is_whole = self.filter.is_all() && self.limit == u64::MAX && self.rate.is_none();
@@ -152,7 +184,7 @@ impl Task<'_> {
     }
 
     async fn purge(mut self) -> Result<Progress, Error> {
-        let count = u64::from(self.client.purge_queue(&self.queue).await?);
+        let count = u64::from(self.lot.client.purge_queue(&self.lot.queue).await?);
         let progress = Progress {
             total: count,
             seen: count,
@@ -170,7 +202,7 @@ impl Task<'_> {
 impl fmt::Debug for Task<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Task")
-            .field("queue", &self.queue)
+            .field("queue", &self.lot.queue)
             .field("filter", &self.filter)
             .field("limit", &self.limit)
             .field("rate", &self.rate)

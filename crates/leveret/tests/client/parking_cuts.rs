@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use leveret::{Client, Draft, Filter, Message, ParkedMessage, Progress, Queue, Target, Topology};
+use leveret::{
+    Client, Draft, ErrorKind, Filter, Message, ParkedMessage, Progress, Queue, Target, Topology,
+};
 use leveret_broker::{Broker, Profile};
 
 use crate::{client_with, depth, soon};
@@ -119,7 +121,7 @@ async fn a_look_that_is_cut_off_is_done_only_if_all_were_shown() {
                     shown.push(number(message.body()));
                     if shown.len() == at && !is_cut {
                         is_cut = true;
-                        // There is none to publish where nothing is put in anew.
+                        // A look does not publish.
                         match which {
                             "test (publishing)" => {
                                 broker.faults().cut_connections_named(which);
@@ -212,33 +214,104 @@ async fn what_is_under_way_when_the_broker_takes_no_more_is_put_back_once_it_doe
     }
 }
 
-/// Before 4.3 even a peek goes around the whole lot; not so if nobody waits for it any longer.
+/// Before 4.3 the broker counts what is given back; nothing is published instead.
 #[tokio::test(start_paused = true)]
-async fn a_peek_that_is_dropped_on_its_way_around_goes_no_further() {
-    let lot = Queue::quorum("lot").argument("x-delivery-limit", 1_000_000_000i64);
-    let (broker, client) = filled(Profile::RabbitMq3_10, lot).await;
-    let peeker = Client::builder().broker(&broker).name("peeker").connect().await.unwrap();
-    let lot = peeker.parking_lot("lot");
-    let filter = Filter::new();
-    let mut peek = Box::pin(lot.list(&filter, 1));
-    let put_in = || broker.snapshot().virtual_host("/").unwrap().tally.published;
-    let before = put_in();
-    // All that it still does is to put those in anew that follow.
-    let passing_by = async {
-        while put_in() < before + 200 {
-            tokio::task::yield_now().await;
+async fn a_look_publishes_nothing_and_a_dropped_one_gives_everything_back_in_its_order() {
+    for (profile, lot) in lots() {
+        let (broker, client) = filled(profile, lot).await;
+        let looker = Client::builder().broker(&broker).name("looker").connect().await.unwrap();
+        let lot = looker.parking_lot("lot");
+        let published = || broker.snapshot().virtual_host("/").unwrap().tally.published;
+        let before = published();
+        assert_eq!(soon("a peek", lot.list(&Filter::new(), 1)).await.unwrap().len(), 1);
+        for at in [1, 17, 300] {
+            let mut shown = 0;
+            let enough = tokio::sync::Notify::new();
+            let look = |_: &ParkedMessage| {
+                shown += 1;
+                if shown == at {
+                    enough.notify_one();
+                }
+                ControlFlow::Continue(())
+            };
+            tokio::select! {
+                biased;
+                () = enough.notified() => {}
+                done = lot.look(look).run() => drop(done.unwrap()),
+            }
         }
-    };
-    tokio::select! {
-        biased;
-        () = passing_by => {}
-        done = &mut peek => panic!("it is done: {done:?}"),
+        soon("the end", looker.close()).await;
+        assert_eq!(published(), before, "{profile:?}");
+        let mut deliveries = client.consumer("lot").stream().await.unwrap();
+        for n in 0..COUNT {
+            let delivery = soon("a delivery", deliveries.next()).await.unwrap().unwrap();
+            assert_eq!(number(delivery.body()), n, "{profile:?}");
+            delivery.ack().unwrap();
+        }
     }
-    drop(peek);
-    soon("the end", peeker.close()).await;
-    let put_in = put_in() - before;
-    assert!(put_in < u64::from(COUNT), "it has gone around: {put_in} were put in anew");
-    let counts = counts(&broker, &client, &["lot"]).await;
-    assert_eq!(counts.len(), COUNT as usize, "none is lost");
-    assert!(counts.values().all(|count| *count == 1), "{counts:?}");
+}
+
+/// It would be worn out by looks, so nothing is taken from it at all; what is to leave as a whole need not come back.
+#[tokio::test(start_paused = true)]
+async fn a_look_that_may_cost_messages_is_refused_before_anything_is_taken() {
+    for limit in [None, Some(0), Some(5)] {
+        let lot = match limit {
+            None => Queue::quorum("lot"),
+            Some(limit) => Queue::quorum("lot").delivery_limit(limit),
+        };
+        let (broker, client) = filled(Profile::RabbitMq3_10, lot).await;
+        let lot = client.parking_lot("lot");
+        let some = Filter::new().message_id("no");
+        for task in [
+            lot.look(|_| ControlFlow::Continue(())),
+            lot.move_to(Target::queue("other")).dry_run(),
+            lot.move_to(Target::queue("other")).filter(some.clone()),
+            lot.purge().filter(some),
+        ] {
+            let error = soon("an answer", task.run()).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Refused, "{limit:?}: {error}");
+            assert!(error.to_string().contains("--allow-counted-returns"), "{error}");
+        }
+        // Some cannot be sent on: they are not given back either.
+        let edit = |message: &ParkedMessage, draft: &mut Draft| {
+            let is_odd = number(message.body()) % 2 == 1;
+            draft.target = Target::queue(if is_odd { "nowhere" } else { "other" });
+        };
+        for (done, failed) in [(400, 400), (0, 400)] {
+            let progress = soon("a move", lot.edit(edit).run()).await.unwrap();
+            assert_eq!((progress.done, progress.failed), (done, failed), "{limit:?}");
+        }
+        assert_eq!((depth(&broker, "lot"), depth(&broker, "other")), (Some(400), Some(400)));
+        if limit != Some(0) {
+            let lot = lot.allow_counted_returns();
+            let found = soon("a list", lot.list(&Filter::new(), 1000)).await.unwrap();
+            assert!(found.iter().all(|message| number(message.body()) % 2 == 1), "{limit:?}");
+            assert_eq!(found.len(), 400, "{limit:?}");
+        }
+    }
+}
+
+/// A rate-limited task acks each message as soon as it is confirmed.
+#[tokio::test(start_paused = true)]
+async fn a_slow_replay_that_is_cut_off_sends_at_most_what_was_in_flight_twice_and_says_so() {
+    for (profile, lot) in lots() {
+        for which in CUTS {
+            let told = format!("{profile:?}, {lot:?}, {which}");
+            let (broker, client) = filled(profile, lot.clone()).await;
+            let mut is_cut = false;
+            let progress = |progress: &Progress| {
+                if progress.done == 100 && !is_cut {
+                    is_cut = true;
+                    cut(&broker, which);
+                }
+            };
+            let to_other = client.parking_lot("lot").move_to(Target::queue("other"));
+            let slow = to_other.limit(200).rate(20.0).progress(progress);
+            let done = soon("a move", slow.run()).await.unwrap();
+            assert_eq!((done.done, depth(&broker, "lot")), (200, Some(600)), "{told}: {done:?}");
+            let arrived = depth(&broker, "other").unwrap() as u64;
+            assert!(arrived - 200 <= done.possibly_duplicated, "{told}: {arrived}, {done:?}");
+            assert!(done.possibly_duplicated <= 64, "{told}: {done:?}");
+        }
+    }
 }

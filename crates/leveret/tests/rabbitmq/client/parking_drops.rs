@@ -1,4 +1,4 @@
-//! Looks that are given up in the middle, in queues that lose what is given back to them.
+//! Looks that are given up in the middle, in queues that lose what is rejected.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -12,13 +12,17 @@ use leveret_testkit::rabbitmq;
 use leveret_testkit::rabbitmq::Vhost;
 use tokio::sync::Notify;
 
+use super::parking::{counts_returns, lot};
 use crate::support::client::{SOON, client, client_with, next, publisher, soon, until_depth};
 
 const COUNT: u32 = 400;
 
-/// The quorum queue `q`, which drops what is given back once, with messages `0` and so on; and the queue `other`.
+/// The quorum queue `q` with messages `0` and so on, and the queue `other`. It drops what is given back once, unless that is
+/// counted always.
 async fn filled(vhost: &Vhost) -> Client {
-    let owner = client_with(vhost, Queue::quorum("q").delivery_limit(0)).await;
+    let is_lot = counts_returns(vhost);
+    let queue = if is_lot { lot("q") } else { Queue::quorum("q").delivery_limit(0) };
+    let owner = client_with(vhost, queue).await;
     soon("a queue", owner.apply(&Topology::new().queue(Queue::classic("other")))).await.unwrap();
     let publisher = publisher(&owner).await;
     let message = |n: u32| Message::new(n.to_string()).message_id(n.to_string());

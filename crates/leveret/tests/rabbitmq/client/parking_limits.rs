@@ -1,9 +1,10 @@
 //! Looking into queues in which the broker counts how often a message is given back, to drop it in the end.
 
-use leveret::{Client, ErrorKind, Filter, Message, Overflow, ParkingLot, Queue, Target, Topology};
+use leveret::{Client, ErrorKind, Filter, Message, ParkingLot, Queue, Target, Topology};
 use leveret_testkit::rabbitmq;
 use leveret_testkit::rabbitmq::{Version, Vhost};
 
+use super::parking::{counts_returns, lot};
 use super::parking_kinds::reader;
 use crate::support::client::{client, client_with, next, publisher, soon, until_depth};
 
@@ -12,14 +13,11 @@ use crate::support::client::{client, client_with, next, publisher, soon, until_d
 enum Limit {
     Argument(u32),
     Policy(u32),
-    /// Both: the lower one is in force.
-    PolicyBelowArgument(u32),
 }
 
-use Limit::{Argument, Policy, PolicyBelowArgument};
+use Limit::{Argument, Policy};
 
-const LIMITS: [Limit; 6] =
-    [Argument(0), Argument(1), Argument(2), Policy(0), Policy(1), PolicyBelowArgument(1)];
+const LIMITS: [Limit; 5] = [Argument(0), Argument(1), Argument(2), Policy(0), Policy(1)];
 
 impl Limit {
     /// The quorum queue `q` with this limit. The embedded broker has no policies.
@@ -28,7 +26,6 @@ impl Limit {
         let (queue, policy) = match self {
             Argument(limit) => return Some(queue.delivery_limit(limit)),
             Policy(limit) => (queue, limit),
-            PolicyBelowArgument(limit) => (queue.delivery_limit(1_000_000_000), limit),
         };
         if vhost.broker().is_embedded() {
             return None;
@@ -71,8 +68,8 @@ async fn bodies(lot: &ParkingLot) -> Vec<u32> {
 }
 
 /// Does something with forty messages in `q`, once for each limit, all at the same time. The client who declared the queue
-/// is another than the one who looks.
-async fn with_each_limit(act: impl AsyncFn(Client, ParkingLot, Limit)) {
+/// is another than the one who looks. The last argument says whether the broker counts what is given back.
+async fn with_each_limit(act: impl AsyncFn(Client, ParkingLot, Limit, bool)) {
     let act = &act;
     let one = async move |limit: Limit| {
         let vhost = rabbitmq::vhost().await;
@@ -80,10 +77,10 @@ async fn with_each_limit(act: impl AsyncFn(Client, ParkingLot, Limit)) {
         let other = client_with(&vhost, queue).await;
         other.apply(&Topology::new().queue(Queue::classic("other"))).await.unwrap();
         fill(&other, 40).await;
-        act(other, client(&vhost).await.parking_lot("q"), limit).await;
+        act(other, client(&vhost).await.parking_lot("q"), limit, counts_returns(&vhost)).await;
     };
-    let [a, b, c, d, e, f] = LIMITS.map(|limit| Box::pin(one(limit)));
-    tokio::join!(a, b, c, d, e, f);
+    let [a, b, c, d, e] = LIMITS.map(|limit| Box::pin(one(limit)));
+    tokio::join!(a, b, c, d, e);
 }
 
 /// Everything that takes messages out only to put them back.
@@ -115,12 +112,27 @@ async fn look_in_every_way(lot: &ParkingLot, expected: &[u32]) {
     }
 }
 
+/// Where that may cost messages, nothing is taken: every look is refused.
+async fn is_refused_in_every_way(lot: &ParkingLot) {
+    let some = || Filter::new().message_id("1");
+    assert_eq!(lot.list(&some(), 1).await.unwrap_err().kind(), ErrorKind::Refused);
+    assert_eq!(lot.groups(&some()).await.unwrap_err().kind(), ErrorKind::Refused);
+    assert_eq!(lot.export(&mut Vec::new()).run().await.unwrap_err().kind(), ErrorKind::Refused);
+    let to_other = || lot.move_to(Target::queue("other"));
+    for task in [to_other().dry_run(), to_other().filter(some()), lot.purge().filter(some())] {
+        assert_eq!(task.run().await.unwrap_err().kind(), ErrorKind::Refused);
+    }
+}
+
 #[tokio::test]
-async fn looking_loses_nothing_to_a_delivery_limit_that_nobody_knows_of() {
-    with_each_limit(async |other, lot, limit| {
+async fn looking_loses_nothing_to_a_delivery_limit_that_no_client_knows() {
+    with_each_limit(async |other, lot, limit, counts| {
         let all: Vec<u32> = (0..40).collect();
         for _ in 0..3 {
-            look_in_every_way(&lot, &all).await;
+            match counts {
+                true => is_refused_in_every_way(&lot).await,
+                false => look_in_every_way(&lot, &all).await,
+            }
         }
         assert_eq!(drain(&other).await, all, "{limit:?}");
     })
@@ -129,53 +141,38 @@ async fn looking_loses_nothing_to_a_delivery_limit_that_nobody_knows_of() {
 
 #[tokio::test]
 async fn what_is_not_meant_is_not_lost_to_a_delivery_limit_and_keeps_its_order() {
-    with_each_limit(async |other, lot, limit| {
+    with_each_limit(async |other, lot, limit, counts| {
         let mut rest: Vec<u32> = (0..40).collect();
-        for id in [7, 20, 39] {
-            let one = Filter::new().message_id(id.to_string());
-            let moved = lot.move_to(Target::queue("other")).filter(one).run();
-            assert_eq!(soon("a move", moved).await.unwrap().done, 1, "{limit:?}");
-            rest.retain(|n| *n != id);
+        if !counts {
+            for id in [7, 20, 39] {
+                let one = Filter::new().message_id(id.to_string());
+                let moved = lot.move_to(Target::queue("other")).filter(one).run();
+                assert_eq!(soon("a move", moved).await.unwrap().done, 1, "{limit:?}");
+                rest.retain(|n| *n != id);
+            }
+            let purged = lot.purge().filter(Filter::new().position(2)).run();
+            assert_eq!(soon("a purge", purged).await.unwrap().done, 1, "{limit:?}");
+            rest.remove(1);
         }
-        let purged = lot.purge().filter(Filter::new().position(2)).run();
-        assert_eq!(soon("a purge", purged).await.unwrap().done, 1, "{limit:?}");
-        rest.remove(1);
         let moved = soon("a move", lot.move_to(Target::queue("other")).limit(4).run()).await;
         assert_eq!(moved.unwrap().done, 4, "{limit:?}");
         rest.drain(..4);
-        // What the target does not take stays at its place.
+        // What the target does not take stays at its place, or comes to the end.
         let refused = lot.move_to(Target::exchange("amq.direct")).limit(3).run();
         assert_eq!(soon("a move", refused).await.unwrap().failed, 3, "{limit:?}");
+        if counts {
+            rest.rotate_left(3);
+        }
         assert_eq!(drain(&other).await, rest, "{limit:?}");
-        until_depth(&other, "other", 7).await;
     })
     .await;
 }
 
-/// A full queue takes nothing while it is nearly full.
-#[tokio::test]
-async fn a_full_queue_with_a_delivery_limit_is_looked_into() {
-    let vhost = rabbitmq::vhost().await;
-    let queue = Queue::quorum("q").delivery_limit(0).max_length(150);
-    let other = client_with(&vhost, queue.overflow(Overflow::RejectPublish)).await;
-    // One more than its limit: it notes that it is full when it is.
-    fill(&other, 151).await;
-    let error = publisher(&other).await.publish("q", "no").await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Nacked);
-    let lot = client(&vhost).await.parking_lot("q");
-    let all: Vec<u32> = (0..151).collect();
-    for _ in 0..3 {
-        assert_eq!(bodies(&lot).await, all);
-        assert_eq!(soon("a peek", lot.list(&Filter::new(), 2)).await.unwrap().len(), 2);
-    }
-    assert_eq!(drain(&other).await, all);
-}
-
-/// Quorum queues of 4.0 hand out high priorities first: what is put in anew must not be taken for what is still to come.
+/// Quorum queues of 4.0 hand out high priorities first.
 #[tokio::test]
 async fn messages_with_priorities_are_seen_once() {
     let vhost = rabbitmq::vhost().await;
-    let other = client_with(&vhost, Queue::quorum("q").delivery_limit(0)).await;
+    let other = client_with(&vhost, lot("q")).await;
     let publisher = publisher(&other).await;
     for n in 0..60u32 {
         let priority = if n.is_multiple_of(3) { 7 } else { 1 };
@@ -199,7 +196,7 @@ async fn messages_with_priorities_are_seen_once() {
     assert_eq!(sorted(drain(&other).await), all);
 }
 
-/// Who cannot put messages in anew does not take them out.
+/// Without permissions the client cannot find out that looking costs nothing.
 #[tokio::test]
 async fn who_may_not_publish_is_told_before_anything_is_lost() {
     let vhost = rabbitmq::vhost().await;
@@ -214,6 +211,9 @@ async fn who_may_not_publish_is_told_before_anything_is_lost() {
         Version::V4_3 => assert_eq!(looked.unwrap().len(), 5),
         _ => assert_eq!(looked.unwrap_err().kind(), ErrorKind::Refused),
     }
+    let to_other = looker.parking_lot("q").move_to(Target::queue("other")).run();
+    let moved = soon("a move", to_other).await;
+    assert_eq!(moved.unwrap_err().kind(), ErrorKind::Refused);
     looker.close().await;
     until_depth(&other, "q", 5).await;
     assert_eq!(drain(&other).await, [0, 1, 2, 3, 4]);

@@ -21,6 +21,11 @@ fn number(body: &[u8]) -> u32 {
     std::str::from_utf8(body).unwrap().parse().unwrap()
 }
 
+/// The queue `q`, with the arguments of a parking lot.
+fn lot() -> Queue {
+    Queue::quorum("q").argument("x-delivery-limit", 1_000_000_000i64)
+}
+
 /// Puts the numbers from 0 on into `q`.
 async fn fill(client: &Client, count: u32) {
     let publisher = publisher(client).await;
@@ -35,7 +40,7 @@ async fn what_has_left_a_lot_does_not_come_again_though_the_queue_is_slow() {
     const COUNT: u32 = 800;
     let node = RabbitNode::start(Version::under_test()).await;
     let vhost = node.broker().vhost().await;
-    let owner = client_with(&vhost, Queue::quorum("q")).await;
+    let owner = client_with(&vhost, lot()).await;
     fill(&owner, COUNT).await;
     let looker = client(&vhost).await;
     let lot = looker.parking_lot("q");
@@ -64,11 +69,10 @@ async fn what_has_left_a_lot_does_not_come_again_though_the_queue_is_slow() {
 /// More pages than the queue is told of at once.
 #[tokio::test]
 async fn a_look_at_many_pages_changes_no_order() {
-    // Before 4.3 messages are put in anew, page by page.
-    let count = if Version::under_test() < Version::V4_3 { 4_000 } else { 40_000 };
+    let count = 40_000;
     let node = RabbitNode::start(Version::under_test()).await;
     let vhost = node.broker().vhost().await;
-    let owner = client_with(&vhost, Queue::quorum("q")).await;
+    let owner = client_with(&vhost, lot()).await;
     fill(&owner, count).await;
     let lot = client(&vhost).await.parking_lot("q");
     for round in 0..2 {
