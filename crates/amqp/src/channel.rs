@@ -195,7 +195,7 @@ impl Channel<Confirm> {
 
     /// How many publishes there are from the oldest unconfirmed one on; 0 if all have their outcome.
     pub fn unconfirmed(&self) -> usize {
-        self.link.channel.confirms.span()
+        self.link.channel.confirms.exact_span()
     }
 
     /// How many publishes there may be from the oldest unconfirmed one on, before the next one waits, on this channel

@@ -242,10 +242,15 @@ impl Confirms {
         entry
     }
 
-    /// How many publishes there are from the oldest unconfirmed one on.
+    /// How many publishes there are from the oldest unconfirmed one on; it may fall a moment after their outcomes are known.
     #[inline]
     pub(super) fn span(&self) -> usize {
         self.span.load(Ordering::Relaxed)
+    }
+
+    /// The same, no later than the outcomes.
+    pub(super) fn exact_span(&self) -> usize {
+        lock(&self.state).tracker.span()
     }
 
     /// How many publishes got which outcome.

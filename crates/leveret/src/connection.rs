@@ -24,5 +24,5 @@ pub use health::{
 };
 
 pub(crate) use reliable_channel::{ChannelState, LossCause, ReliableChannel, UsableChannel};
-pub(crate) use resend::{PoisonBisection, Resend};
+pub(crate) use resend::{PoisonBisection, Resend, ResendSearching, resend_all};
 pub(crate) use version::version;

@@ -338,8 +338,8 @@ impl Publisher {
         &self.handle.client
     }
 
-    /// A publisher like this one for another exchange, made once and flushed with this one. `on_unroutable` is called for each
-    /// message of it that reaches no queue.
+    /// A publisher like this one for another exchange, made once and flushed with this one. `on_unroutable` is called when a
+    /// ticket of it says that its message reached no queue.
     pub(crate) async fn companion(
         &self,
         exchange: &str,

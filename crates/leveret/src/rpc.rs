@@ -147,8 +147,9 @@ impl RpcBuilder {
 
     /// What becomes of calls that were under way when the connection was lost. By default they fail as
     /// [`ErrorKind::Lost`]; with [`OnLoss::Replay`] their requests are sent again, with the same ids, and the service may
-    /// get one twice. If the broker has closed the channel because of a request, that one is searched for and fails; if it has
-    /// closed the connection, which may have been for something else, those fail that are under way when it happens again.
+    /// get one twice. If the broker has closed the channel because of a request, all of them fail, those that it had
+    /// confirmed before as [`ErrorKind::Lost`]; if it has closed the connection, which may have been for something else,
+    /// those fail that are under way when it happens again.
     pub fn on_loss(mut self, on_loss: OnLoss) -> Self {
         self.on_loss = on_loss;
         self

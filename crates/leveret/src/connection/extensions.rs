@@ -15,7 +15,7 @@ impl Extensions {
     pub(crate) fn get<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
         let mut values = lock(&self.0);
         let value = values.entry(TypeId::of::<T>()).or_insert_with(|| Arc::new(T::default()));
-        Arc::clone(value).downcast().unwrap_or_default()
+        Arc::clone(value).downcast().expect("a value has the type that is its key")
     }
 }
 

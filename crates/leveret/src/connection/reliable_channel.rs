@@ -174,7 +174,7 @@ impl<C: UsableChannel> ReliableChannel<C> {
     }
 
     pub(crate) fn set(&self, state: ChannelState<C>) {
-        // The channel before is dropped outside the lock: that may close it.
+        // The channel before is dropped outside the lock of the state: that may close it.
         drop(self.state.send_replace(state));
     }
 

@@ -16,7 +16,16 @@ pub(crate) trait Resend {
 
     /// Resends the oldest lost message, once there is room for it; `None` if no message is lost.
     fn resend_next(&self) -> impl Future<Output = Result<Option<Self::Id>, amqp::Error>> + Send;
+}
 
+/// Resends all lost messages, in order.
+pub(crate) async fn resend_all(lost: &impl Resend) -> Result<(), amqp::Error> {
+    while lost.resend_next().await?.is_some() {}
+    Ok(())
+}
+
+/// Lost messages of which one may be poison: the broker closes the channel for it.
+pub(crate) trait ResendSearching: Resend {
     /// Waits until all that was sent on the channel is confirmed.
     fn confirmed(&self) -> impl Future<Output = Result<(), amqp::Error>> + Send;
 
@@ -45,7 +54,7 @@ impl PoisonBisection {
     /// Resends all lost messages, in order. Fails if the channel does; one that is still open, but does not take them, is closed.
     pub(crate) async fn resend(
         &mut self,
-        lost: &impl Resend,
+        lost: &impl ResendSearching,
         cause: LossCause,
     ) -> Result<(), amqp::Error> {
         let resent = self.resend_groups(lost, cause).await;
@@ -58,7 +67,7 @@ impl PoisonBisection {
     /// Each group is confirmed before the next, if one of the messages may be poison.
     async fn resend_groups(
         &mut self,
-        lost: &impl Resend,
+        lost: &impl ResendSearching,
         cause: LossCause,
     ) -> Result<(), amqp::Error> {
         let is_awaited = matches!(cause, LossCause::Message | LossCause::ConnectionClosed);

@@ -12,7 +12,7 @@ use super::{Settings, Shared};
 use crate::amqp::{self, Channel, Connection, Tracked, deadline_in, lock};
 use crate::connection::core::Core;
 use crate::connection::managed::Up;
-use crate::connection::{LossCause, PoisonBisection, Resend};
+use crate::connection::{LossCause, PoisonBisection, Resend, ResendSearching};
 use crate::error::Error;
 
 /// How many ticks the shortest timeout of a publish has.
@@ -228,7 +228,9 @@ impl Resend for Lost<'_> {
             }
         }
     }
+}
 
+impl ResendSearching for Lost<'_> {
     async fn confirmed(&self) -> Result<(), amqp::Error> {
         self.channel.confirmed(self.shared.settings.timeout).await
     }

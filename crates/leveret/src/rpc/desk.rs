@@ -10,7 +10,7 @@
 //! What comes for nobody is a stray: late, doubled, or forged.
 
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::task::{Context, Poll, Waker, ready};
@@ -310,19 +310,9 @@ impl Desk {
         self.waiting.iter().filter(move |(_, waiting)| is_kept(waiting)).map(|(id, _)| *id)
     }
 
-    /// The channel is lost, and all kept requests are to be resent. A request that costs the channel is never confirmed: unconfirmed ones
-    /// come first, those that were not resent yet follow, and confirmed ones are last.
+    /// The channel is lost: all kept requests are to be resent.
     pub(crate) fn mark_lost(&mut self) {
-        let not_resent: HashSet<_> = std::mem::take(&mut self.lost).into_iter().collect();
-        let place = |id: &CorrelationId| {
-            let confirmation = self.waiting.get(id).and_then(|one| one.confirmation.as_ref());
-            let is_confirmed =
-                matches!(confirmation.and_then(Confirmation::outcome), Some(Outcome::Acked));
-            (is_confirmed, not_resent.contains(id), id.0)
-        };
-        let mut lost: Vec<_> = self.resendable().collect();
-        lost.sort_by_cached_key(place);
-        self.lost = lost.into();
+        self.lost = self.resendable().collect();
     }
 
     /// The next lost request of a call that is still pending.

@@ -18,7 +18,7 @@ use crate::amqp::{
 };
 use crate::connection::core::Core;
 use crate::connection::registry::{Entry, SeatKind};
-use crate::connection::{ChannelState, LossCause, PoisonBisection, Resend};
+use crate::connection::{ChannelState, LossCause, Resend, resend_all};
 use crate::error::Error;
 use crate::publisher::OnLoss;
 
@@ -29,18 +29,6 @@ const TAG: &str = "r";
 pub(super) struct RpcTask {
     shared: Arc<Shared>,
     core: Arc<Core>,
-}
-
-/// Why the last channel was lost, and how far the search for a poison request is.
-struct Recovery {
-    cause: LossCause,
-    bisection: PoisonBisection,
-}
-
-impl Recovery {
-    fn new() -> Self {
-        Recovery { cause: LossCause::Connection, bisection: PoisonBisection::new() }
-    }
 }
 
 impl RpcTask {
@@ -82,18 +70,19 @@ impl RpcTask {
     async fn keep_open(&self) -> Result<Infallible, Error> {
         let line = self.shared.channel.connection();
         let (mut refusals, mut suspects) = (0, HashSet::new());
-        let mut recovery = Recovery::new();
+        let mut cause = LossCause::Connection;
         loop {
             let up = line.up().await?;
-            if recovery.cause == LossCause::MissingExchange {
+            if cause == LossCause::MissingExchange {
                 // It was deleted. If this client declared it before, it does so again.
                 let exchange = &self.shared.settings.exchange;
                 self.core.remembered.restore_exchange(&up.connection, exchange).await;
             }
             match self.open(&up.connection).await {
                 Ok((open, consumer)) => {
-                    let error = self.serve(open, consumer, &mut recovery).await;
-                    recovery.cause = self.lost(error, recovery.cause, &mut suspects);
+                    let error = self.serve(Arc::new(open), consumer).await;
+                    cause = LossCause::of(&error);
+                    self.lost(error, &mut suspects);
                 }
                 Err(error) if error.is_connection_error() => {}
                 Err(error) => {
@@ -125,22 +114,17 @@ impl RpcTask {
         Ok((Open { channel, reply_to: Some(reply_to) }, Some(consumer)))
     }
 
-    /// Resends the lost requests, lets others be sent, and takes replies until the channel is lost.
-    async fn serve(
-        &self,
-        open: Open,
-        consumer: Option<Consumer>,
-        recovery: &mut Recovery,
-    ) -> amqp::Error {
-        let open = Arc::new(open);
+    /// Takes replies until the channel is lost, and resends the lost requests meanwhile.
+    async fn serve(&self, open: Arc<Open>, consumer: Option<Consumer>) -> amqp::Error {
         let _entry = consumer.as_ref().and_then(|consumer| self.enter(&open, consumer));
         let pump = consumer.map(|consumer| Pumping::start(&self.shared, consumer));
-        let lost = Lost { task: self, open: &open };
-        if let Err(error) = recovery.bisection.resend(&lost, recovery.cause).await {
-            return error;
-        }
-        *recovery = Recovery::new();
         self.shared.channel.set(ChannelState::Open(Arc::clone(&open)));
+        let lost = Lost { task: self, open: &open };
+        tokio::select! {
+            error = self.receive(&open.channel, pump.as_ref()) => return error,
+            // If that costs the channel, replies end with it.
+            _ = resend_all(&lost) => {}
+        }
         self.receive(&open.channel, pump.as_ref()).await
     }
 
@@ -168,20 +152,15 @@ impl RpcTask {
         }
     }
 
-    /// The channel is lost, and with it every reply that was to come over it. `before` is why the one before it was lost, and `suspects`
-    /// were pending when the broker closed the connection.
-    fn lost(
-        &self,
-        error: amqp::Error,
-        before: LossCause,
-        suspects: &mut HashSet<CorrelationId>,
-    ) -> LossCause {
+    /// The channel is lost, and with it every reply that was to come over it. `suspects` were pending when the broker closed the
+    /// connection before.
+    fn lost(&self, error: amqp::Error, suspects: &mut HashSet<CorrelationId>) {
         let cause = LossCause::of(&error);
         let error = Error::from_amqp("the reply can no longer come", error);
-        let is_missing = cause == LossCause::MissingExchange && cause == before;
-        if is_missing || self.shared.settings.on_loss == OnLoss::Fail {
-            self.fail_all(ChannelState::Closed { since: Instant::now() }, &error);
-            return cause;
+        let is_resent = matches!(cause, LossCause::Connection | LossCause::ConnectionClosed);
+        if !is_resent || self.shared.settings.on_loss == OnLoss::Fail {
+            // One of the requests is why, and would be again; or it is not to be sent twice.
+            return self.fail_all(ChannelState::Closed { since: Instant::now() }, &error);
         }
         let wakers: Vec<Waker> = {
             let mut desk = lock(&self.shared.desk);
@@ -197,8 +176,6 @@ impl RpcTask {
             wakers
         };
         wakers.into_iter().for_each(Waker::wake);
-        // Another search for the request that costs the connection would cost all others on it as well.
-        if cause == LossCause::ConnectionClosed { LossCause::Connection } else { cause }
     }
 
     /// Fails all pending calls.
@@ -253,20 +230,6 @@ impl Resend for Lost<'_> {
                 }
             }
         }
-    }
-
-    async fn confirmed(&self) -> Result<(), amqp::Error> {
-        self.open.channel.confirmed(self.task.core.options.timeout).await.map(drop)
-    }
-
-    fn blame(&self, id: CorrelationId, error: &amqp::Error) {
-        let error = Error::from_amqp("the reply can no longer come", error.clone());
-        let waker = lock(&self.task.shared.desk).fail(id, error);
-        waker.into_iter().for_each(Waker::wake);
-    }
-
-    fn close(&self) {
-        self.open.channel.close_now();
     }
 }
 

@@ -414,37 +414,6 @@ async fn calls_that_lose_their_connection_fail_or_are_sent_again() {
     }
 }
 
-#[tokio::test]
-async fn a_request_that_costs_the_channel_fails_alone_and_the_others_are_sent_again() {
-    let vhost = rabbitmq::vhost().await;
-    let server = client(&vhost).await;
-    let caller = client(&vhost).await;
-    // It handles nothing before all requests are out.
-    let queue = Topology::new().queue(Queue::classic("s"));
-    soon("a queue", server.apply(&queue)).await.unwrap();
-    let rpc = caller.rpc("s").on_loss(OnLoss::Replay).build().await.unwrap();
-    let call = |number: u64| {
-        let rpc = rpc.clone();
-        tokio::spawn(async move { call_double(&rpc, number).await })
-    };
-    let calls: Vec<_> = (0..100).map(call).collect();
-    eventually(SOON, "all requests", async || {
-        server.inspect_queue("s").await.unwrap().messages == 100
-    })
-    .await;
-    // The broker closes the channel on it: 406.
-    let user_id = Some("somebody else".try_into().unwrap());
-    let poison = Message::with_properties("", Properties { user_id, ..Properties::default() });
-    let error = soon("an outcome", rpc.call::<()>("double", poison)).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Broker, "{error}");
-    let _service = Running::start(server.service("s").method("double", double)).await;
-    for (number, call) in calls.into_iter().enumerate() {
-        let doubled = soon("a reply", call).await.unwrap();
-        assert_eq!(doubled.unwrap(), 2 * number as u64);
-    }
-    assert_eq!(rpc.in_flight(), 0);
-}
-
 /// Acks what is delivered again.
 async fn drain(requests: &mut Deliveries) {
     next(requests).await.ack().unwrap();
