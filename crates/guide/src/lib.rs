@@ -31,6 +31,7 @@ pages! {
     operations: "docs/operations.md",
     park_and_replay: "docs/park-and-replay.md",
     publish: "docs/publish.md",
+    rabbitmq_notes: "docs/rabbitmq-notes.md",
     readme: "README.md",
     retry: "docs/retry.md",
     rpc: "docs/rpc.md",
