@@ -15,7 +15,7 @@ use crate::amqp::{Connection, Properties, Table, Value};
 use crate::connection::managed::State;
 use crate::connection::{Client, version};
 use crate::error::{Error, ErrorKind};
-use crate::forwarder::{Parcel, kept};
+use crate::forwarder::{ForwardedMessage, kept};
 use crate::message::{IntoMessage, Message};
 use crate::publisher::{Publisher, Ticket};
 use crate::retry::stamp;
@@ -267,7 +267,7 @@ fn remove_where(headers: &mut Table<'_>, is_meant: impl Fn(&str) -> bool) {
 
 /// Removes what led a message through the ladder. Earlier versions wrote numbers and truth values there, and Orb's programs
 /// refuse a message with any header that is neither text nor a list.
-pub(crate) fn forget_steps(parcel: &mut Parcel) {
+pub(crate) fn forget_steps(parcel: &mut ForwardedMessage) {
     let Some(headers) = &mut parcel.properties.headers else { return };
     remove_where(headers, |name| name.starts_with(header::PREFIX));
     if headers.is_empty() {

@@ -11,7 +11,7 @@ use crate::amqp::{
     Value, deadline_in,
 };
 use crate::connection::Client;
-use crate::connection::managed::Up;
+use crate::connection::managed::LiveConnection;
 use crate::connection::{ReliableChannel, UsableChannel};
 use crate::deaths::Deaths;
 use crate::delivery::Delivery;
@@ -69,7 +69,7 @@ const DEATHS: [&str; 7] = [
 
 /// A message on its way from one place to another.
 #[derive(Clone, Debug)]
-pub(crate) struct Parcel {
+pub(crate) struct ForwardedMessage {
     pub(crate) exchange: String,
     pub(crate) routing_key: String,
     pub(crate) properties: Properties<'static>,
@@ -86,11 +86,16 @@ pub(crate) const ROOM_FOR_A_DEATH: usize = 2048;
 /// Properties other than headers are twelve short strings and some numbers at most.
 const MOST_BESIDE_HEADERS: usize = 4096;
 
-impl Parcel {
+impl ForwardedMessage {
     /// What was delivered, as it came, under its own routing key.
     pub(crate) fn of(delivery: &Delivery, exchange: impl Into<String>) -> Self {
         let routing_key = key_of(&delivery.routing_key());
-        Parcel::new(exchange.into(), routing_key, delivery.raw_properties(), delivery.body())
+        ForwardedMessage::new(
+            exchange.into(),
+            routing_key,
+            delivery.raw_properties(),
+            delivery.body(),
+        )
     }
 
     /// A message as it came.
@@ -102,7 +107,7 @@ impl Parcel {
     ) -> Self {
         let properties = raw.get().into_owned();
         let body = body.clone();
-        let mut parcel = Parcel { exchange, routing_key, properties, body, reserve: 0 };
+        let mut parcel = ForwardedMessage { exchange, routing_key, properties, body, reserve: 0 };
         parcel.forget_counts();
         if raw.fault().is_some() {
             parcel.set(kept::PROPERTIES, Value::Bytes(raw.as_bytes().to_vec().into()));
@@ -210,7 +215,7 @@ fn key_of(key: &ShortStr<'_>) -> String {
 
 /// Publishes parcels on a channel of its own, which is opened anew when it is gone.
 #[derive(Debug)]
-pub(crate) struct Mover {
+pub(crate) struct Forwarder {
     what: &'static str,
     timeout: Duration,
     channel: ReliableChannel<Open>,
@@ -233,7 +238,7 @@ impl UsableChannel for Open {
 
 impl Open {
     /// Its headers fit into a frame, now and when it is delivered again.
-    fn check_room(&self, parcel: &Parcel) -> Result<(), Error> {
+    fn check_room(&self, parcel: &ForwardedMessage) -> Result<(), Error> {
         let headers =
             parcel.properties.headers.as_ref().map_or(0, |headers| headers.as_bytes().len());
         // Nearly always; what they are exactly is counted only otherwise.
@@ -251,28 +256,28 @@ impl Open {
 
 /// A parcel that was sent and has no outcome yet.
 #[must_use = "a message has moved only once that is confirmed"]
-pub(crate) struct Moving {
+pub(crate) struct PendingForward {
     confirmation: Confirmation,
     what: &'static str,
     timeout: Duration,
     deadline: Instant,
 }
 
-impl Mover {
+impl Forwarder {
     /// `what` is done with it, for errors: "parking a message".
     pub(crate) fn new(client: &Client, what: &'static str) -> Self {
         let timeout = client.core().options.timeout;
         let channel = ReliableChannel::new(client.core(), what, timeout);
-        Mover { what, timeout, channel, _client: client.clone() }
+        Forwarder { what, timeout, channel, _client: client.clone() }
     }
 
     /// Publishes, and waits until the broker has taken responsibility: the message is in one queue at least.
-    pub(crate) async fn deliver(&self, parcel: Parcel) -> Result<(), Error> {
+    pub(crate) async fn deliver(&self, parcel: ForwardedMessage) -> Result<(), Error> {
         self.send(parcel).await?.confirmed().await
     }
 
     /// Publishes. Many can be under way at once.
-    pub(crate) async fn send(&self, mut parcel: Parcel) -> Result<Moving, Error> {
+    pub(crate) async fn send(&self, mut parcel: ForwardedMessage) -> Result<PendingForward, Error> {
         let deadline = deadline_in(self.timeout);
         loop {
             let open = self.open(deadline).await?;
@@ -285,11 +290,11 @@ impl Mover {
 
     /// Whether a parcel could be published, without doing it: what it says fits into what is sent. What the broker would say
     /// to it is not known before.
-    pub(crate) async fn check(&self, mut parcel: Parcel) -> Result<(), Error> {
+    pub(crate) async fn check(&self, mut parcel: ForwardedMessage) -> Result<(), Error> {
         let open = self.open(deadline_in(self.timeout)).await?;
         parcel.keep_user(open.user.as_deref());
         open.check_room(&parcel)?;
-        let Parcel { exchange, routing_key, properties, body, .. } = parcel;
+        let ForwardedMessage { exchange, routing_key, properties, body, .. } = parcel;
         let (exchange, routing_key) = (exchange.as_str(), routing_key.as_str());
         let publish = Publish { exchange, routing_key, mandatory: true, properties, body };
         open.channel.check(&publish).map_err(|error| Error::from_amqp(self.what, error))
@@ -299,9 +304,9 @@ impl Mover {
     async fn send_on(
         &self,
         open: &Open,
-        parcel: &mut Parcel,
+        parcel: &mut ForwardedMessage,
         deadline: Instant,
-    ) -> Result<Option<Moving>, Error> {
+    ) -> Result<Option<PendingForward>, Error> {
         parcel.keep_user(open.user.as_deref());
         open.check_room(parcel)?;
         // They are the larger part, and need no copy.
@@ -323,7 +328,7 @@ impl Mover {
         match published {
             Ok(confirmation) => {
                 let (what, timeout) = (self.what, self.timeout);
-                Ok(Some(Moving { confirmation, what, timeout, deadline }))
+                Ok(Some(PendingForward { confirmation, what, timeout, deadline }))
             }
             Err(_) if open.channel.is_gone() => Ok(None),
             Err(error) => Err(Error::from_amqp(self.what, error)),
@@ -331,7 +336,7 @@ impl Mover {
     }
 
     async fn open(&self, deadline: Instant) -> Result<Arc<Open>, Error> {
-        let open = |up: Up| async move {
+        let open = |up: LiveConnection| async move {
             let channel = up.connection.open_channel().await?.into_confirm().await?;
             let user = up.connection.user().map(Arc::from);
             let frame_max = up.connection.frame_max().get() as usize;
@@ -341,7 +346,7 @@ impl Mover {
     }
 }
 
-impl Moving {
+impl PendingForward {
     /// Waits for the outcome.
     pub(crate) async fn confirmed(mut self) -> Result<(), Error> {
         self.answered().await?

@@ -28,7 +28,7 @@ use crate::amqp::{Channel, Confirm, Tally, deadline_in, lock};
 use crate::connection::Client;
 use crate::connection::core::PoolPlace;
 use crate::connection::health::PoolHealth;
-use crate::connection::managed::{State, Up};
+use crate::connection::managed::{LiveConnection, State};
 use crate::connection::registry::ReportHealth;
 use crate::error::Error;
 use crate::telemetry::waited_for_channel;
@@ -306,7 +306,9 @@ impl Pool {
             let _ = closed.map_err(late)?;
             slot.channel = None;
         }
-        let open = |up: Up| async move { up.connection.open_channel().await?.into_confirm().await };
+        let open = |up: LiveConnection| async move {
+            up.connection.open_channel().await?.into_confirm().await
+        };
         slot.channel = Some(line.attempt(what, deadline, self.timeout, open).await?);
         Ok(())
     }

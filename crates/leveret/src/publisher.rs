@@ -21,7 +21,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::amqp::{self, Channel, Connection, Properties, Tracked, deadline_in, lock};
 use crate::connection::Client;
 use crate::connection::health::PublisherHealth;
-use crate::connection::managed::Up;
+use crate::connection::managed::LiveConnection;
 use crate::connection::registry::ReportHealth;
 use crate::connection::{ChannelState, ReliableChannel};
 use crate::error::{Error, ErrorKind};
@@ -368,7 +368,7 @@ impl fmt::Debug for Publisher {
 impl Shared {
     /// Opens the first channel.
     async fn open_first(self: &Arc<Self>) -> Result<(), Error> {
-        let open = |up: Up| async move { self.open_on(&up.connection).await };
+        let open = |up: LiveConnection| async move { self.open_on(&up.connection).await };
         let channel = self.channel.get(deadline_in(self.settings.timeout), open).await?;
         lock(&self.state).channel = Some(channel);
         Ok(())

@@ -12,7 +12,7 @@ use super::backoff::Backoff;
 use super::endpoint::Endpoints;
 use super::event::{Announcer, ClientEvent};
 use super::extensions::Extensions;
-use super::managed::{Line, Role};
+use super::managed::{ManagedConnection, Role};
 use super::registry::Registry;
 use crate::amqp::lock;
 use crate::error::Error;
@@ -67,12 +67,12 @@ struct Lines {
     /// By their numbers. The first one stays once it is there.
     publishing: BTreeMap<usize, Publishing>,
     /// Those that end when their last channel is closed.
-    retired: Vec<Arc<Line>>,
+    retired: Vec<Arc<ManagedConnection>>,
 }
 
 impl Lines {
     /// A line is no longer in use.
-    fn retire(&mut self, line: Arc<Line>) {
+    fn retire(&mut self, line: Arc<ManagedConnection>) {
         line.retire();
         self.retired.retain(|line| !line.has_ended());
         self.retired.push(line);
@@ -82,7 +82,7 @@ impl Lines {
 /// A line for consuming.
 #[derive(Debug)]
 struct Consuming {
-    line: Arc<Line>,
+    line: Arc<ManagedConnection>,
     /// Of no other one at this time.
     number: usize,
     subscriptions: usize,
@@ -91,7 +91,7 @@ struct Consuming {
 /// A line for publishing.
 #[derive(Debug)]
 struct Publishing {
-    line: Arc<Line>,
+    line: Arc<ManagedConnection>,
     /// How many pools have channels on it.
     pools: usize,
 }
@@ -145,7 +145,7 @@ impl Core {
     }
 
     /// The line on which everything is declared.
-    pub(crate) fn home(self: &Arc<Self>) -> Arc<Line> {
+    pub(crate) fn home(self: &Arc<Self>) -> Arc<ManagedConnection> {
         let mut lines = lock(&self.lines);
         if lines.consuming.is_empty() {
             let line = self.start(Role::Home, 0);
@@ -155,7 +155,7 @@ impl Core {
     }
 
     /// The line for publishing that all share.
-    pub(crate) fn publishing(self: &Arc<Self>) -> Arc<Line> {
+    pub(crate) fn publishing(self: &Arc<Self>) -> Arc<ManagedConnection> {
         Arc::clone(&self.publishing_at(&mut lock(&self.lines), 0).line)
     }
 
@@ -213,7 +213,7 @@ impl Core {
     }
 
     /// A subscription has ended. With its last one, a line other than home ends.
-    fn unsubscribe(&self, line: &Arc<Line>) {
+    fn unsubscribe(&self, line: &Arc<ManagedConnection>) {
         let mut lines = lock(&self.lines);
         let is_it = |one: &Consuming| Arc::ptr_eq(&one.line, line);
         let Some(index) = lines.consuming.iter().position(is_it) else { return };
@@ -224,15 +224,15 @@ impl Core {
         }
     }
 
-    fn start(self: &Arc<Self>, role: Role, index: usize) -> Arc<Line> {
+    fn start(self: &Arc<Self>, role: Role, index: usize) -> Arc<ManagedConnection> {
         let what = if role == Role::Publishing { "publishing" } else { "consuming" };
         let number = if index == 0 { String::new() } else { format!(" {}", index + 1) };
         let name = format!("{} ({what}{number})", self.options.name);
-        Arc::new(Line::start(self, name, role))
+        Arc::new(ManagedConnection::start(self, name, role))
     }
 
     /// All lines in use.
-    pub(crate) fn lines(&self) -> Vec<Arc<Line>> {
+    pub(crate) fn lines(&self) -> Vec<Arc<ManagedConnection>> {
         let lines = lock(&self.lines);
         let consuming = lines.consuming.iter().map(|one| &one.line);
         let publishing = lines.publishing.values().map(|one| &one.line);
@@ -240,7 +240,7 @@ impl Core {
     }
 
     /// Those that may still have a connection to close, and are not in use.
-    pub(crate) fn retired_lines(&self) -> Vec<Arc<Line>> {
+    pub(crate) fn retired_lines(&self) -> Vec<Arc<ManagedConnection>> {
         lock(&self.lines).retired.clone()
     }
 }
@@ -249,7 +249,7 @@ impl Core {
 #[derive(Debug)]
 pub(crate) struct Subscription {
     core: Arc<Core>,
-    pub(crate) line: Arc<Line>,
+    pub(crate) line: Arc<ManagedConnection>,
 }
 
 impl Drop for Subscription {
@@ -263,7 +263,7 @@ impl Drop for Subscription {
 pub(crate) struct PoolPlace {
     core: Arc<Core>,
     number: usize,
-    pub(crate) line: Arc<Line>,
+    pub(crate) line: Arc<ManagedConnection>,
 }
 
 impl Drop for PoolPlace {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::task::JoinHandle;
 
 use super::core::Core;
-use super::managed::Up;
+use super::managed::LiveConnection;
 use crate::amqp::{self, Channel, deadline_in};
 use crate::error::Error;
 
@@ -85,7 +85,7 @@ impl Client {
         let core = self.core();
         core.check_open()?;
         let (patience, call) = (core.options.timeout, &call);
-        let attempt = |up: Up| async move {
+        let attempt = |up: LiveConnection| async move {
             // Dropped, the channel closes by itself once what came out of it is dropped, too.
             call(up.connection.open_channel().await?).await
         };

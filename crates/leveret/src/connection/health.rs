@@ -4,7 +4,7 @@ use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
 use tokio::time::Instant;
 
-use super::managed::{Line, State};
+use super::managed::{ManagedConnection, State};
 use crate::error::Error;
 
 /// What [`Client::health`](super::Client::health) found.
@@ -164,7 +164,7 @@ pub struct PoolHealth {
     pub error: Option<Error>,
 }
 
-pub(crate) fn of_line(line: &Line) -> ConnectionHealth {
+pub(crate) fn of_line(line: &ManagedConnection) -> ConnectionHealth {
     let mut health = ConnectionHealth {
         name: line.name.clone(),
         is_up: false,

@@ -53,14 +53,14 @@ impl Role {
 pub(crate) enum State {
     /// There is no connection: not yet, or because of this.
     Down(Option<Error>),
-    Up(Up),
+    Up(LiveConnection),
     /// There will be none any more.
     Ended(Error),
 }
 
 /// A line's connection of the moment.
 #[derive(Clone, Debug)]
-pub(crate) struct Up {
+pub(crate) struct LiveConnection {
     pub(crate) connection: Connection,
     /// To which broker, by its place among the client's endpoints.
     pub(crate) index: usize,
@@ -68,13 +68,13 @@ pub(crate) struct Up {
     pub(crate) endpoint: Arc<str>,
 }
 
-impl Up {
-    fn new(connection: Connection, index: usize, endpoint: &Endpoint) -> Up {
-        Up { connection, index, endpoint: endpoint.to_string().into() }
+impl LiveConnection {
+    fn new(connection: Connection, index: usize, endpoint: &Endpoint) -> LiveConnection {
+        LiveConnection { connection, index, endpoint: endpoint.to_string().into() }
     }
 
     /// Why another connection is left for this one.
-    fn left(&self, other: &Up) -> Error {
+    fn left(&self, other: &LiveConnection) -> Error {
         let text = format!(
             "the connection to {} is left for one to {}, where the client's other connections are",
             other.endpoint, self.endpoint
@@ -92,7 +92,7 @@ pub(crate) struct Blocked {
 
 /// The handle to a line.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct ManagedConnection {
     pub(crate) name: String,
     state: watch::Receiver<State>,
     blocked: Arc<Mutex<Option<Blocked>>>,
@@ -101,9 +101,9 @@ pub(crate) struct Line {
     task: JoinHandle<()>,
 }
 
-impl Line {
+impl ManagedConnection {
     /// Begins to connect.
-    pub(crate) fn start(core: &Arc<Core>, name: String, role: Role) -> Line {
+    pub(crate) fn start(core: &Arc<Core>, name: String, role: Role) -> ManagedConnection {
         let (sender, state) = watch::channel(State::Down(None));
         let (blocked, not_restored, retired) = (Arc::default(), Arc::default(), Arc::default());
         let driver = Driver {
@@ -116,7 +116,7 @@ impl Line {
             retired: Arc::clone(&retired),
         };
         let task = core.spawn(driver.run());
-        Line { name, state, blocked, not_restored, retired, task }
+        ManagedConnection { name, state, blocked, not_restored, retired, task }
     }
 
     pub(crate) fn state(&self) -> State {
@@ -152,7 +152,7 @@ impl Line {
     }
 
     /// The connection, as soon as there is one, or the reason why there will be none.
-    pub(crate) async fn up(&self) -> Result<Up, Error> {
+    pub(crate) async fn up(&self) -> Result<LiveConnection, Error> {
         let mut state = self.state.clone();
         let settled = state.wait_for(|state| match state {
             State::Down(_) => false,
@@ -175,7 +175,7 @@ impl Line {
         what: impl fmt::Display,
         deadline: Instant,
         patience: Duration,
-        attempt: impl Fn(Up) -> F,
+        attempt: impl Fn(LiveConnection) -> F,
     ) -> Result<T, Error>
     where
         // Not `AsyncFn`: a future that calls one cannot be spawned.
@@ -214,7 +214,7 @@ impl Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for ManagedConnection {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -332,7 +332,7 @@ impl Driver {
 
     /// Waits for home to be with another endpoint than this line, and for a connection to that: what is published to one
     /// broker is not found by those who consume from another. Until there is one, the line is of more use where it is.
-    async fn connected_at_home(&self, index: usize) -> Up {
+    async fn connected_at_home(&self, index: usize) -> LiveConnection {
         if self.role == Role::Home {
             return std::future::pending().await;
         }
@@ -347,7 +347,7 @@ impl Driver {
                 if let Ok(connection) = self.connect_and_ask(endpoint).await
                     && endpoints.home_elsewhere(index).is_some_and(|(now, _)| now == home)
                 {
-                    return Up::new(connection, home, endpoint);
+                    return LiveConnection::new(connection, home, endpoint);
                 }
                 attempt += 1;
             }
@@ -363,7 +363,7 @@ impl Driver {
         again: bool,
         short_lived: u32,
         silent: Option<Silent>,
-    ) -> Result<Up, Error> {
+    ) -> Result<LiveConnection, Error> {
         let options = &self.core.options;
         let limits = &options.connect;
         // Only `ClientBuilder::connect` gives up so soon. A line that a working client opens later lives as long as the client.
@@ -399,7 +399,7 @@ impl Driver {
     }
 
     /// The first endpoint that answers; or why none does, and whether there is no use in trying again.
-    async fn try_endpoints(&self, silent: Option<Silent>) -> Result<Up, (Error, bool)> {
+    async fn try_endpoints(&self, silent: Option<Silent>) -> Result<LiveConnection, (Error, bool)> {
         let mut errors = Vec::new();
         let mut endpoints = self.core.endpoints.in_order();
         endpoints.sort_by_key(|(index, _)| silent == Some(Silent::Topology(*index)));
@@ -416,7 +416,7 @@ impl Driver {
                 false => endpoint.connect(&self.name).await,
             };
             match connected {
-                Ok(connection) => return Ok(Up::new(connection, index, endpoint)),
+                Ok(connection) => return Ok(LiveConnection::new(connection, index, endpoint)),
                 Err(error) => errors.push((endpoint, error)),
             }
         }

@@ -19,7 +19,7 @@ use tokio::sync::{Mutex, Notify, watch};
 use tokio::time::{Instant, timeout_at};
 
 use super::core::Core;
-use super::managed::{Line, Up};
+use super::managed::{LiveConnection, ManagedConnection};
 use crate::amqp::{self, Channel, ErrorKind as Amqp, ReplyCode};
 use crate::error::Error;
 
@@ -81,7 +81,7 @@ impl<C: UsableChannel> ReliableChannel<C> {
         &self.what
     }
 
-    pub(crate) fn connection(&self) -> Arc<Line> {
+    pub(crate) fn connection(&self) -> Arc<ManagedConnection> {
         self.core.publishing()
     }
 
@@ -108,7 +108,7 @@ impl<C: UsableChannel> ReliableChannel<C> {
     pub(crate) async fn get<F>(
         &self,
         deadline: Instant,
-        open: impl Fn(Up) -> F,
+        open: impl Fn(LiveConnection) -> F,
     ) -> Result<Arc<C>, Error>
     where
         F: Future<Output = Result<C, amqp::Error>>,

@@ -16,7 +16,7 @@ use crate::connection::{Client, ClientEvent, ParkReason, version};
 use crate::deaths::Deaths;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
-use crate::forwarder::{Mover, Parcel};
+use crate::forwarder::{ForwardedMessage, Forwarder};
 use crate::random;
 use crate::retry::profile::{Profile, Step, WorkQueue};
 use crate::retry::stamp::{Detail, Failed, Origin};
@@ -39,7 +39,7 @@ pub(super) struct FailureHandler {
     may_count: bool,
     /// Whether it was said that a handler asks for waits that there are not.
     has_warned: AtomicBool,
-    mover: Mover,
+    mover: Forwarder,
     counts: Arc<Consumed>,
     /// Which declaration of the profile's objects is in force; 0 if there is none. It is made anew when one turns out to
     /// be missing.
@@ -80,7 +80,7 @@ impl FailureHandler {
             profile,
             may_count: work_queue(client, queue).may_count_deliveries(),
             has_warned: AtomicBool::new(false),
-            mover: Mover::new(client, "moving a failed message"),
+            mover: Forwarder::new(client, "moving a failed message"),
             counts,
             declared: tokio::sync::Mutex::new(0),
             epoch: AtomicU64::new(0),
@@ -454,7 +454,7 @@ fn bare(delivery: &Delivery, mut step: Step) -> Step {
 
 /// Takes away all that was added to a message. What was taken from it stays away: it counts, makes copies, or lets it
 /// expire.
-fn unmark(parcel: &mut Parcel, delivery: &Delivery) {
+fn unmark(parcel: &mut ForwardedMessage, delivery: &Delivery) {
     let left = parcel.properties.headers.take().unwrap_or_default();
     let mut properties = delivery.properties().into_owned();
     properties.expiration = None;

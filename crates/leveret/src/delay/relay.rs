@@ -18,7 +18,7 @@ use crate::connection::{Client, ClientEvent, ParkReason};
 use crate::consumer::Deliveries;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
-use crate::forwarder::{Mover, Moving, Parcel, kept};
+use crate::forwarder::{ForwardedMessage, Forwarder, PendingForward, kept};
 use crate::retry::stamp;
 
 use super::forget_steps;
@@ -41,7 +41,7 @@ const MAX_TRIES: u8 = 10;
 /// Relays until the client is closed. It does not keep the client open.
 pub(super) async fn run(client: Client) {
     let mut closing = client.core().closing();
-    let relay = Relay { mover: Mover::new(&client, "sending on a delayed message"), client };
+    let relay = Relay { mover: Forwarder::new(&client, "sending on a delayed message"), client };
     tokio::select! {
         () = relay.run() => {}
         _ = closing.wait_for(|closing| *closing) => {}
@@ -50,7 +50,7 @@ pub(super) async fn run(client: Client) {
 
 struct Relay {
     client: Client,
-    mover: Mover,
+    mover: Forwarder,
 }
 
 impl Relay {
@@ -87,7 +87,7 @@ impl Relay {
     }
 
     /// Publishes them. If the broker takes no publishes, not each of them waits for it to do so.
-    async fn send(&self, batch: Vec<Delivery>) -> Vec<(Delivery, Result<Moving, Error>)> {
+    async fn send(&self, batch: Vec<Delivery>) -> Vec<(Delivery, Result<PendingForward, Error>)> {
         let mut all = Vec::with_capacity(batch.len());
         let mut late = None;
         for delivery in batch {
@@ -178,7 +178,7 @@ impl Relay {
             Place::Parked(reason) => match self.mover.deliver(parked(delivery, reason)).await {
                 // There is no room for a word about it: it is parked as it came.
                 Err(error) if error.kind() == ErrorKind::Invalid => {
-                    self.mover.deliver(Parcel::of(delivery, ladder::UNROUTABLE)).await
+                    self.mover.deliver(ForwardedMessage::of(delivery, ladder::UNROUTABLE)).await
                 }
                 other => other,
             },
@@ -231,8 +231,8 @@ fn may_be_anothers(error: &Error) -> bool {
 
 /// To its target, as it was published: nobody but the broker is told of blind copies, and consumers that look at where a message
 /// died first, as Orb's redelivery handler does, do not take a queue of the ladder for its own.
-fn addressed(delivery: &Delivery) -> Parcel {
-    let mut parcel = Parcel::of(delivery, target(delivery));
+fn addressed(delivery: &Delivery) -> ForwardedMessage {
+    let mut parcel = ForwardedMessage::of(delivery, target(delivery));
     forget_steps(&mut parcel);
     parcel.forget_deaths();
     if let Some(copies) = parcel.remove(kept::BLIND_COPIES) {
@@ -252,8 +252,8 @@ fn tries(delivery: &Delivery) -> u8 {
 }
 
 /// To the ladder, to wait at this level and no other.
-fn once_more(delivery: &Delivery, level: u8) -> Parcel {
-    let mut parcel = Parcel::of(delivery, ladder::ENTRY);
+fn once_more(delivery: &Delivery, level: u8) -> ForwardedMessage {
+    let mut parcel = ForwardedMessage::of(delivery, ladder::ENTRY);
     parcel.forget_deaths();
     parcel.set(header::TRIES, (tries(delivery) + 1).to_string());
     parcel.set(header::LEVEL, level.to_string());
@@ -264,8 +264,8 @@ fn once_more(delivery: &Delivery, level: u8) -> Parcel {
 }
 
 /// To where it is parked, with the reason.
-fn parked(delivery: &Delivery, error: &str) -> Parcel {
-    let mut parcel = Parcel::of(delivery, ladder::UNROUTABLE);
+fn parked(delivery: &Delivery, error: &str) -> ForwardedMessage {
+    let mut parcel = ForwardedMessage::of(delivery, ladder::UNROUTABLE);
     parcel.set(stamp::header::EXCHANGE, target(delivery));
     parcel.set(stamp::header::ROUTING_KEY, parcel.routing_key.clone());
     parcel.set(stamp::header::REASON, ParkReason::Unroutable.as_str());

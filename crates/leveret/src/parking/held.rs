@@ -32,7 +32,7 @@ use crate::amqp::{
     Channel, Connection, ConsumeOptions, Consumer, Delivery, GetOptions, RawProperties, Source,
     deadline_in, lock,
 };
-use crate::connection::managed::Up;
+use crate::connection::managed::LiveConnection;
 use crate::connection::registry::Members;
 use crate::connection::{Client, version};
 use crate::error::{Error, ErrorKind};
@@ -122,7 +122,7 @@ impl HeldMessages {
         let queue = client.queue_name(queue);
         let (what, timeout) = (format!("cannot look into queue {queue:?}"), core.options.timeout);
         let asked = &queue;
-        let open = |up: Up| async move {
+        let open = |up: LiveConnection| async move {
             let channel = up.connection.open_channel().await?;
             let depth = channel.inspect_queue(asked).await?.messages;
             Ok((up.connection, channel, depth))

@@ -12,7 +12,7 @@ use super::run::MAX_LOSSES;
 use super::target::address_to_lot;
 use super::window::{PublishWindow, is_about_message, is_channel_closed_over_message, is_loss};
 use crate::error::{Error, ErrorKind};
-use crate::forwarder::Parcel;
+use crate::forwarder::ForwardedMessage;
 
 /// A longer line is not read: a message of 128 MiB, the most that RabbitMQ takes by default, fits.
 const MAX_LINE: u64 = 256 * 1024 * 1024;
@@ -41,7 +41,7 @@ impl ParkingLot {
         Import { lot: self.clone(), from, longest, rate: None, is_dry: false, report: None }
     }
 
-    fn parcel(&self, line: &Line) -> Parcel {
+    fn parcel(&self, line: &Line) -> ForwardedMessage {
         let Line { exchange, routing_key, properties, body } = line;
         let message = ParkedMessage::new(0, exchange, routing_key, properties, body);
         let mut parcel = message.parcel();
@@ -128,7 +128,7 @@ impl<'a, R: BufRead + Send> Import<'a, R> {
 
 /// Lines that are being published, by their numbers.
 struct Importing {
-    window: PublishWindow<(u64, Parcel)>,
+    window: PublishWindow<(u64, ForwardedMessage)>,
     imported: Imported,
 }
 
@@ -139,12 +139,12 @@ impl Importing {
     }
 
     /// Counts a line as it would be without a dry run.
-    async fn check(&mut self, number: u64, parcel: Parcel) -> Result<(), Error> {
+    async fn check(&mut self, number: u64, parcel: ForwardedMessage) -> Result<(), Error> {
         let checked = self.window.mover().check(parcel).await;
         self.count(number, checked)
     }
 
-    async fn send(&mut self, number: u64, parcel: Parcel) -> Result<(), Error> {
+    async fn send(&mut self, number: u64, parcel: ForwardedMessage) -> Result<(), Error> {
         while !self.window.has_room_for(&parcel) {
             self.settle_next().await?;
         }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use crate::amqp::{Properties, RawProperties, Table, Value};
 use crate::deaths::Deaths;
 use crate::delay::ladder::header as delay_header;
-use crate::forwarder::Parcel;
+use crate::forwarder::ForwardedMessage;
 use crate::retry::stamp::{self, header};
 
 /// A message that was parked: a copy, to look at. The message itself stays where it is.
@@ -96,9 +96,9 @@ impl ParkedMessage {
     }
 
     /// The properties and the body, to send on.
-    pub(super) fn parcel(&self) -> Parcel {
+    pub(super) fn parcel(&self) -> ForwardedMessage {
         let routing_key = self.story.routing_key.as_ref().unwrap_or(&self.routing_key);
-        Parcel::new(String::new(), routing_key.clone(), &self.raw, &self.body)
+        ForwardedMessage::new(String::new(), routing_key.clone(), &self.raw, &self.body)
     }
 
     /// Its place in the lot when it was looked at; the first has number 1.

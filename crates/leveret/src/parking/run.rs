@@ -16,7 +16,7 @@ use super::task::{Action, Edit, NotDone, Progress, Task};
 use super::window::{is_about_message, is_channel_closed_over_message, is_loss};
 use super::work::ScanWork;
 use crate::error::{Error, ErrorKind};
-use crate::forwarder::Parcel;
+use crate::forwarder::ForwardedMessage;
 
 /// How many messages that were not done are named.
 const MAX_NAMED: usize = 100;
@@ -283,7 +283,11 @@ impl<'a> TaskRun<'a> {
     }
 
     /// The message in the form and with the address in which it is sent on.
-    async fn parcel(&mut self, work: &ScanWork, message: &ParkedMessage) -> Result<Parcel, Error> {
+    async fn parcel(
+        &mut self,
+        work: &ScanWork,
+        message: &ParkedMessage,
+    ) -> Result<ForwardedMessage, Error> {
         let mut parcel = message.parcel();
         let target = match &mut self.task.action {
             Action::Replay { target, edit } => {
@@ -409,7 +413,7 @@ impl<'a> TaskRun<'a> {
 
 /// What is left of a parcel after the caller has changed it.
 fn edited(
-    parcel: &mut Parcel,
+    parcel: &mut ForwardedMessage,
     target: Target,
     edit: &mut Edit<'_>,
     message: &ParkedMessage,

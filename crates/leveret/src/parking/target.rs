@@ -8,7 +8,7 @@ use super::ParkedMessage;
 use crate::amqp::{Channel, Properties, ShortStr, Table, Value};
 use crate::connection::Client;
 use crate::error::{Error, ErrorKind};
-use crate::forwarder::{Parcel, kept};
+use crate::forwarder::{ForwardedMessage, kept};
 use crate::retry::stamp::{self, header};
 
 /// Headers that tell to which further queues a message is copied, and where they are kept meanwhile.
@@ -99,7 +99,7 @@ impl Router {
     /// [`ErrorKind::Invalid`] is about this message alone.
     pub(super) async fn address(
         &mut self,
-        parcel: &mut Parcel,
+        parcel: &mut ForwardedMessage,
         target: &Target,
         message: &ParkedMessage,
     ) -> Result<(), Error> {
@@ -120,7 +120,11 @@ impl Router {
         }
     }
 
-    async fn back(&mut self, parcel: &mut Parcel, message: &ParkedMessage) -> Result<(), Error> {
+    async fn back(
+        &mut self,
+        parcel: &mut ForwardedMessage,
+        message: &ParkedMessage,
+    ) -> Result<(), Error> {
         let story = message.story();
         let Some(queue) = &story.queue else {
             return Err(Error::new(
@@ -139,7 +143,11 @@ impl Router {
         self.address_queue(parcel, queue).await
     }
 
-    async fn address_queue(&mut self, parcel: &mut Parcel, queue: &str) -> Result<(), Error> {
+    async fn address_queue(
+        &mut self,
+        parcel: &mut ForwardedMessage,
+        queue: &str,
+    ) -> Result<(), Error> {
         if queue == self.lot {
             return Err(Error::new(ErrorKind::Invalid, "the message would go back into the lot"));
         }
@@ -196,7 +204,7 @@ fn missing(text: String) -> Error {
 }
 
 /// To one queue and no other. Its own routing key is noted, since the default exchange needs another.
-pub(super) fn straight_to(parcel: &mut Parcel, queue: &str) {
+pub(super) fn straight_to(parcel: &mut ForwardedMessage, queue: &str) {
     // They were made when it was published first. Blind ones were not: only messages that were delayed, and came to no queue,
     // still tell of them.
     parcel.keep_copies();
@@ -207,7 +215,7 @@ pub(super) fn straight_to(parcel: &mut Parcel, queue: &str) {
 }
 
 /// To the lot itself, with a note of how it had come there.
-pub(super) fn address_to_lot(parcel: &mut Parcel, message: &ParkedMessage, queue: &str) {
+pub(super) fn address_to_lot(parcel: &mut ForwardedMessage, message: &ParkedMessage, queue: &str) {
     if (message.exchange(), message.routing_key()) != ("", queue) {
         note_address(parcel, message);
     }
@@ -215,7 +223,7 @@ pub(super) fn address_to_lot(parcel: &mut Parcel, message: &ParkedMessage, queue
 }
 
 /// How it had been published is noted, if it is not yet: it gets another address.
-pub(super) fn note_address(parcel: &mut Parcel, message: &ParkedMessage) {
+pub(super) fn note_address(parcel: &mut ForwardedMessage, message: &ParkedMessage) {
     let story = message.story();
     if story.exchange.is_none() {
         parcel.set(header::EXCHANGE, message.exchange());
@@ -226,7 +234,7 @@ pub(super) fn note_address(parcel: &mut Parcel, message: &ParkedMessage) {
 }
 
 /// As it was before it failed: without what was counted and noted, and with the properties that it could not keep.
-pub(super) fn reset(parcel: &mut Parcel) {
+pub(super) fn reset(parcel: &mut ForwardedMessage) {
     parcel.restore_deep_headers();
     for (name, stowed) in COPIES {
         if let Some(copies) = parcel.remove(stowed) {
@@ -294,11 +302,11 @@ mod tests {
     use super::*;
     use crate::amqp::{Array, RawProperties};
 
-    fn parcel(headers: &[(&str, Value<'static>)]) -> Parcel {
+    fn parcel(headers: &[(&str, Value<'static>)]) -> ForwardedMessage {
         let headers = Table::from_pairs(headers.iter().cloned()).unwrap();
         let properties = Properties { headers: Some(headers), ..Properties::default() };
         let raw = RawProperties::from(&properties);
-        Parcel::new("x".to_owned(), "k".to_owned(), &raw, &Bytes::new())
+        ForwardedMessage::new("x".to_owned(), "k".to_owned(), &raw, &Bytes::new())
     }
 
     fn copies() -> Value<'static> {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::connection::Client;
 use crate::error::{Error, ErrorKind};
-use crate::forwarder::{Mover, Moving, Parcel};
+use crate::forwarder::{ForwardedMessage, Forwarder, PendingForward};
 
 /// How many messages may be unconfirmed: so many may be published twice after a lost connection.
 const CAPACITY: usize = 128;
@@ -13,7 +13,7 @@ const MAX_BYTES: usize = 16 * 1024 * 1024;
 
 /// Publishes messages, each with an item that says which one it is.
 pub(super) struct PublishWindow<T> {
-    mover: Mover,
+    mover: Forwarder,
     in_flight: VecDeque<InFlight<T>>,
     bytes: usize,
     capacity: usize,
@@ -23,18 +23,18 @@ struct InFlight<T> {
     item: T,
     bytes: usize,
     /// `None` while it is being sent.
-    moving: Option<Moving>,
+    moving: Option<PendingForward>,
     outcome: Option<Result<(), Error>>,
 }
 
 impl<T> PublishWindow<T> {
     /// `what` is being done with the messages, for errors.
     pub(super) fn new(client: &Client, what: &'static str) -> Self {
-        let mover = Mover::new(client, what);
+        let mover = Forwarder::new(client, what);
         PublishWindow { mover, in_flight: VecDeque::new(), bytes: 0, capacity: CAPACITY }
     }
 
-    pub(super) fn mover(&self) -> &Mover {
+    pub(super) fn mover(&self) -> &Forwarder {
         &self.mover
     }
 
@@ -51,16 +51,16 @@ impl<T> PublishWindow<T> {
         self.capacity = 1;
     }
 
-    pub(super) fn has_room_for(&self, parcel: &Parcel) -> bool {
+    pub(super) fn has_room_for(&self, parcel: &ForwardedMessage) -> bool {
         let fits = self.bytes + parcel.body.len() <= MAX_BYTES;
         self.is_empty() || (self.len() < self.capacity && fits)
     }
 
     /// Publishes one more message. If that fails, it is no longer in the window. It must not overtake those before it, so nothing is
     /// published while these are lost.
-    pub(super) async fn send(&mut self, item: T, parcel: Parcel) -> Result<(), Error> {
+    pub(super) async fn send(&mut self, item: T, parcel: ForwardedMessage) -> Result<(), Error> {
         let last = self.in_flight.back().and_then(|last| last.moving.as_ref());
-        if last.is_some_and(Moving::is_lost) {
+        if last.is_some_and(PendingForward::is_lost) {
             let text = "the channel of the messages before this one is gone";
             return Err(Error::new(ErrorKind::Lost, text));
         }

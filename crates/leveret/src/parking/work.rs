@@ -25,7 +25,7 @@ use super::window::PublishWindow;
 use crate::amqp::RawProperties;
 use crate::connection::Client;
 use crate::error::{Error, ErrorKind};
-use crate::forwarder::Parcel;
+use crate::forwarder::ForwardedMessage;
 use crate::random;
 
 const WHAT: &str = "sending on a parked message";
@@ -95,7 +95,8 @@ impl Unsettled {
     /// Whether this user may publish to the default exchange. Better not to take any message if not.
     pub(super) async fn check_publishing(&self) -> Result<(), Error> {
         let key = format!("leveret.nowhere.{:x}", random::number());
-        let nowhere = Parcel::new(String::new(), key, &RawProperties::default(), &Bytes::new());
+        let nowhere =
+            ForwardedMessage::new(String::new(), key, &RawProperties::default(), &Bytes::new());
         match self.window.mover().deliver(nowhere).await {
             Err(error) if error.kind() == ErrorKind::Unroutable => Ok(()),
             other => other,

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use crate::amqp::RawProperties;
 use crate::delivery::Delivery;
 use crate::error::Error;
-use crate::forwarder::Parcel;
+use crate::forwarder::ForwardedMessage;
 use crate::topology::{Binding, Exchange, ExchangeKind, Queue, QueueType, Topology};
 
 use crate::retry::one_wait::OneWait;
@@ -53,7 +53,7 @@ use crate::retry::{Retry, rejecting, retry_info, traps};
 /// warning says so once. Where messages wait in quorum queues of RabbitMQ 4.0, one of higher priority goes before the others,
 /// which then wait longer: only what is first expires.
 ///
-/// Moving messages from queue to queue is the broker's business here, and safe with quorum queues alone: a classic queue may
+/// PendingForward messages from queue to queue is the broker's business here, and safe with quorum queues alone: a classic queue may
 /// lose them if the broker stops in between.
 #[derive(Clone, Debug)]
 #[must_use]
@@ -254,7 +254,7 @@ impl Profile for Acapi {
         rejecting::failures(properties, queue)
     }
 
-    fn anew(&self, delivery: &Delivery, queue: &str, origin: &Origin) -> Parcel {
+    fn anew(&self, delivery: &Delivery, queue: &str, origin: &Origin) -> ForwardedMessage {
         rejecting::anew(delivery, queue, origin)
     }
 
@@ -272,7 +272,7 @@ impl Profile for Acapi {
 
     fn park(&self, delivery: &Delivery, failed: &Failed<'_>, detail: Detail) -> Step {
         let queue = delivery.queue();
-        let mut parcel = Parcel::of(delivery, self.name_of_error(queue));
+        let mut parcel = ForwardedMessage::of(delivery, self.name_of_error(queue));
         retry_info::write(&mut parcel, failed, detail);
         rejecting::close_the_story(&mut parcel, delivery.raw_properties(), queue);
         parcel.set(header::RETURN, self.name_of_requeue(queue));

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use crate::amqp::RawProperties;
 use crate::delivery::Delivery;
 use crate::error::Error;
-use crate::forwarder::Parcel;
+use crate::forwarder::ForwardedMessage;
 use crate::topology::{Binding, Exchange, ExchangeKind, Queue, QueueType, Topology};
 
 use crate::retry::one_wait::OneWait;
@@ -62,7 +62,7 @@ use crate::retry::{Retry, rejecting, traps};
 /// warning says so once. Where messages wait in quorum queues of RabbitMQ 4.0, one of higher priority goes before the others,
 /// which then wait longer: only what is first expires.
 ///
-/// Moving messages from queue to queue is the broker's business here, and safe with quorum queues alone: a classic queue may
+/// PendingForward messages from queue to queue is the broker's business here, and safe with quorum queues alone: a classic queue may
 /// lose them if the broker stops in between.
 ///
 /// [`Incoming::routing_key`]: crate::Incoming::routing_key
@@ -333,7 +333,7 @@ impl Profile for Chandra {
         rejecting::failures(properties, queue)
     }
 
-    fn anew(&self, delivery: &Delivery, queue: &str, origin: &Origin) -> Parcel {
+    fn anew(&self, delivery: &Delivery, queue: &str, origin: &Origin) -> ForwardedMessage {
         rejecting::anew(delivery, queue, origin)
     }
 
@@ -353,7 +353,7 @@ impl Profile for Chandra {
     /// default exchange.
     fn park(&self, delivery: &Delivery, failed: &Failed<'_>, detail: Detail) -> Step {
         let queue = delivery.queue();
-        let mut parcel = Parcel::of(delivery, self.dlx(queue));
+        let mut parcel = ForwardedMessage::of(delivery, self.dlx(queue));
         parcel.routing_key = self.key_of_parking(queue);
         // Another key in it might lead to the retry queue.
         parcel.keep_copies();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::amqp::{Array, RawProperties, Value};
 use crate::delivery::Delivery;
 use crate::error::Error;
-use crate::forwarder::Parcel;
+use crate::forwarder::ForwardedMessage;
 use crate::topology::{Exchange, Queue, QueueType, Topology};
 
 use crate::connection::ParkReason;
@@ -292,7 +292,7 @@ impl CoverArt {
         stamp::count(&value).unwrap_or(self.max())
     }
 
-    fn add_exception(&self, parcel: &mut Parcel, failed: &Failed<'_>, detail: Detail) {
+    fn add_exception(&self, parcel: &mut ForwardedMessage, failed: &Failed<'_>, detail: Detail) {
         let (mut errors, longest) = match detail {
             Detail::Full => {
                 (stamp::past_of(parcel.header(&self.exceptions_header)), stamp::MAX_ERROR)
@@ -310,8 +310,8 @@ impl CoverArt {
         exchange: String,
         failed: &Failed<'_>,
         detail: Detail,
-    ) -> Parcel {
-        let mut parcel = Parcel::of(delivery, exchange);
+    ) -> ForwardedMessage {
+        let mut parcel = ForwardedMessage::of(delivery, exchange);
         parcel.keep_expiration();
         parcel.keep_copies();
         self.add_exception(&mut parcel, failed, detail);

@@ -6,7 +6,7 @@ use crate::amqp::RawProperties;
 use crate::connection::Client;
 use crate::delivery::Delivery;
 use crate::error::Error;
-use crate::forwarder::Parcel;
+use crate::forwarder::ForwardedMessage;
 use crate::topology::cycle::UNLIMITED;
 use crate::topology::{Exchange, Queue, QueueType, Topology};
 
@@ -353,7 +353,7 @@ impl Orb {
     }
 
     /// Addresses a message to the parking lot.
-    fn park_it(&self, parcel: &mut Parcel, failed: &Failed<'_>, detail: Detail) {
+    fn park_it(&self, parcel: &mut ForwardedMessage, failed: &Failed<'_>, detail: Detail) {
         parcel.exchange.clone_from(&self.parked.exchange);
         parcel.keep_expiration();
         parcel.keep_copies();
@@ -398,7 +398,7 @@ impl Profile for Orb {
     }
 
     fn park(&self, delivery: &Delivery, failed: &Failed<'_>, detail: Detail) -> Step {
-        let mut parcel = Parcel::of(delivery, "");
+        let mut parcel = ForwardedMessage::of(delivery, "");
         self.park_it(&mut parcel, failed, detail);
         Step::Move(Box::new(parcel))
     }

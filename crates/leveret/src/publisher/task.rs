@@ -11,7 +11,7 @@ use super::state::{Overdue, Patience, PublisherState};
 use super::{Settings, Shared};
 use crate::amqp::{self, Channel, Connection, Tracked, deadline_in, lock};
 use crate::connection::core::Core;
-use crate::connection::managed::Up;
+use crate::connection::managed::LiveConnection;
 use crate::connection::{LossCause, PoisonBisection, Resend, ResendSearching};
 use crate::error::Error;
 
@@ -159,7 +159,7 @@ impl PublisherTask {
 
     /// Resends what was lost on connections of its own to the same broker, so that a message for which the broker closes the connection
     /// costs no other user's channel. Returns false if the broker grants no such connection.
-    async fn resend_apart(&self, up: &Up) -> bool {
+    async fn resend_apart(&self, up: &LiveConnection) -> bool {
         let name = format!("{}, apart", self.shared.channel.connection().name);
         let mut bisection = PoisonBisection::new();
         while lock(&self.shared.state).has_lost() {

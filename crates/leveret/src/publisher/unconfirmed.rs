@@ -10,7 +10,7 @@ use super::span::PublishSpan;
 use crate::amqp::{Channel, Properties, Publish, deadline_in};
 use crate::connection::Client;
 use crate::connection::ReliableChannel;
-use crate::connection::managed::Up;
+use crate::connection::managed::LiveConnection;
 use crate::error::Error;
 use crate::message::{IntoMessage, Message};
 use crate::telemetry::Published;
@@ -96,7 +96,7 @@ impl UnconfirmedPublisher {
 
 impl Shared {
     async fn open(&self, deadline: Instant) -> Result<Arc<Channel>, Error> {
-        let open = |up: Up| async move { up.connection.open_channel().await };
+        let open = |up: LiveConnection| async move { up.connection.open_channel().await };
         self.channel.get(deadline, open).await
     }
 }

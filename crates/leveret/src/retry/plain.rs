@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::amqp::RawProperties;
 use crate::delivery::Delivery;
 use crate::error::Error;
-use crate::forwarder::Parcel;
+use crate::forwarder::ForwardedMessage;
 use crate::topology::Topology;
 use crate::topology::cycle::UNLIMITED;
 
@@ -54,10 +54,10 @@ impl Profile for InPlace {
         }
     }
 
-    fn anew(&self, delivery: &Delivery, queue: &str, origin: &Origin) -> Parcel {
+    fn anew(&self, delivery: &Delivery, queue: &str, origin: &Origin) -> ForwardedMessage {
         match &self.by {
             Some((exchange, routing_key)) => {
-                let mut parcel = Parcel::of(delivery, exchange);
+                let mut parcel = ForwardedMessage::of(delivery, exchange);
                 parcel.routing_key.clone_from(routing_key);
                 parcel
             }

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use crate::amqp::RawProperties;
 use crate::delivery::Delivery;
 use crate::error::Error;
-use crate::forwarder::Parcel;
+use crate::forwarder::ForwardedMessage;
 use crate::topology::{Queue, QueueType, Topology};
 
 use super::policy::{Decision, Facts, RetryPolicy};
@@ -20,7 +20,7 @@ pub(crate) enum Step {
     /// Rejected: to the dead-letter exchange of its queue.
     DeadLetter,
     /// Published elsewhere, and acked once that is confirmed.
-    Move(Box<Parcel>),
+    Move(Box<ForwardedMessage>),
 }
 
 /// A design of retrying.
@@ -83,7 +83,7 @@ pub(crate) trait Profile: Debug + Send + Sync {
 
     /// The same message for the end of its queue, as a new one whose deliveries nobody has counted. By default it comes by
     /// the default exchange, under the name of the queue, and says where it had come from.
-    fn anew(&self, delivery: &Delivery, queue: &str, origin: &Origin) -> Parcel {
+    fn anew(&self, delivery: &Delivery, queue: &str, origin: &Origin) -> ForwardedMessage {
         to_queue(delivery, queue, origin)
     }
 
@@ -92,8 +92,8 @@ pub(crate) trait Profile: Debug + Send + Sync {
 }
 
 /// A message for a queue and no other, which says where it had come from.
-pub(crate) fn to_queue(delivery: &Delivery, queue: &str, origin: &Origin) -> Parcel {
-    let mut parcel = Parcel::of(delivery, "");
+pub(crate) fn to_queue(delivery: &Delivery, queue: &str, origin: &Origin) -> ForwardedMessage {
+    let mut parcel = ForwardedMessage::of(delivery, "");
     parcel.routing_key = queue.to_owned();
     parcel.keep_copies();
     origin.stamp(&mut parcel);

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use crate::amqp::RawProperties;
 use crate::delivery::Delivery;
 use crate::error::Error;
-use crate::forwarder::{Parcel, kept};
+use crate::forwarder::{ForwardedMessage, kept};
 use crate::topology::cycle::UNLIMITED;
 use crate::topology::{Queue, QueueType};
 
@@ -107,7 +107,7 @@ pub(crate) fn failures(properties: &RawProperties, queue: &str) -> u32 {
 }
 
 /// The same message for the end of its queue. What the broker has counted so far it says itself from now on.
-pub(crate) fn anew(delivery: &Delivery, queue: &str, origin: &Origin) -> Parcel {
+pub(crate) fn anew(delivery: &Delivery, queue: &str, origin: &Origin) -> ForwardedMessage {
     let mut parcel = to_queue(delivery, queue, origin);
     let properties = delivery.raw_properties();
     let rejected = failures(properties, delivery.queue());
@@ -139,7 +139,7 @@ pub(crate) fn origin_of(death: &Death) -> Option<Origin> {
 }
 
 /// A dead letter has no `expiration` any more and, where it got another routing key on 3.10, no `CC`.
-pub(crate) fn keep_what_dying_took(parcel: &mut Parcel, death: &Death) {
+pub(crate) fn keep_what_dying_took(parcel: &mut ForwardedMessage, death: &Death) {
     if let Some(expiration) = &death.expiration {
         parcel.set(kept::EXPIRATION, expiration.as_str());
     }
@@ -158,7 +158,11 @@ pub(crate) fn first_failure(properties: &RawProperties, queue: &str) -> Option<S
 
 /// Makes a message ready to be parked: what the broker noted about its deaths goes, and with it the count, so that it
 /// begins anew if it is published again; what dying took from it is kept.
-pub(crate) fn close_the_story(parcel: &mut Parcel, properties: &RawProperties, queue: &str) {
+pub(crate) fn close_the_story(
+    parcel: &mut ForwardedMessage,
+    properties: &RawProperties,
+    queue: &str,
+) {
     parcel.keep_expiration();
     if let Some(death) = Deaths::of(properties).rejection(queue) {
         keep_what_dying_took(parcel, death);

@@ -4,7 +4,7 @@
 use serde_json::{Map, Value as Json, json};
 
 use crate::amqp::{Properties, Table, Value};
-use crate::forwarder::Parcel;
+use crate::forwarder::ForwardedMessage;
 
 use super::iso8601;
 use super::stamp::{Detail, Failed, MAX_ERROR, MAX_HISTORY, cut};
@@ -13,7 +13,7 @@ const HEADER: &str = "retry_info";
 
 /// Says it of a message that moves on, together with what was said before. To be called before anything else is changed:
 /// the properties as they came are part of it.
-pub(crate) fn write(parcel: &mut Parcel, failed: &Failed<'_>, detail: Detail) {
+pub(crate) fn write(parcel: &mut ForwardedMessage, failed: &Failed<'_>, detail: Detail) {
     let before = parcel.remove(HEADER);
     let longest = if detail == Detail::Full { MAX_ERROR } else { 100 };
     let error = cut(failed.error, longest);

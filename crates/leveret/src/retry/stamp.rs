@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::amqp::{Array, RawProperties, ShortStr, Table, Value};
-use crate::forwarder::Parcel;
+use crate::forwarder::ForwardedMessage;
 
 use super::iso8601;
 use crate::connection::ParkReason;
@@ -82,7 +82,7 @@ pub(crate) enum Detail {
 
 impl Failed<'_> {
     /// Writes it into the headers of a message that moves on.
-    pub(crate) fn stamp(&self, parcel: &mut Parcel, detail: Detail) {
+    pub(crate) fn stamp(&self, parcel: &mut ForwardedMessage, detail: Detail) {
         let now = iso8601::format(self.at);
         parcel.set(header::ATTEMPTS, self.failures.to_string());
         parcel.set(header::QUEUE, self.queue);
@@ -123,7 +123,7 @@ impl Failed<'_> {
 }
 
 impl Origin {
-    pub(crate) fn stamp(&self, parcel: &mut Parcel) {
+    pub(crate) fn stamp(&self, parcel: &mut ForwardedMessage) {
         parcel.set(header::EXCHANGE, self.exchange.to_str_lossy().as_ref());
         parcel.set(header::ROUTING_KEY, self.routing_key.to_str_lossy().as_ref());
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::amqp::{RawProperties, lock};
 use crate::delivery::Delivery;
 use crate::error::Error;
-use crate::forwarder::{Parcel, ROOM_FOR_A_DEATH};
+use crate::forwarder::{ForwardedMessage, ROOM_FOR_A_DEATH};
 use crate::topology::{Binding, Exchange, Queue, QueueType, Topology};
 
 use super::policy::RetryPolicy;
@@ -163,10 +163,10 @@ impl Profile for Tiers {
     ) -> Step {
         let name = delivery.queue();
         let mut parcel = if wait.is_zero() {
-            Parcel::of(delivery, return_name(name))
+            ForwardedMessage::of(delivery, return_name(name))
         } else {
             let tier = self.tier(wait, self.priority(delivery));
-            let mut parcel = Parcel::of(delivery, wait_name(name));
+            let mut parcel = ForwardedMessage::of(delivery, wait_name(name));
             forget_wait(&mut parcel);
             parcel.set(&tier.header(), milliseconds(tier.wait));
             parcel.keep_expiration();
@@ -179,7 +179,7 @@ impl Profile for Tiers {
     }
 
     fn park(&self, delivery: &Delivery, failed: &Failed<'_>, detail: Detail) -> Step {
-        let mut parcel = Parcel::of(delivery, parked_name(delivery.queue()));
+        let mut parcel = ForwardedMessage::of(delivery, parked_name(delivery.queue()));
         parcel.keep_expiration();
         forget_wait(&mut parcel);
         parcel.set(header::RETURN, return_name(delivery.queue()));
@@ -214,7 +214,7 @@ pub(crate) fn parked_name(queue: &str) -> String {
 }
 
 /// Takes away what led it to where it waited before.
-fn forget_wait(parcel: &mut Parcel) {
+fn forget_wait(parcel: &mut ForwardedMessage) {
     parcel.remove(header::DELAY);
     if let Some(priority) = parcel.properties.priority {
         parcel.remove(&Tier { priority: Some(priority), wait: Duration::ZERO }.header());

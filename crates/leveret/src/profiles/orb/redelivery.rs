@@ -11,7 +11,7 @@ use crate::consumer::{Incoming, unless};
 use crate::deaths::{Death, Deaths};
 use crate::delay::forget_steps;
 use crate::error::{Error, ErrorKind};
-use crate::forwarder::{Mover, Parcel};
+use crate::forwarder::{ForwardedMessage, Forwarder};
 use crate::random;
 use crate::retry::plain::InPlace;
 use crate::retry::policy::{Decision, Facts};
@@ -75,7 +75,7 @@ impl Redelivery {
             None => return Ok(Redelivered::default()),
         }
         let service = Arc::new(Service {
-            mover: Mover::new(&client, "redelivering a message"),
+            mover: Forwarder::new(&client, "redelivering a message"),
             orb,
             client: client.clone(),
             done: Counts::default(),
@@ -130,7 +130,7 @@ enum Plan {
 struct Service {
     orb: Orb,
     client: Client,
-    mover: Mover,
+    mover: Forwarder,
     done: Counts,
 }
 
@@ -173,7 +173,7 @@ impl Service {
     }
 
     /// Publishes, and declares what is missing if something is.
-    async fn deliver(&self, parcel: Parcel) -> Result<(), Error> {
+    async fn deliver(&self, parcel: ForwardedMessage) -> Result<(), Error> {
         match self.mover.deliver(parcel.clone()).await {
             Err(error) if is_missing(&error) => {
                 self.client.apply(&self.orb.shared()).await?;
@@ -319,10 +319,11 @@ impl<'a> Letter<'a> {
     }
 
     /// What all ways on have in common. Its deaths are forgotten: the next one is the last one then, on every broker.
-    fn parcel(&self, exchange: &str, routing_key: &str) -> Parcel {
+    fn parcel(&self, exchange: &str, routing_key: &str) -> ForwardedMessage {
         let incoming = self.incoming;
         let (raw, body) = (incoming.raw_properties(), incoming.body());
-        let mut parcel = Parcel::new(exchange.to_owned(), routing_key.to_owned(), raw, body);
+        let mut parcel =
+            ForwardedMessage::new(exchange.to_owned(), routing_key.to_owned(), raw, body);
         parcel.keep_expiration();
         if let Some(death) = &self.death {
             rejecting::keep_what_dying_took(&mut parcel, death);
@@ -340,7 +341,7 @@ impl<'a> Letter<'a> {
         key: &str,
         queue: &str,
         count: Option<u32>,
-    ) -> Parcel {
+    ) -> ForwardedMessage {
         let mut parcel = self.parcel(exchange, key);
         parcel.set(&orb.queue_header, queue);
         if let Some(count) = count {
@@ -351,18 +352,18 @@ impl<'a> Letter<'a> {
         parcel
     }
 
-    fn back(&self, orb: &Orb, queue: &str, count: Option<u32>) -> Parcel {
+    fn back(&self, orb: &Orb, queue: &str, count: Option<u32>) -> ForwardedMessage {
         self.addressed(orb, &orb.exchange, queue, queue, count)
     }
 
-    fn waiting(&self, orb: &Orb, queue: &str, count: u32, time: Duration) -> Parcel {
+    fn waiting(&self, orb: &Orb, queue: &str, count: u32, time: Duration) -> ForwardedMessage {
         let mut parcel = self.addressed(orb, &orb.wait.exchange, &orb.wait.key, queue, Some(count));
         let milliseconds = time.as_millis().max(1).to_string();
         parcel.properties.expiration = stamp::short(milliseconds.as_bytes());
         parcel
     }
 
-    fn parked(&self, orb: &Orb, failed: &Failed<'_>, detail: Detail) -> Parcel {
+    fn parked(&self, orb: &Orb, failed: &Failed<'_>, detail: Detail) -> ForwardedMessage {
         let key = failed.origin.routing_key.to_str_lossy();
         let mut parcel = self.parcel("", &key);
         orb.park_it(&mut parcel, failed, detail);
