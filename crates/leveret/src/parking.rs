@@ -88,8 +88,7 @@ const LEAST_PAUSE: Duration = Duration::from_millis(100);
 /// has declared (a policy with a lower `delivery-limit` must not apply to such lots: nothing tells the client of it). The client
 /// knows that of queues that it has declared, and finds out whether another one was declared like a lot. Classic queues
 /// count nothing: say so by [`queue_type`](Self::queue_type) where that cannot be found out. Otherwise a look is refused before
-/// anything is taken, unless [counted returns are allowed](Self::allow_counted_returns). A replay, move or purge of everything
-/// needs no such permission: what cannot be sent on is published to the end of the lot.
+/// anything is taken, unless [counted returns are allowed](Self::allow_counted_returns).
 ///
 /// On every version the broker counts what it gives back because a connection is lost or a process killed.
 ///

@@ -25,7 +25,8 @@ async fn what_is_published_is_shown_and_stays_until_it_is_taken() {
     ];
     assert_eq!(place.run(&job).ok(), "1 message published\n");
 
-    let shown = place.run(&["get", "jobs"]).ok();
+    // Brokers before 4.3 count what is given back.
+    let shown = place.run(&["get", "jobs", "--allow-counted-returns"]).ok();
     for line in [
         "exchange        (default)",
         "message id      17",
@@ -35,13 +36,13 @@ async fn what_is_published_is_shown_and_stays_until_it_is_taken() {
     ] {
         assert!(shown.contains(line), "{line:?} is not in:\n{shown}");
     }
-    let told = place.run(&["get", "jobs", "--json"]).json();
+    let told = place.run(&["get", "jobs", "--json", "--allow-counted-returns"]).json();
     assert_eq!(
         (told[0]["body"].as_str(), told[0]["routing_key"].as_str()),
         (Some("{\"n\":1}"), Some("jobs"))
     );
     assert_eq!(place.run(&["get", "jobs", "--take", "--raw"]).ok(), "{\"n\":1}\n");
-    let none = place.run(&["get", "jobs"]);
+    let none = place.run(&["get", "jobs", "--allow-counted-returns"]);
     assert_eq!((none.status, none.out.as_str()), (0, ""));
     assert!(none.err.contains("no message"), "{none:?}");
     client.close().await;

@@ -9,10 +9,11 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::Mode;
 use super::failure::identity;
-use super::handler_tasks::{Abandoned, InlineBudget};
+use super::handler_tasks::{Abandoned, HandlerTasks, InlineBudget};
 use super::instrumented::{InstrumentedCall, InstrumentedHandler};
 use super::runner::{Disposition, report};
 use super::seen::Seen;
+use super::service::catch_panic;
 use crate::delivery::Delivery;
 use crate::error::BoxError;
 use crate::inbox::once::Passed;
@@ -27,7 +28,7 @@ pub(super) struct MessageHandler {
     pub(super) mode: Mode,
     pub(super) seen: Option<Seen>,
     /// None: all handlers run in the task of their subscription.
-    pub(super) budget: Option<Arc<InlineBudget>>,
+    pub(super) tasks: Option<HandlerTasks>,
 }
 
 /// Whether a message is handled.
@@ -69,20 +70,27 @@ impl MessageHandler {
     /// Calls the handler of an admitted message.
     #[inline]
     pub(super) fn call(&self, delivery: &Delivery) -> RunningCall {
-        if let Some(budget) = &self.budget {
-            let is_inline = budget.allows();
-            budget.add_share();
+        if let Some(tasks) = &self.tasks {
+            let is_inline = tasks.budget.allows();
+            tasks.budget.add_share();
             if !is_inline {
-                return self.spawn(delivery);
+                return self.spawn(tasks, delivery);
             }
         }
         RunningCall::Inline(self.handler.call(delivery.content()))
     }
 
     /// Arguments are picked in the task: that may take as long as the handler.
-    fn spawn(&self, delivery: &Delivery) -> RunningCall {
+    fn spawn(&self, tasks: &HandlerTasks, delivery: &Delivery) -> RunningCall {
         let (handler, incoming) = (Arc::clone(&self.handler), delivery.content().clone());
-        let task = tokio::spawn(async move { handler.call(&incoming).await });
+        let abandoned = tasks.abandoned.clone();
+        let task = tokio::spawn(async move {
+            // A task may have its first turn only when its runner has ended: then its handler does not begin.
+            match abandoned.is_cancelled() {
+                true => Err(Abandoned.into()),
+                false => handler.call(&incoming).await,
+            }
+        });
         RunningCall::Task(AbortOnDropHandle::new(task))
     }
 
@@ -111,7 +119,7 @@ impl MessageHandler {
                     routing_key,
                     message_id,
                     "a message that is not tried again failed: {}",
-                    escape(&error.to_string())
+                    escape(&text_of(&error))
                 );
                 Ok(Disposition::Failed)
             }
@@ -120,10 +128,19 @@ impl MessageHandler {
                     report(delivery.ack_early());
                     Ok(passed.into())
                 }
-                None => Err(Box::new(Diagnosis::of(&error))),
+                None => Err(Box::new(diagnosed(&error))),
             },
         }
     }
+}
+
+/// Its `Display` is the application's, and may panic.
+fn text_of(error: &BoxError) -> String {
+    catch_panic(|| error.to_string()).unwrap_or_else(|panic| panic.to_string())
+}
+
+fn diagnosed(error: &BoxError) -> Diagnosis {
+    catch_panic(|| Diagnosis::of(error)).unwrap_or_else(|panic| Diagnosis::of(&panic))
 }
 
 /// An admitted message. Dropped, it goes back to its queue unless it was settled.
@@ -139,6 +156,19 @@ pub(super) enum RunningCall {
     /// The subscription polls it.
     Inline(InstrumentedCall),
     Task(AbortOnDropHandle<Outcome>),
+    /// On its way from the subscription to a task.
+    Moving,
+}
+
+impl RunningCall {
+    fn move_to_task(&mut self) {
+        *self = match std::mem::replace(self, RunningCall::Moving) {
+            RunningCall::Inline(call) => {
+                RunningCall::Task(AbortOnDropHandle::new(tokio::spawn(call)))
+            }
+            other => other,
+        };
+    }
 }
 
 impl Future for RunningCall {
@@ -154,6 +184,7 @@ impl Future for RunningCall {
                 Err(error) if error.is_cancelled() => None,
                 Err(panic) => Some(Err(Failure::requeue(panic).into())),
             }),
+            RunningCall::Moving => Poll::Ready(None),
         }
     }
 }
@@ -163,11 +194,17 @@ pub(super) struct Handling {
     /// Taken out when the call ends.
     message: Option<Message>,
     call: RunningCall,
+    /// None: the call stays in the task of its subscription.
+    budget: Option<Arc<InlineBudget>>,
 }
 
 impl Handling {
-    pub(super) fn new(message: Message, call: RunningCall) -> Self {
-        Handling { message: Some(message), call }
+    pub(super) fn new(
+        message: Message,
+        call: RunningCall,
+        budget: Option<Arc<InlineBudget>>,
+    ) -> Self {
+        Handling { message: Some(message), call, budget }
     }
 
     pub(super) fn is_in_task(&self) -> bool {
@@ -180,6 +217,10 @@ impl Future for Handling {
     type Output = Option<(Message, Outcome)>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        // What it computes after it has waited would hold up all others.
+        if self.budget.as_ref().is_some_and(|budget| !budget.allows()) {
+            self.call.move_to_task();
+        }
         let outcome = ready!(self.call.poll_unpin(context));
         Poll::Ready(self.message.take().zip(outcome))
     }

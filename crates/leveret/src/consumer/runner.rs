@@ -181,7 +181,7 @@ impl Subscriptions {
             handler: Arc::new(InstrumentedHandler::new(call, counts)),
             mode: running.mode,
             seen: running.seen,
-            budget: running.tasks.as_ref().map(|tasks| Arc::clone(&tasks.budget)),
+            tasks: running.tasks.clone(),
         });
         let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
         for deliveries in streams {
@@ -198,9 +198,13 @@ impl Subscriptions {
     async fn run_until(mut self, stop: impl Future) -> Result<Summary, Error> {
         let mut stop = pin!(stop);
         let (mut summary, mut end) = (Summary::default(), Ok(()));
+        let mut is_told_to_stop = false;
         loop {
             let ended = tokio::select! {
-                _ = &mut stop, if !self.stop.is_cancelled() => None,
+                _ = &mut stop, if !is_told_to_stop => {
+                    is_told_to_stop = true;
+                    None
+                }
                 ended = self.tasks.join_next() => match ended {
                     None => break,
                     ended => ended,

@@ -36,6 +36,7 @@ pub(super) struct Subscription {
     running: RunningHandlers,
     settling: SettlingTasks,
     summary: Summary,
+    started: usize,
 }
 
 impl Subscription {
@@ -46,7 +47,8 @@ impl Subscription {
         stop: CancellationToken,
     ) -> Self {
         let running = RunningHandlers::new(messages);
-        Subscription { workers, drain, stop, running, settling, summary: Summary::default() }
+        let summary = Summary::default();
+        Subscription { workers, drain, stop, running, settling, summary, started: 0 }
     }
 
     pub(super) async fn run(mut self, mut deliveries: Deliveries) -> (Summary, Result<(), Error>) {
@@ -64,7 +66,13 @@ impl Subscription {
             self.start_ready(deliveries).await;
             let (has_place, used_up) = (self.has_place(), self.settling.used_up());
             tokio::select! {
+                biased;
                 () = &mut stopped => return Ok(()),
+                () = used_up, if has_place => {
+                    if self.renew(deliveries).await.is_none() {
+                        return Ok(());
+                    }
+                }
                 handled = self.running.next() => self.settle(handled),
                 Some(settled) = self.settling.next() => self.summary.add(settled),
                 ready = deliveries.ready(), if has_place => {
@@ -72,7 +80,6 @@ impl Subscription {
                         return Ok(());
                     }
                 }
-                () = used_up, if has_place => self.renew(deliveries).await,
             }
         }
     }
@@ -83,13 +90,14 @@ impl Subscription {
 
     /// Starts messages that are here already, as far as there are workers.
     async fn start_ready(&mut self, deliveries: &mut Deliveries) {
-        for number in 1..=BATCH {
+        for _ in 0..BATCH {
             if !self.has_place() {
                 return;
             }
             let Some(delivery) = deliveries.take_ready() else { return };
             self.start(delivery);
-            if number % STEP == 0 {
+            self.started = self.started.wrapping_add(1);
+            if self.started.is_multiple_of(STEP) {
                 tokio::task::consume_budget().await;
                 if self.stop.is_cancelled() {
                     return;
@@ -117,7 +125,8 @@ impl Subscription {
             Some(None) => {}
             None => {
                 let message = Message { delivery, key, consumer: self.settling.consumer() };
-                self.running.push(Handling::new(message, call));
+                let budget = messages.tasks.as_ref().map(|tasks| Arc::clone(&tasks.budget));
+                self.running.push(Handling::new(message, call, budget));
             }
         }
     }
@@ -130,16 +139,19 @@ impl Subscription {
         }
     }
 
-    /// Begins another consumer, with a prefetch that failed messages have not used up.
-    async fn renew(&mut self, deliveries: &mut Deliveries) {
+    /// Begins another consumer, with a prefetch that failed messages have not used up; `None` if it is stopped meanwhile.
+    async fn renew(&mut self, deliveries: &mut Deliveries) -> Option<()> {
         let stop = self.stop.clone();
         let mut stopped = std::pin::pin!(stop.cancelled());
         let mut renewing = std::pin::pin!(deliveries.renew());
         loop {
             tokio::select! {
-                () = &mut stopped => return,
+                () = &mut stopped => return None,
                 handled = self.running.next() => self.settle(handled),
-                renewed = &mut renewing => return self.settling.leave_held(renewed),
+                renewed = &mut renewing => {
+                    self.settling.leave_held(renewed);
+                    return Some(());
+                }
             }
         }
     }

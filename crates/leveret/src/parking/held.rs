@@ -28,6 +28,7 @@ use bytes::Bytes;
 use futures_core::Stream;
 use tokio::time::sleep;
 
+use super::known_queue::is_stream;
 use crate::amqp::{
     Channel, Connection, ConsumeOptions, Consumer, Delivery, GetOptions, RawProperties, Source,
     deadline_in, lock,
@@ -211,6 +212,9 @@ impl HeldMessages {
         let Some(consumer) = &mut state.consumer else { return Poll::Ready(None) };
         let next = ready!(Pin::new(consumer).poll_next(context));
         Poll::Ready(next.map(|taken| match taken {
+            Ok(delivery) if delivery.raw_properties().header("x-stream-offset").is_some() => {
+                Err(is_stream(&self.queue))
+            }
             Ok(delivery) => Ok(state.hold(delivery)),
             Err(error) => Err(self.failed(error)),
         }))
@@ -232,11 +236,6 @@ impl HeldMessages {
         let cancelled = consumer.cancel().await;
         lock(&self.state).consumer = Some(consumer);
         cancelled.map_err(|error| self.failed(error))
-    }
-
-    /// Whether a message is still held.
-    pub(super) fn has(&self, place: Place) -> bool {
-        lock(&self.state).pages[place.page].open.contains(&place.tag)
     }
 
     /// Takes a message out of the queue for good.

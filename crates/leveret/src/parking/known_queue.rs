@@ -11,7 +11,6 @@
 //! ```
 
 use super::ParkingLot;
-use super::task::Intent;
 use crate::amqp::{Channel, QueueOptions, Table, Value};
 use crate::connection::Client;
 use crate::error::{Conflict, Error, ErrorKind};
@@ -25,8 +24,6 @@ const COUNTS_NO_RETURNS: (u32, u32) = (4, 3);
 /// How a scan treats its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ScanMode {
-    /// Whether messages may be given back. If not, one that has to stay is published to the end of the queue instead.
-    pub(super) gives_back: bool,
     /// Whether messages are taken one by one: without a consumer, since the queue may delete itself with its last one.
     pub(super) by_get: bool,
 }
@@ -41,7 +38,7 @@ struct KnownQueue {
 
 impl KnownQueue {
     fn of(queue: &Queue) -> Self {
-        let limit = queue.arguments.get("x-delivery-limit").and_then(Value::as_i64);
+        let limit = queue.arguments.get("x-delivery-limit").and_then(|limit| limit.as_i64());
         KnownQueue {
             queue_type: queue.queue_type(),
             has_limit_out_of_reach: limit.is_some_and(|limit| limit >= UNLIMITED),
@@ -74,20 +71,17 @@ impl KnownQueue {
 
 impl ScanMode {
     /// Refuses a scan that could cost messages, before any is taken.
-    pub(super) async fn choose(
-        lot: &ParkingLot,
-        intent: Intent,
-        version: (u32, u32),
-    ) -> Result<Self, Error> {
+    pub(super) async fn choose(lot: &ParkingLot, version: (u32, u32)) -> Result<Self, Error> {
         let (client, queue) = (&lot.client, lot.queue.as_str());
         let may_count = version < COUNTS_NO_RETURNS && !lot.allows_counted_returns;
         let remembered = client.core().remembered.look(|topology| {
             topology.queues().iter().find(|known| known.name() == queue).map(KnownQueue::of)
         });
         let mut known = match (remembered, lot.queue_type) {
-            (Some(known), _) => known,
-            (None, Some(QueueType::Quorum)) if !may_count => KnownQueue::default(),
-            (None, _) => ask(client, queue).await?,
+            (Some(known), _) if known.queue_type.is_some() => known,
+            (_, Some(QueueType::Quorum)) if !may_count => KnownQueue::default(),
+            // Without a type it has that of its virtual host.
+            _ => ask(client, queue).await?,
         };
         known.queue_type = lot.queue_type.or(known.queue_type);
         match known {
@@ -95,12 +89,11 @@ impl ScanMode {
             KnownQueue { deletes_itself: Some(true), .. } => return Err(deletes_itself(queue)),
             _ => {}
         }
-        let gives_back = !(may_count && known.is_counting());
-        if !gives_back && intent == Intent::GiveBack {
+        if may_count && known.is_counting() {
             return Err(counts_returns(queue));
         }
         let is_quorum = known.queue_type == Some(QueueType::Quorum);
-        Ok(ScanMode { gives_back, by_get: known.deletes_itself.is_none() && !is_quorum })
+        Ok(ScanMode { by_get: known.deletes_itself.is_none() && !is_quorum })
     }
 }
 
@@ -118,7 +111,11 @@ async fn ask(client: &Client, queue: &str) -> Result<KnownQueue, Error> {
         let options = QueueOptions { durable, arguments, ..QueueOptions::default() };
         let declare = |channel: Channel| {
             let options = options.clone();
-            async move { channel.declare_queue(queue, options).await }
+            async move {
+                // It may have been deleted since it was looked at, and is not to be made.
+                channel.inspect_queue(queue).await?;
+                channel.declare_queue(queue, options).await
+            }
         };
         let error = match client.on_channel("finding out of what type a queue is", declare).await {
             Ok(_) => {
@@ -145,12 +142,12 @@ fn counts_returns(queue: &str) -> Error {
         "queue {queue:?} may drop messages that are looked at, so none was taken: RabbitMQ before 4.3 counts how often a message of \
          a quorum queue is given back, and drops it beyond a delivery limit that no client can see. Either declare the queue \
          with an x-delivery-limit of {PARKED_DELIVERY_LIMIT}, as Leveret's parking lots have it, or accept that it counts: \
-         allow_counted_returns(), --allow-counted-returns"
+         allow_counted_returns(), --allow-counted-returns; on a classic queue that costs nothing"
     );
     Error::new(ErrorKind::Refused, text)
 }
 
-fn is_stream(queue: &str) -> Error {
+pub(super) fn is_stream(queue: &str) -> Error {
     let text = format!(
         "queue {queue:?} is a stream, which keeps its messages: nothing can be taken out or put back. Read it with a consumer \
          that has an x-stream-offset"

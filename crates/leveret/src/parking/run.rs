@@ -47,6 +47,8 @@ pub(super) struct TaskRun<'a> {
     /// Whether the broker has closed the channel over a message: the next scan finds out over which.
     is_careful: bool,
     stop: bool,
+    /// Whether only the return of messages is left to do.
+    is_ending: bool,
 }
 
 impl<'a> TaskRun<'a> {
@@ -60,6 +62,7 @@ impl<'a> TaskRun<'a> {
             doubtful: 0,
             is_careful: false,
             stop: false,
+            is_ending: false,
             task,
         }
     }
@@ -87,8 +90,9 @@ impl<'a> TaskRun<'a> {
 
     /// Goes through the lot once.
     async fn scan(&mut self) -> Result<(), Error> {
-        let (mut work, depth) = ScanWork::begin(&self.task.lot, self.task.intent()).await?;
+        let (mut work, depth) = ScanWork::begin(&self.task.lot).await?;
         self.scans += 1;
+        self.is_ending = false;
         match self.scans {
             1 => self.progress.total = depth,
             _ => self.resume(depth).await?,
@@ -105,7 +109,7 @@ impl<'a> TaskRun<'a> {
     /// Counts what an interrupted scan leaves open, and gives back what it holds if the connection is still there.
     async fn interrupted(&mut self, work: &mut ScanWork, error: Error) -> Result<(), Error> {
         let unproven = work.scan.held.unproven();
-        if is_loss(&error) && work.scan.held.is_ending() && unproven == 0 {
+        if is_loss(&error) && self.is_ending && work.scan.held.is_ending() && unproven == 0 {
             // The broker gives back the rest.
             return Ok(());
         }
@@ -137,7 +141,7 @@ impl<'a> TaskRun<'a> {
         // What is there beyond that was acked, and the broker has not taken the ack.
         let came_back = depth.saturating_sub(left).min(self.doubtful);
         let progress = &mut self.progress;
-        progress.done -= came_back;
+        progress.done = progress.done.saturating_sub(came_back);
         progress.seen = progress.done;
         progress.selected = progress.done;
         progress.failed = 0;
@@ -165,7 +169,7 @@ impl<'a> TaskRun<'a> {
     }
 
     async fn go(&mut self, work: &mut ScanWork) -> Result<(), Error> {
-        if self.needs_default_exchange(work) {
+        if self.needs_default_exchange() {
             work.open.check_publishing().await?;
         }
         let last = self.task.filter.last_position().unwrap_or(u64::MAX);
@@ -190,6 +194,7 @@ impl<'a> TaskRun<'a> {
             }
             self.settle_all(work).await?;
         }
+        self.is_ending = true;
         work.scan.end().await
     }
 
@@ -199,9 +204,9 @@ impl<'a> TaskRun<'a> {
         self.progress.total.saturating_sub(gone)
     }
 
-    /// Whether messages leave the lot through the default exchange for certain, or may have to come back through it.
-    fn needs_default_exchange(&self, work: &ScanWork) -> bool {
-        self.task.sends() && (self.task.goes_to_queue() || !work.scan.gives_back())
+    /// Whether messages leave the lot through the default exchange for certain.
+    fn needs_default_exchange(&self) -> bool {
+        self.task.sends() && self.task.goes_to_queue()
     }
 
     fn is_enough(&self) -> bool {
@@ -220,11 +225,11 @@ impl<'a> TaskRun<'a> {
     async fn visit(&mut self, work: &mut ScanWork, taken: &TakenMessage) -> Result<(), Error> {
         self.settle_answered(work).await?;
         if self.stop || self.is_enough() {
-            return work.open.keep(taken).await;
+            return Ok(());
         }
         self.progress.seen += 1;
         if !self.is_selected(&taken.message) {
-            return work.open.keep(taken).await;
+            return Ok(());
         }
         self.progress.selected += 1;
         match &self.task.action {
@@ -264,7 +269,8 @@ impl<'a> TaskRun<'a> {
         let parcel = match self.parcel(work, &taken.message).await {
             Ok(parcel) => parcel,
             Err(error) if is_about_message(&error) => {
-                return self.refused(work, taken, error).await;
+                self.refused(taken, error);
+                return Ok(());
             }
             Err(error) => return Err(error),
         };
@@ -277,7 +283,10 @@ impl<'a> TaskRun<'a> {
             self.settle_next(work).await?;
         }
         match work.open.window.send(taken.clone(), parcel).await {
-            Err(error) if is_about_message(&error) => self.refused(work, taken, error).await,
+            Err(error) if is_about_message(&error) => {
+                self.refused(taken, error);
+                Ok(())
+            }
             sent => sent,
         }
     }
@@ -355,10 +364,15 @@ impl<'a> TaskRun<'a> {
     ) -> Result<(), Error> {
         match outcome {
             Ok(()) => {
-                work.scan.held.ack(taken.place)?;
+                let acked = work.scan.held.ack(taken.place);
+                if acked.as_ref().is_err_and(|error| error.kind() == ErrorKind::Closed) {
+                    // It was given back meanwhile.
+                    self.progress.possibly_duplicated += 1;
+                }
+                acked?;
                 self.progress.done += 1;
             }
-            Err(error) => self.refused(work, taken, error).await?,
+            Err(error) => self.refused(taken, error),
         }
         self.report();
         Ok(())
@@ -389,19 +403,13 @@ impl<'a> TaskRun<'a> {
         Ok(())
     }
 
-    async fn refused(
-        &mut self,
-        work: &mut ScanWork,
-        taken: &TakenMessage,
-        error: Error,
-    ) -> Result<(), Error> {
-        work.open.keep(taken).await?;
+    /// It stays where it is.
+    fn refused(&mut self, taken: &TakenMessage, error: Error) {
         self.progress.failed += 1;
         if self.progress.not_done.len() < MAX_NAMED {
             let (position, message_id) = (taken.message.position(), taken.message.message_id());
             self.progress.not_done.push(NotDone { position, message_id, error });
         }
-        Ok(())
     }
 
     fn report(&mut self) {

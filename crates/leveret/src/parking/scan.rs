@@ -18,7 +18,6 @@ use super::ParkingLot;
 use super::held::{HeldMessages, Place, Taken};
 use super::known_queue::ScanMode;
 use super::message::ParkedMessage;
-use super::task::Intent;
 use crate::connection::Client;
 use crate::error::{Error, ErrorKind};
 
@@ -26,8 +25,6 @@ use crate::error::{Error, ErrorKind};
 const FIRST_PAGE: u64 = 16;
 /// How many messages a page has at most.
 const MAX_PAGE: u64 = 1000;
-/// The same where messages must not be given back: a lost connection gives back what is out.
-const MAX_COUNTED_PAGE: u64 = 100;
 /// How many bytes a page should have at most.
 const PAGE_BYTES: u64 = 8 * 1024 * 1024;
 
@@ -57,9 +54,9 @@ pub(super) struct QueueScan {
 impl QueueScan {
     /// A scan before the first message, and how many messages are ready as far as the broker says: RabbitMQ says 0 of a quorum
     /// queue whose leader is silent.
-    pub(super) async fn begin(lot: &ParkingLot, intent: Intent) -> Result<(Self, u64), Error> {
+    pub(super) async fn begin(lot: &ParkingLot) -> Result<(Self, u64), Error> {
         let (held, depth, version) = HeldMessages::open(&lot.client, &lot.queue).await?;
-        let mode = ScanMode::choose(lot, intent, version).await?;
+        let mode = ScanMode::choose(lot, version).await?;
         let scan = QueueScan {
             client: lot.client.clone(),
             queue: lot.queue.clone(),
@@ -71,11 +68,6 @@ impl QueueScan {
             is_among_returned: false,
         };
         Ok((scan, depth))
-    }
-
-    /// Whether messages may be given back.
-    pub(super) fn gives_back(&self) -> bool {
-        self.mode.gives_back
     }
 
     /// How many messages were seen.
@@ -98,8 +90,7 @@ impl QueueScan {
         self.held.check_not_released()?;
         let bytes: usize = page.iter().map(|taken| taken.message.size()).sum();
         let average = (bytes as u64 / (page.len() as u64).max(1)).max(1);
-        let largest = if self.gives_back() { MAX_PAGE } else { MAX_COUNTED_PAGE };
-        self.next_size = (PAGE_BYTES / average).clamp(1, largest);
+        self.next_size = (PAGE_BYTES / average).clamp(1, MAX_PAGE);
         Ok(page)
     }
 
@@ -167,7 +158,7 @@ impl QueueScan {
 
     /// Gives back what was not acked, and returns when it is there.
     pub(super) async fn end(&mut self) -> Result<(), Error> {
-        if self.held.is_behind() && self.gives_back() && !self.mode.by_get {
+        if self.held.is_behind() && !self.mode.by_get {
             self.catch_up().await?;
         }
         while self.held.holds_some() && self.is_among_returned && !self.is_at_end {

@@ -50,15 +50,6 @@ pub(super) type Edit<'a> = Box<dyn FnMut(&ParkedMessage, &mut Draft) + Send + 'a
 type Look<'a> = Box<dyn FnMut(u32, &ParkedMessage) -> ControlFlow<()> + Send + 'a>;
 pub(super) type Report<'a> = Box<dyn FnMut(&Progress) + Send + 'a>;
 
-/// What is to become of the messages that a scan takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Intent {
-    /// All of them leave the queue.
-    Remove,
-    /// Some of them stay.
-    GiveBack,
-}
-
 /// What is done with each message.
 pub(super) enum Action<'a> {
     Look(Look<'a>),
@@ -167,14 +158,6 @@ impl Task<'_> {
         use Target::Queue;
         let action = &self.action;
         matches!(action, Action::Replay { target: Queue(_), edit: None } | Action::Move(Queue(_)))
-    }
-
-    /// What becomes of the messages that are taken.
-    pub(super) fn intent(&self) -> Intent {
-        match self.filter.is_all() && !self.only_looks() {
-            true => Intent::Remove,
-            false => Intent::GiveBack,
-        }
     }
 
     /// Whether the broker can do it alone.

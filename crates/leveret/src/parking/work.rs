@@ -5,8 +5,7 @@
 //!             |            +--refused--+
 //!             +--> stays <-------------+
 //!                    |
-//!                    +--> held, and given back at the end; where that may cost the message, published to the end of the queue,
-//!                         confirmed, and acked
+//!                    +--> held, and given back at the end
 //! ```
 
 use std::collections::VecDeque;
@@ -19,8 +18,6 @@ use tokio::time::timeout;
 use super::ParkingLot;
 use super::held::HeldMessages;
 use super::scan::{QueueScan, TakenMessage};
-use super::target::address_to_lot;
-use super::task::Intent;
 use super::window::PublishWindow;
 use crate::amqp::RawProperties;
 use crate::connection::Client;
@@ -41,7 +38,6 @@ pub(super) struct Unsettled {
     client: Client,
     queue: String,
     held: Arc<HeldMessages>,
-    gives_back: bool,
     pub(super) window: PublishWindow<TakenMessage>,
     /// What the task has not decided about.
     pub(super) page: VecDeque<TakenMessage>,
@@ -49,13 +45,12 @@ pub(super) struct Unsettled {
 
 impl ScanWork {
     /// Work that holds nothing yet, and how many messages are ready as far as the broker says.
-    pub(super) async fn begin(lot: &ParkingLot, intent: Intent) -> Result<(Self, u64), Error> {
-        let (scan, depth) = QueueScan::begin(lot, intent).await?;
+    pub(super) async fn begin(lot: &ParkingLot) -> Result<(Self, u64), Error> {
+        let (scan, depth) = QueueScan::begin(lot).await?;
         let open = Unsettled {
             client: lot.client.clone(),
             queue: lot.client.queue_name(&lot.queue),
             held: Arc::clone(&scan.held),
-            gives_back: scan.gives_back(),
             window: PublishWindow::new(&lot.client, WHAT),
             page: VecDeque::new(),
         };
@@ -86,7 +81,6 @@ impl Unsettled {
             client: self.client.clone(),
             queue: self.queue.clone(),
             held: Arc::clone(&self.held),
-            gives_back: self.gives_back,
             window: mem::replace(&mut self.window, PublishWindow::new(&self.client, WHAT)),
             page: mem::take(&mut self.page),
         }
@@ -103,24 +97,6 @@ impl Unsettled {
         }
     }
 
-    /// Leaves a message in the queue.
-    pub(super) async fn keep(&mut self, taken: &TakenMessage) -> Result<(), Error> {
-        if self.gives_back || !self.held.has(taken.place) {
-            return Ok(());
-        }
-        let mut parcel = taken.message.parcel();
-        address_to_lot(&mut parcel, &taken.message, &self.queue);
-        match self.window.mover().deliver(parcel).await {
-            Ok(()) => self.held.ack(taken.place),
-            Err(error) if error.kind() == ErrorKind::Nacked => {
-                let queue = self.queue.as_str();
-                tracing::warn!(queue, "a message is given back, which the broker counts: {error}");
-                Ok(())
-            }
-            Err(error) => Err(error),
-        }
-    }
-
     /// Gives back everything that is not settled, whatever becomes of what was published.
     pub(super) async fn release(&mut self) -> Result<(), Error> {
         let release = Arc::clone(&self.held.release);
@@ -129,12 +105,8 @@ impl Unsettled {
     }
 
     async fn release_alone(&mut self) -> Result<(), Error> {
-        let mut kept = Ok(());
-        while let Some(taken) = self.window.pop().or_else(|| self.page.pop_front()) {
-            if kept.is_ok() {
-                kept = self.keep(&taken).await;
-            }
-        }
+        while self.window.pop().is_some() {}
+        self.page.clear();
         self.held.give_back_alone().await
     }
 
