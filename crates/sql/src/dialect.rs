@@ -54,9 +54,17 @@ pub struct BuiltIn;
 ///
 /// - Atomicity: a transaction that the handler has ended or spoilt must not be taken for a committed one, see
 ///   [`commit`](Self::commit).
+/// - Equality: scopes, senders, ids and the holders of claims and sequences are compared byte by byte. A collation that ignores case
+///   takes `Shop` and `shop` for one sender, and loses messages. Ids have up to 1,056 bytes, names of senders up to 255. Scopes are
+///   names of queues, with up to 255 bytes, or what the application has chosen.
 /// - Locking: a record or a mark that another transaction has written and not committed is waited for, for some seconds. Then the
 ///   error is [`ErrorClass::Locked`].
-/// - Order: ids and senders come sorted. Transactions that lock them in this order do not wait for each other in a circle.
+/// - Order: ids and senders come sorted and without duplicates. All statements of a dialect lock them in this order, so that
+///   transactions do not wait for each other in a circle.
+/// - Visibility: after [`add_ids`](Self::add_ids) and [`lock_marks`](Self::lock_marks) have waited for another transaction, all methods
+///   see what that has committed. A snapshot from the time of [`begin`](Self::begin), as of `REPEATABLE READ`, does not.
+/// - Errors: what [`set_reply`](Self::set_reply) and [`commit`](Self::commit) meet in an aborted transaction is an
+///   [`sqlx::Error::Database`] that [`classify`](Self::classify) takes for [`ErrorClass::Aborted`].
 ///
 /// # Outbox
 ///
@@ -82,7 +90,8 @@ pub trait Dialect<DB: Database>: Clone + fmt::Debug + Send + Sync + 'static {
 
     // Schema
 
-    /// The steps that make the tables, numbered from 1 on. A released step never changes.
+    /// The steps that make the tables, numbered from 1 on: ascending, without gaps, and never derived from the list of another dialect,
+    /// which may grow. A released step never changes.
     fn migrations(&self) -> &'static [Migration];
 
     /// Begins a transaction that other migrations of these tables wait for, and makes the table that notes the steps.
@@ -109,14 +118,16 @@ pub trait Dialect<DB: Database>: Clone + fmt::Debug + Send + Sync + 'static {
 
     // Inbox
 
-    /// Begins a transaction that is going to write, and marks it for [`commit`](Self::commit).
+    /// Begins a transaction that is going to write, and marks it for [`commit`](Self::commit). A connection of the pool may be one on
+    /// which a handler has ended a transaction behind the back of sqlx.
     fn begin(
         &self,
         pool: &Pool<DB>,
     ) -> impl Future<Output = sqlx::Result<Transaction<'static, DB>>> + Send;
 
-    /// Commits, if this is still the transaction of [`begin`](Self::begin) and no statement in it has failed. Otherwise it is an
-    /// error, [`ErrorClass::Aborted`] in the second case, and nothing of the transaction is there.
+    /// Commits, if this is still the transaction of [`begin`](Self::begin) and the database has not given the transaction up because
+    /// of a failed statement. Otherwise it is an error, [`ErrorClass::Aborted`] in the second case, and nothing of the transaction is
+    /// there.
     fn commit(
         &self,
         transaction: Transaction<'static, DB>,
@@ -159,7 +170,8 @@ pub trait Dialect<DB: Database>: Clone + fmt::Debug + Send + Sync + 'static {
         sender: &Sender,
     ) -> impl Future<Output = sqlx::Result<Option<Vec<u8>>>> + Send;
 
-    /// The record of a message with its reply. `None` if there is no record; of a number only the reply is looked for.
+    /// The record of a message with its reply. `None` if there is no record; of a number only the reply is looked for. It sees what a
+    /// transaction has committed that [`add_ids`](Self::add_ids) has waited for.
     fn reply(
         &self,
         connection: &mut DB::Connection,
@@ -167,8 +179,8 @@ pub trait Dialect<DB: Database>: Clone + fmt::Debug + Send + Sync + 'static {
         record: &Record,
     ) -> impl Future<Output = sqlx::Result<Option<Option<Reply>>>> + Send;
 
-    /// Adds the reply to a record, or fails if this transaction does not see the record. The reply to a number expires at this time;
-    /// the reply to an id expires with the id.
+    /// Adds the reply to a record, or fails if this transaction does not see the record, or the record has a reply. The reply to a number
+    /// expires at this time; the reply to an id expires with the id.
     fn set_reply(
         &self,
         connection: &mut DB::Connection,
@@ -263,12 +275,13 @@ pub trait Dialect<DB: Database>: Clone + fmt::Debug + Send + Sync + 'static {
         action: AsideAction,
     ) -> impl Future<Output = sqlx::Result<u64>> + Send;
 
-    /// Deletes rows that were sent longer ago than this, about [`ROWS_PER_CLEANUP`] at most, and puts back lanes that are missing.
+    /// Puts back lanes that are missing, and deletes rows that were sent longer ago than this, about [`ROWS_PER_CLEANUP`] at most.
+    /// Without a time it deletes nothing, and locks nothing unless lanes are missing.
     fn maintain_outbox(
         &self,
         pool: &Pool<DB>,
         tables: &Tables,
-        keep: Duration,
+        keep: Option<Duration>,
     ) -> impl Future<Output = sqlx::Result<Maintained>> + Send;
 
     // Sequences

@@ -169,7 +169,7 @@ impl RelayBuilder {
         let window = settings.batch.saturating_mul(settings.workers);
         let publishers = Publishers::new(client.clone(), window, settings.patience);
         let shared = Shared { client, store, settings, publishers, state };
-        shared.maintain().await?;
+        shared.maintain(None).await?;
         Ok(Relay { shared: Arc::new(shared) })
     }
 }

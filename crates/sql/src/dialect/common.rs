@@ -5,8 +5,10 @@ pub(super) const REPLY: &str = "SELECT properties, body FROM {inbox} WHERE scope
 pub(super) const NUMBER_REPLY: &str =
     "SELECT properties, body FROM {inbox_replies} WHERE scope = $1 AND sender = $2 AND number = $3";
 
-pub(super) const SET_REPLY: &str =
-    "UPDATE {inbox} SET properties = $3, body = $4 WHERE scope = $1 AND id = $2";
+/// Not that of a copy, which has recorded the message if the handler has ended its transaction.
+pub(super) const SET_REPLY: &str = "\
+UPDATE {inbox} SET properties = $3, body = $4
+WHERE scope = $1 AND id = $2 AND properties IS NULL";
 
 /// Beside the mark that this transaction has written: it is not there any more if the handler has ended the transaction.
 pub(super) const SET_NUMBER_REPLY: &str = "\

@@ -9,7 +9,9 @@ use std::time::Duration;
 use futures_util::stream;
 use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgListener, PgRow};
-use sqlx::{AssertSqlSafe, PgConnection, PgPool, Pool, Postgres, Row as _, Transaction};
+use sqlx::{
+    AssertSqlSafe, PgConnection, PgPool, Pool, Postgres, Row as _, SqlSafeStr, Transaction,
+};
 
 use super::{
     AsideAction, AsideRow, BuiltIn, ClaimOptions, Claimed, Dialect, ErrorClass, LANES,
@@ -36,11 +38,13 @@ const HAS_SCHEMA: &str = "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname 
 const HAS_MIGRATIONS: &str =
     "SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = $1 AND tablename = 'migrations')";
 
-/// Without a limit of the application's, a wait ends after 10 s: a statement that nothing awaits any longer keeps its connection from
-/// the pool. The savepoint is gone with its transaction, see [`COMMIT`].
+/// A wait ends after 10 s, or after the application's limit if that is shorter: a statement that nothing awaits any longer keeps its
+/// connection from the pool. What may fail is before the transaction, which takes the setting over: sqlx does not roll back a begin
+/// that has failed. The savepoint is gone with its transaction, see [`COMMIT`].
 const BEGIN: &str = "\
+SELECT set_config('lock_timeout', '10s', true)
+WHERE current_setting('lock_timeout')::interval NOT BETWEEN '1 ms' AND '10 s';
 BEGIN;
-SELECT set_config('lock_timeout', coalesce(nullif(current_setting('lock_timeout'), '0'), '10s'), true);
 SAVEPOINT leveret";
 
 /// PostgreSQL takes a plain commit for a rollback, without an error, where a statement has failed; the release fails there, and in
@@ -215,6 +219,15 @@ fn in_order(senders: &[Sender], found: Vec<(String, String, Vec<u8>)>) -> Option
     senders.iter().map(|sender| found.remove(sender)).collect()
 }
 
+/// In a task, which a cancelled caller does not end: sqlx would leave the transaction open. The task rolls back what nothing awaits.
+async fn begin_with(
+    pool: &PgPool,
+    statement: impl SqlSafeStr,
+) -> sqlx::Result<Transaction<'static, Postgres>> {
+    let begin = Transaction::begin(pool.acquire().await?, Some(statement.into_sql_str()));
+    tokio::spawn(begin).await.unwrap_or(Err(sqlx::Error::WorkerCrashed))
+}
+
 impl Dialect<Postgres> for BuiltIn {
     const ONE_WRITER: bool = false;
     const POLL_EVERY: Duration = Duration::from_secs(1);
@@ -244,7 +257,7 @@ impl Dialect<Postgres> for BuiltIn {
         pool: &PgPool,
         tables: &Tables,
     ) -> sqlx::Result<Transaction<'static, Postgres>> {
-        let mut transaction = pool.begin_with(BEGIN_READ_COMMITTED).await?;
+        let mut transaction = begin_with(pool, BEGIN_READ_COMMITTED).await?;
         let lock = sqlx::query(LOCK_MIGRATION).bind(format!("leveret-sql {}", tables.name()));
         lock.execute(&mut *transaction).await?;
         // Asks first, because a role without the right to make schemas may not even try.
@@ -283,7 +296,7 @@ impl Dialect<Postgres> for BuiltIn {
     }
 
     async fn begin(&self, pool: &PgPool) -> sqlx::Result<Transaction<'static, Postgres>> {
-        pool.begin_with(BEGIN).await
+        begin_with(pool, BEGIN).await
     }
 
     async fn commit(&self, mut transaction: Transaction<'static, Postgres>) -> sqlx::Result<()> {
@@ -387,7 +400,7 @@ impl Dialect<Postgres> for BuiltIn {
         let begin = AssertSqlSafe(format!(
             "{BEGIN_READ_COMMITTED}; SET LOCAL idle_in_transaction_session_timeout = {silence}"
         ));
-        let mut transaction = pool.begin_with(begin).await?;
+        let mut transaction = begin_with(pool, begin).await?;
         let lanes: Vec<i16> = sqlx::query_scalar(tables.qualified(CLAIM_LANES))
             .bind(i64::from(LANES_PER_CLAIM))
             .bind(options.hold_keys)
@@ -456,7 +469,7 @@ impl Dialect<Postgres> for BuiltIn {
             AsideAction::SendAgain { .. } => SEND_AGAIN,
             AsideAction::Discard => DISCARD,
         };
-        let mut transaction = pool.begin().await?;
+        let mut transaction = begin_with(pool, "BEGIN").await?;
         let update = sqlx::query(tables.qualified(sql)).bind(ids);
         let updated = update.execute(&mut *transaction).await?.rows_affected();
         if action == (AsideAction::SendAgain { notify: true }) {
@@ -470,7 +483,7 @@ impl Dialect<Postgres> for BuiltIn {
         &self,
         pool: &PgPool,
         tables: &Tables,
-        keep: Duration,
+        keep: Option<Duration>,
     ) -> sqlx::Result<Maintained> {
         let mut done = Maintained::default();
         let lanes: i64 =
@@ -480,8 +493,10 @@ impl Dialect<Postgres> for BuiltIn {
             let restore = sqlx::query(tables.qualified(RESTORE_LANES)).bind(i32::from(LANES));
             done.restored = restore.execute(pool).await?.rows_affected();
         }
-        let clean = sqlx::query(tables.qualified(CLEAN_SENT)).bind(keep.as_secs_f64());
-        done.deleted = clean.bind(ROWS_PER_CLEANUP).execute(pool).await?.rows_affected();
+        if let Some(keep) = keep {
+            let clean = sqlx::query(tables.qualified(CLEAN_SENT)).bind(keep.as_secs_f64());
+            done.deleted = clean.bind(ROWS_PER_CLEANUP).execute(pool).await?.rows_affected();
+        }
         Ok(done)
     }
 

@@ -9,7 +9,10 @@ use std::time::Duration;
 use futures_util::TryStreamExt as _;
 use sqlx::error::DatabaseError;
 use sqlx::sqlite::SqliteRow;
-use sqlx::{Pool, Row as _, Sqlite, SqliteConnection, SqlitePool, Transaction};
+use sqlx::{
+    Connection as _, Pool, Row as _, SqlSafeStr as _, Sqlite, SqliteConnection, SqlitePool,
+    Transaction,
+};
 
 use super::{
     AsideAction, AsideRow, BuiltIn, ClaimOptions, Claimed, Dialect, ErrorClass, LANES,
@@ -189,6 +192,20 @@ async fn now(connection: &mut SqliteConnection) -> sqlx::Result<i64> {
     sqlx::query_scalar(NOW).fetch_one(connection).await
 }
 
+/// Where a handler or SQLite itself has ended a transaction, sqlx has not: it begins none on this connection any more.
+async fn begin_with(
+    pool: &SqlitePool,
+    statement: &'static str,
+) -> sqlx::Result<Transaction<'static, Sqlite>> {
+    loop {
+        let connection = pool.acquire().await?;
+        if !connection.is_in_transaction() {
+            return Transaction::begin(connection, Some(statement.into_sql_str())).await;
+        }
+        connection.close().await?;
+    }
+}
+
 impl Dialect<Sqlite> for BuiltIn {
     const ONE_WRITER: bool = true;
     const POLL_EVERY: Duration = Duration::from_millis(100);
@@ -213,7 +230,7 @@ impl Dialect<Sqlite> for BuiltIn {
         pool: &SqlitePool,
         tables: &Tables,
     ) -> sqlx::Result<Transaction<'static, Sqlite>> {
-        let mut transaction = pool.begin_with(BEGIN_WRITING).await?;
+        let mut transaction = begin_with(pool, BEGIN_WRITING).await?;
         sqlx::raw_sql(tables.prefixed(MIGRATIONS)).execute(&mut *transaction).await?;
         Ok(transaction)
     }
@@ -245,7 +262,7 @@ impl Dialect<Sqlite> for BuiltIn {
     }
 
     async fn begin(&self, pool: &SqlitePool) -> sqlx::Result<Transaction<'static, Sqlite>> {
-        pool.begin_with(BEGIN).await
+        begin_with(pool, BEGIN).await
     }
 
     async fn commit(&self, mut transaction: Transaction<'static, Sqlite>) -> sqlx::Result<()> {
@@ -359,7 +376,7 @@ impl Dialect<Sqlite> for BuiltIn {
         holder: String,
         settled: &Settled,
     ) -> sqlx::Result<()> {
-        let mut transaction = pool.begin_with(BEGIN_WRITING).await?;
+        let mut transaction = begin_with(pool, BEGIN_WRITING).await?;
         let sent = sqlx::query(tables.prefixed(if settled.keep { KEEP_SENT } else { DELETE_SENT }));
         sent.bind(json(&settled.sent)).execute(&mut *transaction).await?;
         for row in &settled.refused {
@@ -394,7 +411,7 @@ impl Dialect<Sqlite> for BuiltIn {
         &self,
         pool: &SqlitePool,
         tables: &Tables,
-        keep: Duration,
+        keep: Option<Duration>,
     ) -> sqlx::Result<Maintained> {
         let mut done = Maintained::default();
         let lanes: i64 =
@@ -404,8 +421,10 @@ impl Dialect<Sqlite> for BuiltIn {
             let restore = sqlx::query(tables.prefixed(RESTORE_LANES)).bind(LANES);
             done.restored = restore.execute(pool).await?.rows_affected();
         }
-        let clean = sqlx::query(tables.prefixed(CLEAN_SENT)).bind(milliseconds(keep));
-        done.deleted = clean.bind(ROWS_PER_CLEANUP).execute(pool).await?.rows_affected();
+        if let Some(keep) = keep {
+            let clean = sqlx::query(tables.prefixed(CLEAN_SENT)).bind(milliseconds(keep));
+            done.deleted = clean.bind(ROWS_PER_CLEANUP).execute(pool).await?.rows_affected();
+        }
         Ok(done)
     }
 

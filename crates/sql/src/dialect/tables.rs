@@ -50,12 +50,34 @@ impl Tables {
         let key = (separator, sql);
         let known = self.texts.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
         known.unwrap_or_else(|| {
-            let named = sql.replace('{', &format!("\"{}{separator}", self.name)).replace('}', "\"");
+            let named = replace_names(sql, &format!("{}{separator}", self.name));
             let named = AssertSqlSafe(Arc::<str>::from(named)).into_sql_str();
             let mut texts = self.texts.write().unwrap_or_else(PoisonError::into_inner);
             texts.entry(key).or_insert(named).clone()
         })
     }
+}
+
+/// Other braces stay, such as those of arrays and JSON.
+fn replace_names(sql: &str, prefix: &str) -> String {
+    let is_name = |name: &str| {
+        !name.is_empty() && name.bytes().all(|byte| byte == b'_' || byte.is_ascii_lowercase())
+    };
+    let (mut named, mut rest) = (String::new(), sql);
+    while let Some((before, after)) = rest.split_once('{') {
+        named.push_str(before);
+        rest = match after.split_once('}') {
+            Some((name, after)) if is_name(name) => {
+                named.push_str(&format!("\"{prefix}{name}\""));
+                after
+            }
+            _ => {
+                named.push('{');
+                after
+            }
+        };
+    }
+    named + rest
 }
 
 impl fmt::Debug for Tables {
@@ -75,5 +97,16 @@ mod tests {
             assert_eq!(tables.qualified("FROM {outbox} o").as_str(), r#"FROM "own"."outbox" o"#);
             assert_eq!(tables.prefixed("FROM {outbox} o").as_str(), r#"FROM "own_outbox" o"#);
         }
+    }
+
+    #[test]
+    fn braces_without_a_name_stay() {
+        let tables = Tables::new("own");
+        for sql in ["DEFAULT '{}'", "'{1,2}' || '{'", "'}{'", r#"'{"a": {"b": 1}}'"#] {
+            assert_eq!(tables.qualified(sql).as_str(), sql);
+        }
+        let sql = tables.prefixed("CREATE TABLE {own_marks} (a TEXT DEFAULT '{}', b TEXT) -- {x}");
+        let named = "CREATE TABLE \"own_own_marks\" (a TEXT DEFAULT '{}', b TEXT) -- \"own_x\"";
+        assert_eq!(sql.as_str(), named);
     }
 }

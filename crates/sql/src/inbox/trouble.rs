@@ -14,7 +14,7 @@ impl<DB: Database, L: Dialect<DB>> Shared<DB, L> {
     /// inbox tells whether it was committed.
     pub(super) fn commit_failed(&self, error: BoxError) -> BoxError {
         match self.classify(&error) {
-            ErrorClass::Passing => Failure::requeue(error).kind(KIND).into(),
+            ErrorClass::Passing | ErrorClass::Locked => Failure::requeue(error).kind(KIND).into(),
             _ => error,
         }
     }

@@ -21,8 +21,8 @@ use sqlx::{Database, Transaction};
 /// A statement that is cut short, by a layer with a timeout for instance, goes on in the database, and the transaction with it.
 /// Who called is told at once, unless the failure is [permanent](leveret::Failure::permanent) and has to be recorded. But until the
 /// statement has ended, its connection is not back in the pool, and copies of the message wait: have PostgreSQL end it in time,
-/// with `statement_timeout`. Waits for locks end after the `lock_timeout` that the application has set, and after 10 s if there is none;
-/// `SET LOCAL lock_timeout` in a handler changes it.
+/// with `statement_timeout`. Waits for locks end after 10 s, or after the `lock_timeout` that the application has set if that is
+/// shorter; `SET LOCAL lock_timeout` in a handler changes it.
 ///
 /// ```
 /// use leveret::{Failure, Json};

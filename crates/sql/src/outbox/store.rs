@@ -26,7 +26,7 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     fn backlog(&self) -> Working<'_, Backlog>;
     fn list_aside(&self, after: i64, limit: i64) -> Working<'_, Vec<AsideRow>>;
     fn update_aside<'a>(&'a self, ids: Option<&'a [i64]>, action: AsideAction) -> Working<'a, u64>;
-    fn maintain(&self, keep: Duration) -> Working<'_, Maintained>;
+    fn maintain(&self, keep: Option<Duration>) -> Working<'_, Maintained>;
 }
 
 type Working<'a, T> = BoxFuture<'a, sqlx::Result<T>>;
@@ -106,7 +106,7 @@ impl<DB: Database, L: Dialect<DB>> Store for OutboxIn<DB, L> {
         Box::pin(schema.dialect().update_aside(pool, schema.tables(), ids, action))
     }
 
-    fn maintain(&self, keep: Duration) -> Working<'_, Maintained> {
+    fn maintain(&self, keep: Option<Duration>) -> Working<'_, Maintained> {
         Box::pin(self.schema.dialect().maintain_outbox(&self.pool, self.schema.tables(), keep))
     }
 }

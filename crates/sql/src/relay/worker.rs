@@ -54,11 +54,10 @@ impl Shared {
 }
 
 impl Shared {
-    /// Deletes some of what was kept for long enough, and puts back lanes: tests that empty all tables empty that of the lanes too.
+    /// Puts back lanes: tests that empty all tables empty that of the lanes too. Deletes some of what was kept for longer than this.
     /// Returns whether there may be more to delete.
-    pub(super) async fn maintain(&self) -> Result<bool, Error> {
-        // Even if nothing is kept: there may be something that was kept before.
-        let done = self.store.maintain(self.settings.keep.unwrap_or_default());
+    pub(super) async fn maintain(&self, keep: Option<Duration>) -> Result<bool, Error> {
+        let done = self.store.maintain(keep);
         let Maintained { restored, deleted } = self.in_time("cleaning up messages", done).await?;
         if restored > 0 {
             tracing::warn!("{restored} lanes of {} were missing, and are back", self.what());
@@ -236,7 +235,9 @@ impl Sweeper {
 
     async fn sweep(&self) -> Result<(), Error> {
         let Shared { store, state, .. } = &*self.shared;
-        while self.shared.maintain().await? {}
+        // Even if nothing is kept: there may be something that was kept before.
+        let keep = Some(self.shared.settings.keep.unwrap_or_default());
+        while self.shared.maintain(keep).await? {}
         if state.is_counted() {
             state.counted(self.shared.in_time("counting messages", store.backlog()).await?);
         }

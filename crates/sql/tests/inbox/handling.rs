@@ -161,11 +161,15 @@ pub async fn nothing_of_a_spoilt_transaction_counts_as_done() {
 #[tokio::test]
 async fn a_handler_that_ends_its_transaction_by_itself_has_failed() {
     const ALONE: BatchOptions = BatchOptions { size: 1, within: Duration::ZERO };
+    // As after `INSERT OR ROLLBACK`, where the database itself has ended it.
+    const FAILS: &str = "ROLLBACK; SELECT nonsense";
     for (remember, has_batches, ends) in [
         (Remember::ids_for(DAY), false, "ROLLBACK"),
+        (Remember::ids_for(DAY), false, FAILS),
         (Remember::ids_for(DAY), true, "ROLLBACK; BEGIN"),
         (Remember::ids_for(DAY), false, "ROLLBACK; BEGIN"),
         (Remember::high_water(), false, "ROLLBACK"),
+        (Remember::high_water(), true, FAILS),
         (Remember::high_water(), true, "ROLLBACK"),
         (Remember::high_water(), false, "ROLLBACK; BEGIN"),
     ] {
@@ -188,7 +192,8 @@ async fn a_handler_that_ends_its_transaction_by_itself_has_failed() {
             }
             Ok::<_, Failure>(())
         };
-        let inbox = scene.inbox(remember);
+        // Its next transaction is on the same connection.
+        let inbox = Inbox::in_schema(scene.small_pool().await, remember, &schema());
         let consumer = || scene.client.consumer("q").retry(RetryPolicy::never());
         let runner = consumer().exactly_once(inbox.clone());
         let stop = scene.until_depth("q.parked", 1);
@@ -387,8 +392,8 @@ pub async fn handlers_wait_for_locks_as_the_application_has_it() {
     let set = "ALTER ROLE postgres IN DATABASE name SET lock_timeout = '7654ms'";
     let name: String =
         sqlx::query_scalar("SELECT CURRENT_DATABASE()").fetch_one(&scene.pool).await.unwrap();
-    let set = sqlx::AssertSqlSafe(set.replace("name", &format!("\"{name}\"")));
-    sqlx::query(set).execute(&scene.pool).await.unwrap();
+    let set_lock_timeout = set.replace("name", &format!("\"{name}\""));
+    sqlx::query(sqlx::AssertSqlSafe(set_lock_timeout.clone())).execute(&scene.pool).await.unwrap();
     let pool = scene.database.pool().await;
     let (sender, mut seen) = tokio::sync::mpsc::channel::<String>(10);
     let handler = move |mut tx: Tx<Db>| {
@@ -409,11 +414,16 @@ pub async fn handlers_wait_for_locks_as_the_application_has_it() {
         let told = async { assert_eq!(seen.recv().await.unwrap(), "7654ms") };
         timeout(SOON, runner.run_until(told)).await.unwrap().unwrap();
     }
-    scene.publisher.publish("q", "x").await.unwrap();
-    let inbox = Inbox::in_schema(pool.clone(), nameless, &schema());
-    let runner = scene.client.consumer("q").exactly_once(inbox).handle(handler);
-    let told = async { assert_eq!(seen.recv().await.unwrap(), "7654ms") };
-    timeout(SOON, runner.run_until(told)).await.unwrap().unwrap();
+    for (limit, expected) in [("7654ms", "7654ms"), ("5min", "10s"), ("0", "10s")] {
+        let set = set_lock_timeout.replace("7654ms", limit);
+        sqlx::query(sqlx::AssertSqlSafe(set)).execute(&scene.pool).await.unwrap();
+        scene.publisher.publish("q", "x").await.unwrap();
+        let pool = scene.database.pool().await;
+        let inbox = Inbox::in_schema(pool, nameless.clone(), &schema());
+        let runner = scene.client.consumer("q").exactly_once(inbox).handle(handler.clone());
+        let told = async { assert_eq!(seen.recv().await.unwrap(), expected) };
+        timeout(SOON, runner.run_until(told)).await.unwrap().unwrap();
+    }
 }
 
 /// On PostgreSQL, where a statement that is given up goes on: here it waits for a row, until the caller has its answer.

@@ -51,6 +51,12 @@ impl Scene {
         Inbox::in_schema(self.pool.clone(), remember, &schema())
     }
 
+    /// Of one connection, to the same database.
+    pub async fn small_pool(&self) -> Pool<Db> {
+        let options = self.pool.options().clone().max_connections(1);
+        options.connect_with((*self.pool.connect_options()).clone()).await.unwrap()
+    }
+
     pub fn by_id(&self) -> Inbox<Db, Lang> {
         self.inbox(Remember::ids_for(DAY))
     }

@@ -1,6 +1,5 @@
 //! A dialect with other transactions, claims and marks than the built-in one, which does the rest.
 
-use std::sync::LazyLock;
 use std::time::Duration;
 
 use leveret_sql::dialect::{
@@ -9,19 +8,36 @@ use leveret_sql::dialect::{
 };
 use leveret_sql::{Backlog, BuiltIn, Dialect};
 use sqlx::error::DatabaseError;
-use sqlx::{Row as _, Sqlite, SqliteConnection, SqlitePool, Transaction};
+use sqlx::{
+    Connection as _, Row as _, SqlSafeStr as _, Sqlite, SqliteConnection, SqlitePool, Transaction,
+};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Own;
 
-static STEPS: LazyLock<Vec<Migration>> = LazyLock::new(|| {
-    let mut steps = Dialect::<Sqlite>::migrations(&BuiltIn).to_vec();
-    let version = steps.len() as i32 + 1;
-    let sql =
-        "CREATE TABLE {own_marks} (scope TEXT, sender TEXT, mark BLOB, UNIQUE (scope, sender))";
-    steps.push(Migration { version, name: "own marks", sql });
-    steps
-});
+/// Steps of its own, of which each keeps its number and its text: what the built-in dialect adds later is added here, if it is needed,
+/// behind these.
+const STEPS: &[Migration] = &[
+    Migration {
+        version: 1,
+        name: "outbox",
+        sql: include_str!("../../migrations/sqlite/1_outbox.sql"),
+    },
+    Migration {
+        version: 2,
+        name: "inbox",
+        sql: include_str!("../../migrations/sqlite/2_inbox.sql"),
+    },
+    Migration {
+        version: 3,
+        name: "sequences",
+        sql: include_str!("../../migrations/sqlite/3_sequences.sql"),
+    },
+    Migration { version: 4, name: "own marks", sql: OWN_MARKS },
+];
+
+const OWN_MARKS: &str =
+    "CREATE TABLE {own_marks} (scope TEXT, sender TEXT, mark BLOB, UNIQUE (scope, sender))";
 
 /// Of one lane: that of the oldest row which is due and has no refused row of its key before it.
 const CLAIM: &str = "\
@@ -72,11 +88,19 @@ impl Dialect<Sqlite> for Own {
     }
 
     fn migrations(&self) -> &'static [Migration] {
-        &STEPS
+        STEPS
     }
 
     async fn begin(&self, pool: &SqlitePool) -> sqlx::Result<Transaction<'static, Sqlite>> {
-        pool.begin_with("BEGIN EXCLUSIVE; SAVEPOINT own").await
+        loop {
+            let connection = pool.acquire().await?;
+            if !connection.is_in_transaction() {
+                let begin = "BEGIN EXCLUSIVE; SAVEPOINT own".into_sql_str();
+                return Transaction::begin(connection, Some(begin)).await;
+            }
+            // A handler has ended the transaction before, which sqlx does not notice.
+            connection.close().await?;
+        }
     }
 
     async fn commit(&self, mut transaction: Transaction<'static, Sqlite>) -> sqlx::Result<()> {
@@ -216,7 +240,7 @@ impl Dialect<Sqlite> for Own {
         list_aside(pool: &SqlitePool, tables: &Tables, after: i64, limit: i64) -> Vec<AsideRow>;
         update_aside(pool: &SqlitePool, tables: &Tables, ids: Option<&[i64]>, action: AsideAction)
             -> u64;
-        maintain_outbox(pool: &SqlitePool, tables: &Tables, keep: Duration) -> Maintained;
+        maintain_outbox(pool: &SqlitePool, tables: &Tables, keep: Option<Duration>) -> Maintained;
         take_numbers(connection: &mut SqliteConnection, tables: &Tables, sender: &str, count: i64)
             -> i64;
         hold_numbers(pool: &SqlitePool, tables: &Tables, sender: &str, holder: &str)

@@ -55,3 +55,12 @@ async fn lanes_of_a_relay_that_died_are_free_when_its_lease_has_run_out() {
     let summary = relay.run_until(stage.texts("q", 1)).await.unwrap();
     assert_eq!(summary.sent, 1);
 }
+
+#[tokio::test]
+async fn a_relay_is_built_while_another_transaction_writes() {
+    let (_folder, pool) = pool().await;
+    let stage = Stage::new(pool).await;
+    let writes = crate::database::begin(&stage.pool).await;
+    let _relay = stage.relay().patience(Duration::from_secs(1)).build().await.unwrap();
+    writes.rollback().await.unwrap();
+}

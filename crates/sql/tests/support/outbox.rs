@@ -304,6 +304,8 @@ pub async fn what_was_sent_is_kept_for_as_long_as_asked(
     kept.drain().await.unwrap();
     assert_eq!(count().await, 1);
     let relay = stage.relay().build().await.unwrap();
+    assert_eq!(relay.drain().await.unwrap().sent, 0);
+    assert_eq!(count().await, 1, "deleted by a relay that does not run");
     let gone = eventually(DEADLINE, "the row to go", async || count().await == 0);
     relay.run_until(gone).await.unwrap();
 }
