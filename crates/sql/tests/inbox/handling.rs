@@ -246,6 +246,39 @@ async fn no_reply_is_recorded_where_a_method_has_ended_its_transaction() {
     }
 }
 
+#[tokio::test]
+async fn the_reply_of_a_copy_stays_where_a_method_has_ended_its_transaction() {
+    let scene = Scene::new().await;
+    let inbox = crate::database::table("inbox");
+    let method = move |mut tx: Tx<Db>| {
+        let inbox = inbox.clone();
+        async move {
+            let record = sqlx::AssertSqlSafe(format!("SELECT scope, id FROM {inbox}"));
+            let (scope, id): (String, Vec<u8>) = sqlx::query_as(record).fetch_one(&mut *tx).await?;
+            sqlx::raw_sql("ROLLBACK").execute(&mut *tx).await?;
+            // As a copy would, in the meantime.
+            let copy = format!(
+                "INSERT INTO {inbox} (scope, id, properties, body) VALUES ($1, $2, $3, $3)"
+            );
+            let copy = sqlx::query(sqlx::AssertSqlSafe(copy)).bind(scope).bind(id);
+            copy.bind(b"copy".to_vec()).execute(&mut *tx).await?;
+            Ok::<_, Failure>("late")
+        }
+    };
+    let service = scene.client.service("s").retry(RetryPolicy::never()).method("m", method);
+    let service = service.exactly_once(scene.by_id());
+    service.declare().await.unwrap();
+    scene.client.apply(&Topology::new().queue(leveret::Queue::classic("answers"))).await.unwrap();
+    let request = Message::new("x").message_id("1").reply_to("answers").kind("m");
+    scene.publisher.publish("s", request).await.unwrap();
+    let ended = service.run_until(scene.until_empty("s"));
+    let summary = timeout(SOON, ended).await.unwrap().unwrap();
+    assert_eq!(summary.handled, 0, "{summary:?}");
+    let body = sqlx::AssertSqlSafe(format!("SELECT body FROM {}", scene.table("inbox")));
+    let body: Vec<u8> = sqlx::query_scalar(body).fetch_one(&scene.pool).await.unwrap();
+    assert_eq!(body, b"copy");
+}
+
 fn image(reply: &Delivery) -> (Vec<u8>, Vec<u8>) {
     (reply.raw_properties().as_bytes().to_vec(), reply.body().to_vec())
 }
