@@ -11,7 +11,7 @@ use crate::connection::registry::SeatKind;
 use crate::error::{BoxError, Error, ErrorKind};
 use crate::inbox::Inbox;
 use crate::inbox::once::Once;
-use crate::retry::{Classification, Classifiers, Profile, Retry};
+use crate::retry::{Classification, Classifiers, Retry, RetryProfile};
 use crate::topology::Topology;
 use crate::topology::arguments::Arguments;
 
@@ -530,7 +530,7 @@ impl ConsumerBuilder {
     }
 
     /// With a prefetch that suits its handlers, unless one was set. Says whether that is for its workers alone.
-    fn with_prefetch_for_handlers(mut self, retry: &dyn Profile) -> (Self, bool) {
+    fn with_prefetch_for_handlers(mut self, retry: &dyn RetryProfile) -> (Self, bool) {
         let Self { client, settings, running, .. } = &self;
         let (prefetch, is_for_workers) = prefetch::for_handlers(client, settings, running, retry);
         self.settings.prefetch = Some(prefetch);
@@ -623,7 +623,7 @@ impl ConsumerBuilder {
     }
 
     /// The same, once all is declared.
-    async fn begin(self, retry: &Arc<dyn Profile>) -> Result<Deliveries, Error> {
+    async fn begin(self, retry: &Arc<dyn RetryProfile>) -> Result<Deliveries, Error> {
         let ConsumerBuilder { client, settings, running, needs } = self;
         let common = Common::new(&settings.queue, Arc::clone(retry), running.states);
         let source = Source::new(&client, settings, needs.temporary)?;

@@ -275,7 +275,7 @@ pub(crate) fn forget_steps(parcel: &mut ForwardedMessage) {
     }
     let priority = parcel.header(kept::PRIORITY).and_then(|priority| stamp::count(&priority));
     if let Some(priority) = priority {
-        parcel.set(kept::PRIORITY, priority.to_string());
+        parcel.set_header(kept::PRIORITY, priority.to_string());
     }
 }
 

@@ -67,9 +67,10 @@ const DEATHS: [&str; 7] = [
     "x-last-death-reason",
 ];
 
-/// A message on its way from one place to another.
+/// A message on its way from one place to another: its exchange, routing key, properties and body. From
+/// [`FailedMessage::forward_to`](crate::retry::FailedMessage::forward_to).
 #[derive(Clone, Debug)]
-pub(crate) struct ForwardedMessage {
+pub struct ForwardedMessage {
     pub(crate) exchange: String,
     pub(crate) routing_key: String,
     pub(crate) properties: Properties<'static>,
@@ -110,7 +111,7 @@ impl ForwardedMessage {
         let mut parcel = ForwardedMessage { exchange, routing_key, properties, body, reserve: 0 };
         parcel.forget_counts();
         if raw.fault().is_some() {
-            parcel.set(kept::PROPERTIES, Value::Bytes(raw.as_bytes().to_vec().into()));
+            parcel.set_header(kept::PROPERTIES, Value::Bytes(raw.as_bytes().to_vec().into()));
         }
         parcel
     }
@@ -118,7 +119,7 @@ impl ForwardedMessage {
     /// The broker says it anew where it counts; to others it would be a lie.
     fn forget_counts(&mut self) {
         for count in ["x-delivery-count", "x-acquired-count"] {
-            self.remove(count);
+            self.remove_header(count);
         }
     }
 
@@ -133,20 +134,32 @@ impl ForwardedMessage {
         }
     }
 
+    /// The exchange it is published to.
+    pub fn exchange(&self) -> &str {
+        &self.exchange
+    }
+
+    /// The routing key it is published with.
+    pub fn routing_key(&self) -> &str {
+        &self.routing_key
+    }
+
     /// Sets a header. A value that cannot be sent is left out: it is something that was to be said about the message, and
     /// must not keep it from moving.
-    pub(crate) fn set<'v>(&mut self, name: &str, value: impl Into<Value<'v>>) {
+    pub fn set_header<'v>(&mut self, name: &str, value: impl Into<Value<'v>>) {
         let headers = self.properties.headers.get_or_insert_with(Table::new);
         if let Err(error) = headers.insert(name, value) {
             tracing::debug!("header {name:?} is left out: {error}");
         }
     }
 
-    pub(crate) fn header(&self, name: &str) -> Option<Value<'_>> {
+    /// The value of a header.
+    pub fn header(&self, name: &str) -> Option<Value<'_>> {
         self.properties.headers.as_ref()?.get(name)
     }
 
-    pub(crate) fn remove(&mut self, name: &str) -> Option<Value<'static>> {
+    /// Takes a header away, and returns what it was.
+    pub fn remove_header(&mut self, name: &str) -> Option<Value<'static>> {
         let headers = self.properties.headers.as_mut()?;
         let removed = headers.remove(name);
         if removed.is_some() && headers.is_empty() {
@@ -158,20 +171,20 @@ impl ForwardedMessage {
     /// Its expiration waits in a header, so that the message does not expire on the way.
     pub(crate) fn keep_expiration(&mut self) {
         if let Some(expiration) = self.properties.expiration.take() {
-            self.set(kept::EXPIRATION, expiration.to_str_lossy().as_ref());
+            self.set_header(kept::EXPIRATION, expiration.to_str_lossy().as_ref());
         }
     }
 
     /// Further routing keys wait in a header, so that they do not send copies to others whenever it is tried again.
     pub(crate) fn keep_copies(&mut self) {
-        let Some(keys) = self.remove("CC") else { return };
+        let Some(keys) = self.remove_header("CC") else { return };
         match keys.as_array().map(|keys| keys.iter().collect::<Vec<_>>()) {
             Some(keys) if keys.is_empty() => {}
             Some(keys) if keys.iter().all(|key| key.as_bytes().is_some()) => {
                 let text = kept::keys_as_text(keys.iter().filter_map(Value::as_bytes));
-                self.set(kept::COPIES, text);
+                self.set_header(kept::COPIES, text);
             }
-            _ => self.set(kept::COPIES, keys),
+            _ => self.set_header(kept::COPIES, keys),
         }
     }
 
@@ -183,7 +196,7 @@ impl ForwardedMessage {
     /// Forgets what the broker said about where it died: whoever publishes it again begins to count anew.
     pub(crate) fn forget_deaths(&mut self) {
         for name in DEATHS {
-            self.remove(name);
+            self.remove_header(name);
         }
     }
 
@@ -202,7 +215,7 @@ impl ForwardedMessage {
     fn keep_user(&mut self, user: Option<&str>) {
         let is_other = |id: &ShortStr<'_>| Some(id.as_bytes()) != user.map(str::as_bytes);
         if let Some(id) = self.properties.user_id.take_if(|id| is_other(id)) {
-            self.set(kept::USER_ID, id.to_str_lossy().as_ref());
+            self.set_header(kept::USER_ID, id.to_str_lossy().as_ref());
         }
     }
 }

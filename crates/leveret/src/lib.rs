@@ -135,7 +135,7 @@ mod profiles;
 mod publisher;
 mod random;
 mod removal;
-mod retry;
+pub mod retry;
 mod rpc;
 mod shape;
 mod telemetry;
@@ -182,6 +182,7 @@ pub use publisher::{
 pub use removal::{Belonging, QueueRemoval};
 #[doc(hidden)]
 pub use retry::look_behind_errors;
+#[doc(inline)]
 pub use retry::{Classification, Decision, Facts, Failure, Retry, RetryPolicy, Verdict};
 pub use rpc::{
     Call, CallFuture, End, FromReply, IntoReply, Method, Replier, Replies, Reply, ReplyStream, Rpc,

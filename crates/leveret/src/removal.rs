@@ -7,8 +7,7 @@ use crate::amqp::{
 };
 use crate::connection::Client;
 use crate::error::{Error, ErrorKind};
-use crate::retry::profile::WorkQueue;
-use crate::retry::{Retry, RetryPolicy};
+use crate::retry::{Retry, RetryPolicy, WorkQueue};
 use crate::topology::{Destination, QueueType, Topology};
 
 /// Deletes a queue with its retry, wait and parking objects, as long as there is no message in any of them. From
@@ -208,7 +207,7 @@ impl QueueRemoval {
     /// Wait queues, the exchanges that lead to them alone, the queue, all else. A queue that dead-letters goes first: without the
     /// others, what it dead-letters would be lost.
     fn order(&self) -> Result<Vec<(bool, String)>, Error> {
-        let work = WorkQueue::Unknown(self.queue.clone());
+        let work = WorkQueue::undeclared(&self.queue);
         let topology = self.retry.profile().belongings(&work)?;
         let leads_to = |exchange: &str, is_it: &dyn Fn(&str) -> bool| {
             let from = topology.bindings().iter().filter(|binding| binding.source() == exchange);

@@ -2,7 +2,7 @@
 //!
 //! When to try again is a [`RetryPolicy`]; where messages wait meanwhile, and how attempts are counted, is a [`Retry`]:
 //! the default one, or one of the designs [`Acapi`](crate::Acapi), [`Chandra`](crate::Chandra), [`CoverArt`](crate::CoverArt) and
-//! [`Orb`](crate::Orb).
+//! [`Orb`](crate::Orb); a design of your own is a [`RetryProfile`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::topology::QueueType;
 
 mod classify;
+pub(crate) mod failed_message;
 mod failure;
 pub(crate) mod iso8601;
 pub(crate) mod one_wait;
@@ -22,15 +23,19 @@ pub(crate) mod stamp;
 pub(crate) mod tiers;
 pub(crate) mod traps;
 
+pub use crate::connection::ParkReason;
+pub use crate::forwarder::ForwardedMessage;
 pub use classify::Classification;
+pub use failed_message::FailedMessage;
 pub use failure::{Failure, Verdict};
 pub use policy::{Decision, Facts, RetryPolicy};
+pub use profile::{RetryProfile, RetryStep, WorkQueue};
+pub use stamp::Origin;
 
 pub(crate) use classify::Classifiers;
 #[doc(hidden)]
 pub use classify::look_behind_errors;
 pub(crate) use failure::{Diagnosis, named};
-pub(crate) use profile::Profile;
 
 /// How the messages of a queue are tried again. A [`RetryPolicy`] is one as it is:
 ///
@@ -97,7 +102,7 @@ pub(crate) use profile::Profile;
 /// # Other designs
 ///
 /// [`Acapi`](crate::Acapi), [`Chandra`](crate::Chandra), [`CoverArt`](crate::CoverArt) and [`Orb`](crate::Orb) have other queues, and count in other ways: for systems that have
-/// them already.
+/// them already. A design of your own is a [`RetryProfile`], given to [`Retry::with_profile`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Retry {
@@ -107,7 +112,7 @@ pub struct Retry {
 #[derive(Clone, Debug)]
 enum How {
     Tiers { policy: RetryPolicy, queue_type: Option<QueueType> },
-    Profile(Arc<dyn Profile>),
+    Profile(Arc<dyn RetryProfile>),
 }
 
 impl Retry {
@@ -123,12 +128,12 @@ impl Retry {
     /// as a new one, and loses its place: see [above](Retry#delivery-limits). A queue that is declared with a delivery
     /// limit by this client is refused.
     pub fn in_place(pause: Duration) -> Self {
-        Retry::with(plain::InPlace::new(pause))
+        Retry::with_profile(plain::InPlace::new(pause))
     }
 
     /// To the dead-letter exchange of its queue, or away if that has none.
     pub fn discard() -> Self {
-        Retry::with(plain::Discard::new())
+        Retry::with_profile(plain::Discard::new())
     }
 
     /// Wait queues and parking lot are of this type. Without it, they are quorum queues.
@@ -142,11 +147,12 @@ impl Retry {
         self
     }
 
-    pub(crate) fn with(profile: impl Profile + 'static) -> Self {
+    /// By a design of your own, see [`RetryProfile`].
+    pub fn with_profile(profile: impl RetryProfile + 'static) -> Self {
         Retry { how: How::Profile(Arc::new(profile)) }
     }
 
-    pub(crate) fn profile(&self) -> Arc<dyn Profile> {
+    pub(crate) fn profile(&self) -> Arc<dyn RetryProfile> {
         match &self.how {
             How::Profile(profile) => Arc::clone(profile),
             How::Tiers { policy, queue_type } => {

@@ -18,9 +18,11 @@ use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 use crate::forwarder::{ForwardedMessage, Forwarder};
 use crate::random;
-use crate::retry::profile::{Profile, Step, WorkQueue};
-use crate::retry::stamp::{Detail, Failed, Origin};
-use crate::retry::{Decision, Diagnosis, Facts, Retry, RetryPolicy, Verdict};
+use crate::retry::stamp::{Detail, Failed};
+use crate::retry::{
+    Decision, Diagnosis, Facts, FailedMessage, Origin, Retry, RetryPolicy, RetryProfile, RetryStep,
+    Verdict, WorkQueue,
+};
 use crate::telemetry::Consumed;
 use crate::text::escape;
 use crate::topology;
@@ -34,7 +36,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub(super) struct FailureHandler {
     client: Client,
     queue: String,
-    profile: Arc<dyn Profile>,
+    profile: Arc<dyn RetryProfile>,
     /// Whether the broker may count how often a message comes back to the queue.
     may_count: bool,
     /// Whether it was said that a handler asks for waits that there are not.
@@ -93,7 +95,7 @@ impl FailureHandler {
         Ok(Arc::new(failing))
     }
 
-    pub(super) fn profile(&self) -> &Arc<dyn Profile> {
+    pub(super) fn profile(&self) -> &Arc<dyn RetryProfile> {
         &self.profile
     }
 
@@ -125,7 +127,7 @@ impl FailureHandler {
     /// once.
     fn effective_verdict(&self, verdict: Verdict) -> Verdict {
         let Verdict::RetryAfter(wait) = verdict else { return verdict };
-        if self.profile.has_any_wait() {
+        if self.profile.honors_retry_after() {
             return verdict;
         }
         if !self.has_warned.swap(true, Ordering::Relaxed) {
@@ -159,7 +161,7 @@ impl FailureHandler {
     fn is_compatible_type(&self, error: &Error) -> bool {
         let work = format!("queue {:?}", self.queue);
         error.is_of_other_type()
-            && !self.profile.asks_for_type()
+            && !self.profile.requires_queue_type()
             && error.conflicts().iter().all(|conflict| conflict.object != work)
     }
 
@@ -180,7 +182,7 @@ impl FailureHandler {
             deaths: Deaths::of(properties),
             chance: random::unit(),
         };
-        let decision = self.profile.decide(&facts, properties);
+        let decision = self.profile.decide(&facts);
         let mut failed = Failed {
             failures,
             kind: &seen.kind,
@@ -216,7 +218,10 @@ impl FailureHandler {
                 Summary { failed: 1, ..Summary::default() }
             }
             Decision::RetryAfter(wait) => {
-                let step = |detail| self.profile.retry(&delivery, &failed, wait, detail);
+                let step = |detail| {
+                    let (delivery, failed) = (&delivery, &failed);
+                    self.profile.retry(&FailedMessage { delivery, failed, detail }, wait)
+                };
                 match self.carry_out(&delivery, step).await {
                     Ok(settle) => {
                         self.apply(settle, delivery, &failed.origin).await;
@@ -236,7 +241,8 @@ impl FailureHandler {
     }
 
     async fn park(&self, delivery: Delivery, failed: &Failed<'_>) -> Summary {
-        let step = |detail| self.profile.park(&delivery, failed, detail);
+        let step =
+            |detail| self.profile.park(&FailedMessage { delivery: &delivery, failed, detail });
         let mut carried_out = self.carry_out(&delivery, step).await;
         if carried_out.as_ref().is_err_and(|error| error.kind() == ErrorKind::Invalid) {
             // There is no room for a word about it: it is parked as it came.
@@ -300,7 +306,7 @@ impl FailureHandler {
             return report(delivery.requeue());
         }
         let queue = self.client.queue_name(delivery.queue());
-        let mut parcel = self.profile.anew(&delivery, &queue, origin);
+        let mut parcel = self.profile.republish(&delivery, &queue, origin);
         while let Err(error) = self.mover.deliver(parcel.clone()).await {
             if error.kind() == ErrorKind::Closed || !delivery.is_held() {
                 return report(delivery.requeue());
@@ -354,7 +360,7 @@ impl FailureHandler {
     async fn carry_out(
         &self,
         delivery: &Delivery,
-        step: impl Fn(Detail) -> Step,
+        step: impl Fn(Detail) -> RetryStep,
     ) -> Result<Settle, Error> {
         loop {
             match self.carry_out_with(Detail::Full, &step).await {
@@ -383,14 +389,14 @@ impl FailureHandler {
     async fn carry_out_with(
         &self,
         mut detail: Detail,
-        step: impl Fn(Detail) -> Step,
+        step: impl Fn(Detail) -> RetryStep,
     ) -> Result<Settle, Error> {
         let mut is_declared_anew = false;
         loop {
             let parcel = match step(detail) {
-                Step::Requeue(pause) => return Ok(Settle::Requeue(pause)),
-                Step::DeadLetter => return Ok(Settle::DeadLetter),
-                Step::Move(parcel) => parcel,
+                RetryStep::Requeue(pause) => return Ok(Settle::Requeue(pause)),
+                RetryStep::DeadLetter => return Ok(Settle::DeadLetter),
+                RetryStep::Move(parcel) => parcel,
             };
             let mut epoch = self.epoch.load(Ordering::Relaxed);
             if epoch == 0 {
@@ -445,8 +451,8 @@ pub(super) fn identity(delivery: &Delivery) -> (String, Option<String>) {
 }
 
 /// The same step, with nothing added to the message.
-fn bare(delivery: &Delivery, mut step: Step) -> Step {
-    if let Step::Move(parcel) = &mut step {
+fn bare(delivery: &Delivery, mut step: RetryStep) -> RetryStep {
+    if let RetryStep::Move(parcel) = &mut step {
         unmark(parcel, delivery);
     }
     step
@@ -503,15 +509,12 @@ fn is_missing(error: &Error) -> bool {
 fn work_queue(client: &Client, name: &str) -> WorkQueue {
     let topology = client.topology();
     let known = topology.queues().iter().find(|queue| queue.name() == name);
-    known.map_or_else(
-        || WorkQueue::Unknown(name.to_owned()),
-        |queue| WorkQueue::Known(queue.clone()),
-    )
+    known.map_or_else(|| WorkQueue::undeclared(name), |queue| WorkQueue::from(queue.clone()))
 }
 
 /// The default policy, where it can be carried out, with no more retries than the queue has deliveries; queues that are gone
 /// with their connection, and streams, have no place for messages that wait.
-fn by_default(client: &Client, queue: &str) -> Arc<dyn Profile> {
+fn by_default(client: &Client, queue: &str) -> Arc<dyn RetryProfile> {
     let work = work_queue(client, queue);
     let mut policy = RetryPolicy::default();
     let limit = work.delivery_limit().and_then(|limit| u32::try_from(limit).ok());

@@ -9,8 +9,7 @@ use bytes::Bytes;
 
 use crate::amqp::{Letter, Properties, RawProperties, ShortStr, Source, Value};
 use crate::inbox::Inbox;
-use crate::retry::stamp::Origin;
-use crate::retry::{Profile, Retry};
+use crate::retry::{Origin, Retry, RetryProfile};
 use crate::rpc::WayBack;
 
 /// A message on its way through the layers to its handler: what it holds and where it came from. It clones cheaply.
@@ -166,12 +165,12 @@ impl Incoming {
 pub(crate) struct Common {
     /// As the consumer was told it.
     queue: Box<str>,
-    retry: Arc<dyn Profile>,
+    retry: Arc<dyn RetryProfile>,
     states: States,
 }
 
 impl Common {
-    pub(crate) fn new(queue: &str, retry: Arc<dyn Profile>, states: States) -> Arc<Self> {
+    pub(crate) fn new(queue: &str, retry: Arc<dyn RetryProfile>, states: States) -> Arc<Self> {
         Arc::new(Common { queue: queue.into(), retry, states })
     }
 

@@ -6,7 +6,7 @@
 
 use super::{Running, Settings};
 use crate::connection::Client;
-use crate::retry::Profile;
+use crate::retry::RetryProfile;
 use crate::topology::{Queue, QueueType};
 
 /// Deliveries that nobody else could take: one round trip brings many.
@@ -18,11 +18,11 @@ pub(super) fn for_handlers(
     client: &Client,
     settings: &Settings,
     running: &Running,
-    retry: &dyn Profile,
+    retry: &dyn RetryProfile,
 ) -> (u16, bool) {
     let workers = u16::try_from(running.workers).unwrap_or(u16::MAX);
     // Failed messages that go back to the head of their queue would come again before any other. A pool shares all the same.
-    let holds_failed = retry.holds_failed() && running.subscribers == 1;
+    let holds_failed = retry.holds_failed_messages() && running.subscribers == 1;
     match settings.prefetch {
         Some(prefetch) => (prefetch, false),
         None if holds_failed || !is_shared(client, settings, running) => {

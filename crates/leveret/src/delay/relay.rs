@@ -235,8 +235,8 @@ fn addressed(delivery: &Delivery) -> ForwardedMessage {
     let mut parcel = ForwardedMessage::of(delivery, target(delivery));
     forget_steps(&mut parcel);
     parcel.forget_deaths();
-    if let Some(copies) = parcel.remove(kept::BLIND_COPIES) {
-        parcel.set("BCC", copies);
+    if let Some(copies) = parcel.remove_header(kept::BLIND_COPIES) {
+        parcel.set_header("BCC", copies);
     }
     parcel
 }
@@ -255,10 +255,10 @@ fn tries(delivery: &Delivery) -> u8 {
 fn once_more(delivery: &Delivery, level: u8) -> ForwardedMessage {
     let mut parcel = ForwardedMessage::of(delivery, ladder::ENTRY);
     parcel.forget_deaths();
-    parcel.set(header::TRIES, (tries(delivery) + 1).to_string());
-    parcel.set(header::LEVEL, level.to_string());
+    parcel.set_header(header::TRIES, (tries(delivery) + 1).to_string());
+    parcel.set_header(header::LEVEL, level.to_string());
     for below in 0..level {
-        parcel.set(&header::bit(below), "false");
+        parcel.set_header(&header::bit(below), "false");
     }
     parcel
 }
@@ -266,9 +266,9 @@ fn once_more(delivery: &Delivery, level: u8) -> ForwardedMessage {
 /// To where it is parked, with the reason.
 fn parked(delivery: &Delivery, error: &str) -> ForwardedMessage {
     let mut parcel = ForwardedMessage::of(delivery, ladder::UNROUTABLE);
-    parcel.set(stamp::header::EXCHANGE, target(delivery));
-    parcel.set(stamp::header::ROUTING_KEY, parcel.routing_key.clone());
-    parcel.set(stamp::header::REASON, ParkReason::Unroutable.as_str());
-    parcel.set(stamp::header::ERROR, stamp::cut(error, stamp::MAX_ERROR));
+    parcel.set_header(stamp::header::EXCHANGE, target(delivery));
+    parcel.set_header(stamp::header::ROUTING_KEY, parcel.routing_key.clone());
+    parcel.set_header(stamp::header::REASON, ParkReason::Unroutable.as_str());
+    parcel.set_header(stamp::header::ERROR, stamp::cut(error, stamp::MAX_ERROR));
     parcel
 }

@@ -209,7 +209,7 @@ pub(super) fn straight_to(parcel: &mut ForwardedMessage, queue: &str) {
     // still tell of them.
     parcel.keep_copies();
     // Whoever gets it is not to know.
-    parcel.remove("BCC");
+    parcel.remove_header("BCC");
     parcel.exchange.clear();
     parcel.routing_key = queue.to_owned();
 }
@@ -226,10 +226,10 @@ pub(super) fn address_to_lot(parcel: &mut ForwardedMessage, message: &ParkedMess
 pub(super) fn note_address(parcel: &mut ForwardedMessage, message: &ParkedMessage) {
     let story = message.story();
     if story.exchange.is_none() {
-        parcel.set(header::EXCHANGE, message.exchange());
+        parcel.set_header(header::EXCHANGE, message.exchange());
     }
     if story.routing_key.is_none() {
-        parcel.set(header::ROUTING_KEY, message.routing_key());
+        parcel.set_header(header::ROUTING_KEY, message.routing_key());
     }
 }
 
@@ -237,20 +237,21 @@ pub(super) fn note_address(parcel: &mut ForwardedMessage, message: &ParkedMessag
 pub(super) fn reset(parcel: &mut ForwardedMessage) {
     parcel.restore_deep_headers();
     for (name, stowed) in COPIES {
-        if let Some(copies) = parcel.remove(stowed) {
-            parcel.set(name, kept::keys(copies));
+        if let Some(copies) = parcel.remove_header(stowed) {
+            parcel.set_header(name, kept::keys(copies));
         }
     }
     let text = |value: Option<Value<'static>>| {
         value.and_then(|value| ShortStr::from_bytes(value.as_bytes()?.to_vec()).ok())
     };
-    if let Some(expiration) = text(parcel.remove(kept::EXPIRATION)) {
+    if let Some(expiration) = text(parcel.remove_header(kept::EXPIRATION)) {
         parcel.properties.expiration.get_or_insert(expiration);
     }
-    if let Some(user) = text(parcel.remove(kept::USER_ID)) {
+    if let Some(user) = text(parcel.remove_header(kept::USER_ID)) {
         parcel.properties.user_id.get_or_insert(user);
     }
-    let priority = parcel.remove(kept::PRIORITY).and_then(|priority| stamp::count(&priority));
+    let priority =
+        parcel.remove_header(kept::PRIORITY).and_then(|priority| stamp::count(&priority));
     if let Some(priority) = priority.and_then(|priority| u8::try_from(priority).ok()) {
         parcel.properties.priority = Some(priority);
     }

@@ -8,10 +8,11 @@ use crate::error::Error;
 use crate::forwarder::ForwardedMessage;
 use crate::topology::{Binding, Exchange, ExchangeKind, Queue, QueueType, Topology};
 
+use crate::retry::failed_message::FailedMessage;
 use crate::retry::one_wait::OneWait;
 use crate::retry::policy::RetryPolicy;
-use crate::retry::profile::{Profile, Step, WorkQueue};
-use crate::retry::stamp::{Detail, Failed, Origin, header};
+use crate::retry::profile::{RetryProfile, RetryStep, WorkQueue};
+use crate::retry::stamp::{Origin, header};
 use crate::retry::{Retry, rejecting, retry_info, traps};
 
 /// Messages wait in a queue beside their own, and end in another one: the design of ACAPI's clients, and of the `Maxretry`
@@ -186,7 +187,7 @@ impl Acapi {
         let retry = self.name_of_retry(queue.name());
         let arguments = rejecting::Arguments::plain_if(self.wait.plain_arguments);
         let queue = rejecting::described(queue, &retry, None, arguments)?;
-        self.around(&WorkQueue::Known(queue.clone()), queue)
+        self.around(&WorkQueue::from(queue.clone()), queue)
     }
 
     fn around(&self, work: &WorkQueue, queue: Queue) -> Result<Topology, Error> {
@@ -236,7 +237,7 @@ impl Acapi {
 /// The key of all bindings: of no meaning to a fanout, and everything to a topic.
 const EVERYTHING: &str = "#";
 
-impl Profile for Acapi {
+impl RetryProfile for Acapi {
     fn policy(&self) -> &RetryPolicy {
         &self.wait.policy
     }
@@ -246,7 +247,7 @@ impl Profile for Acapi {
         self.around(work, queue)
     }
 
-    fn asks_for_type(&self) -> bool {
+    fn requires_queue_type(&self) -> bool {
         self.wait.queue_type.is_some()
     }
 
@@ -254,8 +255,8 @@ impl Profile for Acapi {
         rejecting::failures(properties, queue)
     }
 
-    fn anew(&self, delivery: &Delivery, queue: &str, origin: &Origin) -> ForwardedMessage {
-        rejecting::anew(delivery, queue, origin)
+    fn republish(&self, delivery: &Delivery, queue: &str, origin: &Origin) -> ForwardedMessage {
+        rejecting::republish(delivery, queue, origin)
     }
 
     fn origin(&self, properties: &RawProperties, queue: &str) -> Option<Origin> {
@@ -266,23 +267,24 @@ impl Profile for Acapi {
         rejecting::first_failure(properties, queue)
     }
 
-    fn retry(&self, _: &Delivery, _: &Failed<'_>, _: Duration, _: Detail) -> Step {
-        Step::DeadLetter
+    fn retry(&self, _: &FailedMessage<'_>, _: Duration) -> RetryStep {
+        RetryStep::DeadLetter
     }
 
-    fn park(&self, delivery: &Delivery, failed: &Failed<'_>, detail: Detail) -> Step {
+    fn park(&self, message: &FailedMessage<'_>) -> RetryStep {
+        let FailedMessage { delivery, failed, detail } = *message;
         let queue = delivery.queue();
         let mut parcel = ForwardedMessage::of(delivery, self.name_of_error(queue));
         retry_info::write(&mut parcel, failed, detail);
         rejecting::close_the_story(&mut parcel, delivery.raw_properties(), queue);
-        parcel.set(header::RETURN, self.name_of_requeue(queue));
+        parcel.set_header(header::RETURN, self.name_of_requeue(queue));
         failed.stamp(&mut parcel, detail);
-        Step::Move(Box::new(parcel))
+        parcel.into()
     }
 }
 
 impl From<Acapi> for Retry {
     fn from(profile: Acapi) -> Self {
-        Retry::with(profile)
+        Retry::with_profile(profile)
     }
 }

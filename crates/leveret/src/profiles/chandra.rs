@@ -8,10 +8,11 @@ use crate::error::Error;
 use crate::forwarder::ForwardedMessage;
 use crate::topology::{Binding, Exchange, ExchangeKind, Queue, QueueType, Topology};
 
+use crate::retry::failed_message::FailedMessage;
 use crate::retry::one_wait::OneWait;
 use crate::retry::policy::RetryPolicy;
-use crate::retry::profile::{Profile, Step, WorkQueue};
-use crate::retry::stamp::{Detail, Failed, Origin};
+use crate::retry::profile::{RetryProfile, RetryStep, WorkQueue};
+use crate::retry::stamp::Origin;
 use crate::retry::{Retry, rejecting, traps};
 
 /// Messages go to a dead-letter exchange, which has a retry queue and a parking lot behind it: the design of the Chandra
@@ -215,7 +216,7 @@ impl Chandra {
         let (exchange, key) = (self.dlx(queue.name()), self.key_of_retry(queue.name()));
         let arguments = rejecting::Arguments::plain_if(self.wait.plain_arguments);
         let queue = rejecting::described(queue, &exchange, Some(&key), arguments)?;
-        self.around(&WorkQueue::Known(queue.clone()), queue)
+        self.around(&WorkQueue::from(queue.clone()), queue)
     }
 
     fn around(&self, work: &WorkQueue, queue: Queue) -> Result<Topology, Error> {
@@ -305,7 +306,7 @@ impl Chandra {
     }
 }
 
-impl Profile for Chandra {
+impl RetryProfile for Chandra {
     fn policy(&self) -> &RetryPolicy {
         &self.wait.policy
     }
@@ -317,7 +318,7 @@ impl Profile for Chandra {
     }
 
     fn belongings(&self, work: &WorkQueue) -> Result<Topology, Error> {
-        let mut topology = Profile::topology(self, work)?;
+        let mut topology = RetryProfile::topology(self, work)?;
         topology.remove_exchange(self.exchange.name());
         if self.is_shared {
             topology.remove_exchange(&self.dlx(work.name()));
@@ -325,7 +326,7 @@ impl Profile for Chandra {
         Ok(topology)
     }
 
-    fn asks_for_type(&self) -> bool {
+    fn requires_queue_type(&self) -> bool {
         self.wait.queue_type.is_some()
     }
 
@@ -333,8 +334,8 @@ impl Profile for Chandra {
         rejecting::failures(properties, queue)
     }
 
-    fn anew(&self, delivery: &Delivery, queue: &str, origin: &Origin) -> ForwardedMessage {
-        rejecting::anew(delivery, queue, origin)
+    fn republish(&self, delivery: &Delivery, queue: &str, origin: &Origin) -> ForwardedMessage {
+        rejecting::republish(delivery, queue, origin)
     }
 
     fn origin(&self, properties: &RawProperties, queue: &str) -> Option<Origin> {
@@ -345,13 +346,14 @@ impl Profile for Chandra {
         rejecting::first_failure(properties, queue)
     }
 
-    fn retry(&self, _: &Delivery, _: &Failed<'_>, _: Duration, _: Detail) -> Step {
-        Step::DeadLetter
+    fn retry(&self, _: &FailedMessage<'_>, _: Duration) -> RetryStep {
+        RetryStep::DeadLetter
     }
 
     /// No exchange leads from here to the queue alone under any key, so nothing is said about the way back: that is the
     /// default exchange.
-    fn park(&self, delivery: &Delivery, failed: &Failed<'_>, detail: Detail) -> Step {
+    fn park(&self, message: &FailedMessage<'_>) -> RetryStep {
+        let FailedMessage { delivery, failed, detail } = *message;
         let queue = delivery.queue();
         let mut parcel = ForwardedMessage::of(delivery, self.dlx(queue));
         parcel.routing_key = self.key_of_parking(queue);
@@ -359,12 +361,12 @@ impl Profile for Chandra {
         parcel.keep_copies();
         rejecting::close_the_story(&mut parcel, delivery.raw_properties(), queue);
         failed.stamp(&mut parcel, detail);
-        Step::Move(Box::new(parcel))
+        parcel.into()
     }
 }
 
 impl From<Chandra> for Retry {
     fn from(profile: Chandra) -> Self {
-        Retry::with(profile)
+        Retry::with_profile(profile)
     }
 }

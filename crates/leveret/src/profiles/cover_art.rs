@@ -9,9 +9,10 @@ use crate::forwarder::ForwardedMessage;
 use crate::topology::{Exchange, Queue, QueueType, Topology};
 
 use crate::connection::ParkReason;
+use crate::retry::failed_message::FailedMessage;
 use crate::retry::one_wait::OneWait;
 use crate::retry::policy::{Decision, Facts, RetryPolicy};
-use crate::retry::profile::{Profile, Step, WorkQueue};
+use crate::retry::profile::{RetryProfile, RetryStep, WorkQueue};
 use crate::retry::stamp::{self, Detail, Failed, header};
 use crate::retry::{Retry, traps};
 
@@ -212,7 +213,7 @@ impl CoverArt {
                 Some(queue_type) => Queue::new(name).of_type(queue_type),
                 None => Queue::new(name),
             };
-            all = all.and(self.around(&WorkQueue::Known(queue))?);
+            all = all.and(self.around(&WorkQueue::from(queue))?);
         }
         Ok(all)
     }
@@ -288,8 +289,11 @@ impl CoverArt {
         if !properties.has_headers() {
             return self.max();
         }
-        let Some(value) = properties.header(&self.retries_header) else { return self.max() };
-        stamp::count(&value).unwrap_or(self.max())
+        self.left_by(properties.header(&self.retries_header))
+    }
+
+    fn left_by(&self, header: Option<Value<'_>>) -> u32 {
+        header.and_then(|left| stamp::count(&left)).unwrap_or(self.max())
     }
 
     fn add_exception(&self, parcel: &mut ForwardedMessage, failed: &Failed<'_>, detail: Detail) {
@@ -301,7 +305,7 @@ impl CoverArt {
         };
         // Text always can be.
         let _ = errors.push(stamp::cut(failed.error, longest));
-        parcel.set(&self.exceptions_header, Value::Array(errors));
+        parcel.set_header(&self.exceptions_header, Value::Array(errors));
     }
 
     fn parcel(
@@ -320,24 +324,26 @@ impl CoverArt {
     }
 }
 
-impl Profile for CoverArt {
+impl RetryProfile for CoverArt {
     fn policy(&self) -> &RetryPolicy {
         &self.wait.policy
     }
 
     fn topology(&self, work: &WorkQueue) -> Result<Topology, Error> {
-        match (work, self.wait.queue_type) {
-            (WorkQueue::Unknown(name), Some(queue_type)) => {
-                self.around(&WorkQueue::Known(Queue::new(name).of_type(queue_type)))
+        match (work.declared(), self.wait.queue_type) {
+            (None, Some(queue_type)) => {
+                self.around(&WorkQueue::from(work.queue().of_type(queue_type)))
             }
             _ => self.around(work),
         }
     }
 
     /// What a message says itself about its retries counts, also if it has more of them than others.
-    fn decide(&self, facts: &Facts<'_>, properties: &RawProperties) -> Decision {
+    fn decide(&self, facts: &Facts<'_>) -> Decision {
         match self.wait.policy.decide(facts) {
-            Decision::Park(ParkReason::Exhausted) if self.left(properties) > 0 => {
+            Decision::Park(ParkReason::Exhausted)
+                if self.left_by(facts.headers.get(&self.retries_header)) > 0 =>
+            {
                 Decision::RetryAfter(self.wait.interval)
             }
             decision => decision,
@@ -349,7 +355,7 @@ impl Profile for CoverArt {
         Ok(Topology::new())
     }
 
-    fn asks_for_type(&self) -> bool {
+    fn requires_queue_type(&self) -> bool {
         self.wait.queue_type.is_some()
     }
 
@@ -357,33 +363,35 @@ impl Profile for CoverArt {
         self.max().saturating_sub(self.left(properties))
     }
 
-    fn retry(&self, delivery: &Delivery, failed: &Failed<'_>, _: Duration, detail: Detail) -> Step {
+    fn retry(&self, message: &FailedMessage<'_>, _: Duration) -> RetryStep {
+        let FailedMessage { delivery, failed, detail } = *message;
         let mut parcel = self.parcel(delivery, self.name_of_retry(), failed, detail);
         let left = self.left(delivery.raw_properties()).saturating_sub(1);
         // Other workers know an integer of 32 bits only, and take any other value for none.
-        parcel.set(&self.retries_header, i32::try_from(left).unwrap_or(i32::MAX));
+        parcel.set_header(&self.retries_header, i32::try_from(left).unwrap_or(i32::MAX));
         parcel.forget_fatal_deaths(delivery.queue());
         if let Some(job) = self.job_of(delivery.queue()) {
             parcel.routing_key = job.to_owned();
         }
-        Step::Move(Box::new(parcel))
+        parcel.into()
     }
 
-    fn park(&self, delivery: &Delivery, failed: &Failed<'_>, detail: Detail) -> Step {
+    fn park(&self, message: &FailedMessage<'_>) -> RetryStep {
+        let FailedMessage { delivery, failed, detail } = *message;
         let mut parcel = self.parcel(delivery, self.name_of_failed(), failed, detail);
-        parcel.remove(&self.retries_header);
+        parcel.remove_header(&self.retries_header);
         // Under any other key it would not get back that way, and with further ones not alone.
         let key = failed.origin.routing_key.as_bytes();
         let is_its_key = self.job_of(delivery.queue()).is_some_and(|job| job.as_bytes() == key);
         if is_its_key && !parcel.has_copies() {
-            parcel.set(header::RETURN, self.name.as_str());
+            parcel.set_header(header::RETURN, self.name.as_str());
         }
-        Step::Move(Box::new(parcel))
+        parcel.into()
     }
 }
 
 impl From<CoverArt> for Retry {
     fn from(profile: CoverArt) -> Self {
-        Retry::with(profile)
+        Retry::with_profile(profile)
     }
 }

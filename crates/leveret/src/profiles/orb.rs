@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use crate::amqp::RawProperties;
 use crate::connection::Client;
-use crate::delivery::Delivery;
 use crate::error::Error;
 use crate::forwarder::ForwardedMessage;
 use crate::topology::cycle::UNLIMITED;
 use crate::topology::{Exchange, Queue, QueueType, Topology};
 
+use crate::retry::failed_message::FailedMessage;
 use crate::retry::policy::RetryPolicy;
-use crate::retry::profile::{Profile, Step, WorkQueue};
+use crate::retry::profile::{RetryProfile, RetryStep, WorkQueue};
 use crate::retry::stamp::{self, Detail, Failed, header};
 use crate::retry::tiers::lasting;
 use crate::retry::{Retry, one_wait, rejecting, traps};
@@ -271,7 +271,7 @@ impl Orb {
         let Route { exchange, key, .. } = &self.redelivery;
         let arguments = rejecting::Arguments::plain_if(self.plain_arguments);
         let queue = rejecting::described(queue, exchange, Some(key), arguments)?;
-        self.around(&WorkQueue::Known(queue.clone()), queue)
+        self.around(&WorkQueue::from(queue.clone()), queue)
     }
 
     /// The service that sends messages back. There has to be one at least, in any process; more share the work.
@@ -358,18 +358,18 @@ impl Orb {
         parcel.keep_expiration();
         parcel.keep_copies();
         for name in [&self.count_header, &self.queue_header] {
-            parcel.remove(name);
+            parcel.remove_header(name);
         }
         // Under any other key it would not get back that way, and with further ones not alone.
         let is_its_key = failed.origin.routing_key.as_bytes() == failed.queue.as_bytes();
         if is_its_key && !parcel.has_copies() {
-            parcel.set(header::RETURN, self.exchange.as_str());
+            parcel.set_header(header::RETURN, self.exchange.as_str());
         }
         failed.stamp(parcel, detail);
     }
 }
 
-impl Profile for Orb {
+impl RetryProfile for Orb {
     fn policy(&self) -> &RetryPolicy {
         &self.policy
     }
@@ -385,7 +385,7 @@ impl Profile for Orb {
         Ok(Topology::new())
     }
 
-    fn asks_for_type(&self) -> bool {
+    fn requires_queue_type(&self) -> bool {
         self.queue_type.is_some()
     }
 
@@ -393,19 +393,20 @@ impl Profile for Orb {
         self.count(properties).unwrap_or(0)
     }
 
-    fn retry(&self, _: &Delivery, _: &Failed<'_>, _: Duration, _: Detail) -> Step {
-        Step::DeadLetter
+    fn retry(&self, _: &FailedMessage<'_>, _: Duration) -> RetryStep {
+        RetryStep::DeadLetter
     }
 
-    fn park(&self, delivery: &Delivery, failed: &Failed<'_>, detail: Detail) -> Step {
+    fn park(&self, message: &FailedMessage<'_>) -> RetryStep {
+        let FailedMessage { delivery, failed, detail } = *message;
         let mut parcel = ForwardedMessage::of(delivery, "");
         self.park_it(&mut parcel, failed, detail);
-        Step::Move(Box::new(parcel))
+        parcel.into()
     }
 }
 
 impl From<Orb> for Retry {
     fn from(profile: Orb) -> Self {
-        Retry::with(profile)
+        Retry::with_profile(profile)
     }
 }

@@ -9,9 +9,10 @@ use crate::forwarder::ForwardedMessage;
 use crate::topology::Topology;
 use crate::topology::cycle::UNLIMITED;
 
+use super::failed_message::FailedMessage;
 use super::policy::RetryPolicy;
-use super::profile::{Profile, Step, WorkQueue, to_queue};
-use super::stamp::{Detail, Failed, Origin};
+use super::profile::{RetryProfile, RetryStep, WorkQueue, to_queue};
+use super::stamp::Origin;
 use super::traps;
 
 /// Back to its queue after a pause, for ever.
@@ -36,7 +37,7 @@ impl InPlace {
     }
 }
 
-impl Profile for InPlace {
+impl RetryProfile for InPlace {
     fn policy(&self) -> &RetryPolicy {
         &self.policy
     }
@@ -54,7 +55,7 @@ impl Profile for InPlace {
         }
     }
 
-    fn anew(&self, delivery: &Delivery, queue: &str, origin: &Origin) -> ForwardedMessage {
+    fn republish(&self, delivery: &Delivery, queue: &str, origin: &Origin) -> ForwardedMessage {
         match &self.by {
             Some((exchange, routing_key)) => {
                 let mut parcel = ForwardedMessage::of(delivery, exchange);
@@ -65,7 +66,7 @@ impl Profile for InPlace {
         }
     }
 
-    fn holds_failed(&self) -> bool {
+    fn holds_failed_messages(&self) -> bool {
         true
     }
 
@@ -74,12 +75,12 @@ impl Profile for InPlace {
         0
     }
 
-    fn retry(&self, _: &Delivery, _: &Failed<'_>, _: Duration, _: Detail) -> Step {
-        Step::Requeue(self.pause)
+    fn retry(&self, _: &FailedMessage<'_>, _: Duration) -> RetryStep {
+        RetryStep::Requeue(self.pause)
     }
 
-    fn park(&self, _: &Delivery, _: &Failed<'_>, _: Detail) -> Step {
-        Step::DeadLetter
+    fn park(&self, _: &FailedMessage<'_>) -> RetryStep {
+        RetryStep::DeadLetter
     }
 }
 
@@ -95,7 +96,7 @@ impl Discard {
     }
 }
 
-impl Profile for Discard {
+impl RetryProfile for Discard {
     fn policy(&self) -> &RetryPolicy {
         &self.policy
     }
@@ -108,11 +109,11 @@ impl Profile for Discard {
         0
     }
 
-    fn retry(&self, _: &Delivery, _: &Failed<'_>, _: Duration, _: Detail) -> Step {
-        Step::DeadLetter
+    fn retry(&self, _: &FailedMessage<'_>, _: Duration) -> RetryStep {
+        RetryStep::DeadLetter
     }
 
-    fn park(&self, _: &Delivery, _: &Failed<'_>, _: Detail) -> Step {
-        Step::DeadLetter
+    fn park(&self, _: &FailedMessage<'_>) -> RetryStep {
+        RetryStep::DeadLetter
     }
 }

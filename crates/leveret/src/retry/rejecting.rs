@@ -22,8 +22,8 @@ pub(crate) fn work_queue(
     exchange: &str,
     routing_key: Option<&str>,
 ) -> Result<Queue, Error> {
-    match work {
-        WorkQueue::Known(queue) => {
+    match work.declared() {
+        Some(queue) => {
             traps::check_argument(queue, "x-dead-letter-exchange", exchange)?;
             if let Some(key) = routing_key {
                 traps::check_argument(queue, "x-dead-letter-routing-key", key)?;
@@ -32,9 +32,7 @@ pub(crate) fn work_queue(
             Ok(queue.clone())
         }
         // If somebody else has declared it otherwise, the broker says so.
-        WorkQueue::Unknown(name) => {
-            described(Queue::new(name), exchange, routing_key, Arguments::Plain)
-        }
+        None => described(work.queue(), exchange, routing_key, Arguments::Plain),
     }
 }
 
@@ -107,14 +105,14 @@ pub(crate) fn failures(properties: &RawProperties, queue: &str) -> u32 {
 }
 
 /// The same message for the end of its queue. What the broker has counted so far it says itself from now on.
-pub(crate) fn anew(delivery: &Delivery, queue: &str, origin: &Origin) -> ForwardedMessage {
+pub(crate) fn republish(delivery: &Delivery, queue: &str, origin: &Origin) -> ForwardedMessage {
     let mut parcel = to_queue(delivery, queue, origin);
     let properties = delivery.raw_properties();
     let rejected = failures(properties, delivery.queue());
     if rejected > 0 {
-        parcel.set(REJECTED, rejected.to_string());
+        parcel.set_header(REJECTED, rejected.to_string());
         if let Some(first) = first_failure(properties, delivery.queue()) {
-            parcel.set(stamp::header::FIRST, iso8601::format(first));
+            parcel.set_header(stamp::header::FIRST, iso8601::format(first));
         }
         if let Some(death) = Deaths::of(properties).rejection(delivery.queue()) {
             keep_what_dying_took(&mut parcel, death);
@@ -141,12 +139,12 @@ pub(crate) fn origin_of(death: &Death) -> Option<Origin> {
 /// A dead letter has no `expiration` any more and, where it got another routing key on 3.10, no `CC`.
 pub(crate) fn keep_what_dying_took(parcel: &mut ForwardedMessage, death: &Death) {
     if let Some(expiration) = &death.expiration {
-        parcel.set(kept::EXPIRATION, expiration.as_str());
+        parcel.set_header(kept::EXPIRATION, expiration.as_str());
     }
     let has_copies = ["CC", kept::COPIES].iter().any(|name| parcel.header(name).is_some());
     if !has_copies && death.routing_keys.len() > 1 {
         let keys = death.routing_keys[1..].iter().map(|key| key.as_bytes());
-        parcel.set(kept::COPIES, kept::keys_as_text(keys));
+        parcel.set_header(kept::COPIES, kept::keys_as_text(keys));
     }
 }
 
@@ -167,6 +165,6 @@ pub(crate) fn close_the_story(
     if let Some(death) = Deaths::of(properties).rejection(queue) {
         keep_what_dying_took(parcel, death);
     }
-    parcel.remove(REJECTED);
+    parcel.remove_header(REJECTED);
     parcel.forget_deaths();
 }

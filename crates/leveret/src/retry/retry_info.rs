@@ -14,7 +14,7 @@ const HEADER: &str = "retry_info";
 /// Says it of a message that moves on, together with what was said before. To be called before anything else is changed:
 /// the properties as they came are part of it.
 pub(crate) fn write(parcel: &mut ForwardedMessage, failed: &Failed<'_>, detail: Detail) {
-    let before = parcel.remove(HEADER);
+    let before = parcel.remove_header(HEADER);
     let longest = if detail == Detail::Full { MAX_ERROR } else { 100 };
     let error = cut(failed.error, longest);
     let mut info = json!({
@@ -38,7 +38,7 @@ pub(crate) fn write(parcel: &mut ForwardedMessage, failed: &Failed<'_>, detail: 
         }
         _ => info,
     };
-    parcel.set(HEADER, info.to_string());
+    parcel.set_header(HEADER, info.to_string());
 }
 
 /// Properties under the names that Bunny has for them.

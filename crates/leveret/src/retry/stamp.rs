@@ -48,9 +48,11 @@ pub(crate) const MAX_HISTORY: usize = 10;
 
 /// Where a message was published to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Origin {
-    pub(crate) exchange: ShortStr<'static>,
-    pub(crate) routing_key: ShortStr<'static>,
+pub struct Origin {
+    /// The exchange.
+    pub exchange: ShortStr<'static>,
+    /// The routing key.
+    pub routing_key: ShortStr<'static>,
 }
 
 /// One failure of a message.
@@ -84,24 +86,24 @@ impl Failed<'_> {
     /// Writes it into the headers of a message that moves on.
     pub(crate) fn stamp(&self, parcel: &mut ForwardedMessage, detail: Detail) {
         let now = iso8601::format(self.at);
-        parcel.set(header::ATTEMPTS, self.failures.to_string());
-        parcel.set(header::QUEUE, self.queue);
+        parcel.set_header(header::ATTEMPTS, self.failures.to_string());
+        parcel.set_header(header::QUEUE, self.queue);
         self.origin.stamp(parcel);
-        parcel.set(header::FIRST, iso8601::format(self.first));
-        parcel.set(header::LAST, now.as_str());
-        parcel.set(header::KIND, cut(self.kind, 100));
+        parcel.set_header(header::FIRST, iso8601::format(self.first));
+        parcel.set_header(header::LAST, now.as_str());
+        parcel.set_header(header::KIND, cut(self.kind, 100));
         if let Some(reason) = self.reason {
-            parcel.set(header::REASON, reason.as_str());
+            parcel.set_header(header::REASON, reason.as_str());
         }
         match detail {
             Detail::Full => {
-                parcel.set(header::ERROR, cut(self.error, MAX_ERROR));
+                parcel.set_header(header::ERROR, cut(self.error, MAX_ERROR));
                 let history = self.history(parcel.header(header::HISTORY), &now);
-                parcel.set(header::HISTORY, Value::Array(history));
+                parcel.set_header(header::HISTORY, Value::Array(history));
             }
             Detail::Needed => {
-                parcel.remove(header::HISTORY);
-                parcel.set(header::ERROR, cut(self.error, 100));
+                parcel.remove_header(header::HISTORY);
+                parcel.set_header(header::ERROR, cut(self.error, 100));
             }
         }
     }
@@ -124,8 +126,8 @@ impl Failed<'_> {
 
 impl Origin {
     pub(crate) fn stamp(&self, parcel: &mut ForwardedMessage) {
-        parcel.set(header::EXCHANGE, self.exchange.to_str_lossy().as_ref());
-        parcel.set(header::ROUTING_KEY, self.routing_key.to_str_lossy().as_ref());
+        parcel.set_header(header::EXCHANGE, self.exchange.to_str_lossy().as_ref());
+        parcel.set_header(header::ROUTING_KEY, self.routing_key.to_str_lossy().as_ref());
     }
 }
 

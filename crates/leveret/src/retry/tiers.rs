@@ -10,9 +10,10 @@ use crate::error::Error;
 use crate::forwarder::{ForwardedMessage, ROOM_FOR_A_DEATH};
 use crate::topology::{Binding, Exchange, Queue, QueueType, Topology};
 
+use super::failed_message::FailedMessage;
 use super::policy::RetryPolicy;
-use super::profile::{Profile, Step, WorkQueue};
-use super::stamp::{self, Detail, Failed, header};
+use super::profile::{RetryProfile, RetryStep, WorkQueue};
+use super::stamp::{self, header};
 use super::{one_wait, traps};
 
 /// How many wait queues there may be beside one work queue. A policy that needs more is refused; a handler that asks for
@@ -117,7 +118,7 @@ impl Tiers {
     }
 }
 
-impl Profile for Tiers {
+impl RetryProfile for Tiers {
     fn policy(&self) -> &RetryPolicy {
         &self.policy
     }
@@ -142,11 +143,11 @@ impl Profile for Tiers {
         Ok(topology)
     }
 
-    fn has_any_wait(&self) -> bool {
+    fn honors_retry_after(&self) -> bool {
         true
     }
 
-    fn asks_for_type(&self) -> bool {
+    fn requires_queue_type(&self) -> bool {
         self.queue_type.is_some()
     }
 
@@ -154,13 +155,8 @@ impl Profile for Tiers {
         stamp::failures(properties)
     }
 
-    fn retry(
-        &self,
-        delivery: &Delivery,
-        failed: &Failed<'_>,
-        wait: Duration,
-        detail: Detail,
-    ) -> Step {
+    fn retry(&self, message: &FailedMessage<'_>, wait: Duration) -> RetryStep {
+        let FailedMessage { delivery, failed, detail } = *message;
         let name = delivery.queue();
         let mut parcel = if wait.is_zero() {
             ForwardedMessage::of(delivery, return_name(name))
@@ -168,23 +164,24 @@ impl Profile for Tiers {
             let tier = self.tier(wait, self.priority(delivery));
             let mut parcel = ForwardedMessage::of(delivery, wait_name(name));
             forget_wait(&mut parcel);
-            parcel.set(&tier.header(), milliseconds(tier.wait));
+            parcel.set_header(&tier.header(), milliseconds(tier.wait));
             parcel.keep_expiration();
             parcel.forget_fatal_deaths(name);
             parcel.reserve = ROOM_FOR_A_DEATH;
             parcel
         };
         failed.stamp(&mut parcel, detail);
-        Step::Move(Box::new(parcel))
+        parcel.into()
     }
 
-    fn park(&self, delivery: &Delivery, failed: &Failed<'_>, detail: Detail) -> Step {
+    fn park(&self, message: &FailedMessage<'_>) -> RetryStep {
+        let FailedMessage { delivery, failed, detail } = *message;
         let mut parcel = ForwardedMessage::of(delivery, parked_name(delivery.queue()));
         parcel.keep_expiration();
         forget_wait(&mut parcel);
-        parcel.set(header::RETURN, return_name(delivery.queue()));
+        parcel.set_header(header::RETURN, return_name(delivery.queue()));
         failed.stamp(&mut parcel, detail);
-        Step::Move(Box::new(parcel))
+        parcel.into()
     }
 }
 
@@ -215,9 +212,9 @@ pub(crate) fn parked_name(queue: &str) -> String {
 
 /// Takes away what led it to where it waited before.
 fn forget_wait(parcel: &mut ForwardedMessage) {
-    parcel.remove(header::DELAY);
+    parcel.remove_header(header::DELAY);
     if let Some(priority) = parcel.properties.priority {
-        parcel.remove(&Tier { priority: Some(priority), wait: Duration::ZERO }.header());
+        parcel.remove_header(&Tier { priority: Some(priority), wait: Duration::ZERO }.header());
     }
 }
 

@@ -29,7 +29,7 @@ pub(crate) fn check_work_queue(work: &WorkQueue, policy: &RetryPolicy) -> Result
     if name.is_empty() || name.len() > MAX_NAME {
         return Err(refusal(name, format!("its name has to have 1 to {MAX_NAME} bytes")));
     }
-    let WorkQueue::Known(queue) = work else { return Ok(()) };
+    let Some(queue) = work.declared() else { return Ok(()) };
     if queue.is_named_by_broker() || queue.is_exclusive() {
         let why = "it is gone with its connection, and what waits would find nowhere to go";
         return Err(refusal(name, why));

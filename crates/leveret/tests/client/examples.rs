@@ -37,6 +37,12 @@ fn the_batches_of_chandra() {
 }
 
 #[test]
+fn a_retry_design_of_its_own() {
+    let said = example("own_retry", &[]);
+    assert!(said.contains("torn failed at attempt 3, and was parked"), "{said}");
+}
+
+#[test]
 fn the_patterns_of_the_net_guide() {
     let said = example("patterns", &[]);
     assert_eq!(said.matches("deposited 50: the balance is 50").count(), 3, "{said}");

@@ -89,7 +89,7 @@ impl Redelivery {
         };
         let Route { exchange, key, queue } = &service.orb.redelivery;
         let consumer = client.consumer(queue).workers(WORKERS);
-        let in_place = Retry::with(InPlace::new(PAUSE).by(exchange, key));
+        let in_place = Retry::with_profile(InPlace::new(PAUSE).by(exchange, key));
         consumer.retry(in_place).handle(handler).run_until(stop).await?;
         Ok(service.done.read())
     }
@@ -343,11 +343,11 @@ impl<'a> Letter<'a> {
         count: Option<u32>,
     ) -> ForwardedMessage {
         let mut parcel = self.parcel(exchange, key);
-        parcel.set(&orb.queue_header, queue);
+        parcel.set_header(&orb.queue_header, queue);
         if let Some(count) = count {
-            parcel.set(&orb.count_header, count.to_string());
+            parcel.set_header(&orb.count_header, count.to_string());
             self.origin().stamp(&mut parcel);
-            parcel.set(header::FIRST, iso8601::format(self.first_failure()));
+            parcel.set_header(header::FIRST, iso8601::format(self.first_failure()));
         }
         parcel
     }
