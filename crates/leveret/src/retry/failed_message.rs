@@ -64,7 +64,8 @@ impl<'a> FailedMessage<'a> {
     /// message does not expire there, and so do the routing keys of a header `CC`, so that others get no copies. One that is to
     /// come back loses its `x-death` if the broker would drop it on the way because of that.
     ///
-    /// If the headers turn out to be too large for a frame, the design is asked once more, and this adds no history then.
+    /// If the headers turn out to be too large for a frame, the consumer asks the design again; this then adds no history and
+    /// less of the error.
     pub fn forward_to(
         &self,
         exchange: impl Into<String>,
