@@ -462,7 +462,8 @@ impl Place<'_> {
     async fn move_ready(&self, from: &str, by: &str, count: &mut u64) -> Result<u64, Failure> {
         let bar = bar(0, "moved");
         let shown = bar.clone();
-        let lot = self.client.parking_lot(from);
+        // All messages leave; what is given back because the next queue does not take it counts as a delivery.
+        let lot = self.client.parking_lot(from).allow_counted_returns();
         let task = lot.move_to(Target::exchange(by)).progress(move |progress| {
             shown.set_length(progress.total);
             shown.set_position(progress.done);
