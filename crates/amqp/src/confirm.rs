@@ -110,8 +110,7 @@ impl Confirmation {
         self.entry.outcome()
     }
 
-    /// The outcome if it is any but [`Acked`](Outcome::Acked): for those who have something else to wait for if all goes
-    /// well, and are not to be woken for it.
+    /// The outcome if it is a failure: any but [`Acked`](Outcome::Acked), which does not wake the waiter.
     #[inline]
     #[doc(hidden)]
     pub fn poll_failure(&self, context: &mut Context<'_>) -> Poll<Outcome> {

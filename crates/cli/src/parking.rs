@@ -74,7 +74,7 @@ struct Lot {
 #[command(next_help_heading = None::<&'static str>)]
 pub(crate) struct Returns {
     /// Accept that RabbitMQ before 4.3 counts each look at a quorum queue against its delivery limit, and drops messages beyond
-    /// it. Not needed for the parking lots of Leveret and for classic queues.
+    /// it. Not needed for the parking lots of Leveret, nor for classic queues without further arguments.
     #[arg(long)]
     allow_counted_returns: bool,
 }

@@ -99,8 +99,9 @@ const LEAST_PAUSE: Duration = Duration::from_millis(100);
 ///
 /// # Permissions
 ///
-/// The permission to read is enough to look; with the one to configure, too, other queues than those of this client are gone through
-/// faster. Streams, and queues that delete themselves with their last consumer, are refused.
+/// A look needs the permission to read. With the one to configure, too, the client finds out what a queue is that it has not declared:
+/// without it, messages are taken one by one, which is slower, and before RabbitMQ 4.3 such a queue counts as one that
+/// may drop them. Streams, and queues that delete themselves with their last consumer, are refused.
 #[derive(Clone, Debug)]
 pub struct ParkingLot {
     client: Client,

@@ -82,7 +82,7 @@ pub(crate) use failure::{Diagnosis, named};
 /// | `x-leveret-queue`, `x-leveret-exchange`, `x-leveret-routing-key` | where it came from |
 /// | `x-leveret-return` | of parked messages: the exchange by which they get back to their queue under their own routing key; without it, that is the default exchange with the name of the queue |
 /// | `x-leveret-reason` | of parked messages: `exhausted`, `too-old`, `permanent`, `unmovable` or `unroutable` |
-/// | `x-leveret-rejected` | of [`Acapi`](crate::Acapi) and [`Chandra`](crate::Chandra), in messages that were put into their queue anew: how often they had been rejected before |
+/// | `x-leveret-rejected` | of [`Acapi`](crate::Acapi) and [`Chandra`](crate::Chandra), in republished messages: how often the consumer had rejected them before |
 /// | `x-leveret-expiration`, `x-leveret-user-id`, `x-leveret-cc` | properties, and the keys of the header `CC`, that it could not keep while it waits; the keys are percent-encoded, with a space between them |
 ///
 /// # Delivery limits

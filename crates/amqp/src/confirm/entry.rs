@@ -14,7 +14,7 @@ use crate::lock;
 const SEGMENT: usize = 64;
 
 /// How many segments wait to be used again: enough for 2,000 confirmations that are answered and not looked at yet.
-/// What is beyond is left to those who hold it.
+/// Further segments are freed with their last confirmation.
 const KEEP_SPENT: usize = 32;
 
 /// The place of one publish's outcome.
@@ -100,7 +100,7 @@ impl Entry {
         Poll::Pending
     }
 
-    /// The outcome if it is bad. Whoever asks is woken by a bad one, and by no other.
+    /// The outcome if it is a failure. Only a failure wakes the waiter.
     #[inline]
     pub(super) fn poll_failure(&self, context: &mut Context<'_>) -> Poll<Outcome> {
         let slot = &mut lock(&self.segment.slots)[self.slot];

@@ -114,7 +114,7 @@ pub trait RetryProfile: Debug + Send + Sync {
     /// handler asks for its attempt, and for each failure.
     ///
     /// A header of the message is the safe place to count: where the broker may count returns, a requeued message is
-    /// published as a new one, and RabbitMQ from 4.0 on begins `x-death` anew then.
+    /// published as a new one, and RabbitMQ from 4.0 on resets `x-death` then.
     fn failures(&self, properties: &RawProperties, queue: &str) -> u32;
 
     /// Has a message tried again after `wait`, as [`decide`](Self::decide) said. A design with one wait may ignore that.
