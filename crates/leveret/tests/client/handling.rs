@@ -112,6 +112,38 @@ async fn a_failed_message_comes_again_and_a_panic_fails_it_alone() {
     }
 }
 
+/// An error whose text cannot be made.
+#[derive(Debug)]
+struct Unspeakable;
+
+impl std::fmt::Display for Unspeakable {
+    fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        panic!("no text")
+    }
+}
+
+impl std::error::Error for Unspeakable {}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_whose_text_panics_is_a_failure_and_no_end() {
+    for workers in [1, 4] {
+        let broker = broker();
+        let client = client_with(&broker, Queue::quorum("q")).await;
+        let publisher = client.publisher("").build().await.unwrap();
+        for body in ["fails", "fine"] {
+            publisher.publish("q", body).await.unwrap();
+        }
+        let handler = async |body: String| match body.as_str() {
+            "fails" => Err(Unspeakable),
+            _ => Ok(()),
+        };
+        let runner = client.consumer("q").workers(workers).retry(Retry::discard()).handle(handler);
+        let stop = tokio::time::sleep(Duration::from_secs(5));
+        let summary = soon("the end", runner.run_until(stop)).await.unwrap();
+        assert_eq!((summary.handled, summary.failed), (1, 1), "{workers} workers");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn handlers_have_tasks_of_their_own_or_share_one() {
     for (kind, tasks) in [8, 1].into_iter().enumerate() {
