@@ -12,10 +12,11 @@
 //! reopens it, resends what has no answer ([`resend`](super::resend)) and sets the state; their users wait for it
 //! ([`ReliableChannel::until_open`]).
 
-use std::sync::Arc;
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::sync::{Mutex, Notify, watch};
+use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
 use super::core::Core;
@@ -58,11 +59,11 @@ pub(crate) struct ReliableChannel<C> {
     what: String,
     core: Arc<Core>,
     timeout: Duration,
-    state: watch::Sender<ChannelState<C>>,
-    /// The channel of the state [`Open`](ChannelState::Open), behind a cheaper lock: see `leveret-bench client --job publish`.
-    open: std::sync::Mutex<Option<Arc<C>>>,
+    state: Mutex<ChannelState<C>>,
+    /// Wakes all users that wait for another state.
+    changed: Notify,
     /// Held while the channel is opened on demand.
-    opening: Mutex<()>,
+    opening: tokio::sync::Mutex<()>,
     /// Wakes the task that opens the channel.
     wanted: Notify,
 }
@@ -73,9 +74,9 @@ impl<C: UsableChannel> ReliableChannel<C> {
             what: what.into(),
             core: Arc::clone(core),
             timeout,
-            state: watch::Sender::new(ChannelState::Closed { since: Instant::now() }),
-            open: std::sync::Mutex::new(None),
-            opening: Mutex::default(),
+            state: Mutex::new(ChannelState::Closed { since: Instant::now() }),
+            changed: Notify::new(),
+            opening: tokio::sync::Mutex::default(),
             wanted: Notify::new(),
         }
     }
@@ -91,7 +92,7 @@ impl<C: UsableChannel> ReliableChannel<C> {
     /// Calls `read` with the channel while no other state can be set.
     #[inline]
     pub(crate) fn with_open<T>(&self, read: impl FnOnce(&Arc<C>) -> T) -> Option<T> {
-        match &*self.state.borrow() {
+        match &*lock(&self.state) {
             ChannelState::Open(channel) => Some(read(channel)),
             _ => None,
         }
@@ -100,7 +101,7 @@ impl<C: UsableChannel> ReliableChannel<C> {
     /// The channel, if it is open and usable.
     #[inline]
     pub(crate) fn open_now(&self) -> Option<Arc<C>> {
-        lock(&self.open).as_ref().filter(|channel| channel.is_usable()).cloned()
+        self.with_open(|channel| channel.is_usable().then(|| Arc::clone(channel))).flatten()
     }
 
     pub(crate) fn is_current(&self, channel: &Arc<C>) -> bool {
@@ -130,30 +131,21 @@ impl<C: UsableChannel> ReliableChannel<C> {
 
     /// Waits until its task has opened the channel, or says why it cannot.
     pub(crate) async fn until_open(&self, deadline: Instant) -> Result<Arc<C>, Error> {
-        let mut state = self.state.subscribe();
-        let refused_before = match &*state.borrow() {
+        let refused_before = match &*lock(&self.state) {
             ChannelState::Refused { count, .. } => *count,
             _ => 0,
         };
         self.wanted.notify_one();
-        let settled = state.wait_for(|state| match state {
-            ChannelState::Closed { .. } => false,
+        let settled = self.until(|state| match state {
             // Its task notices the loss in a moment.
-            ChannelState::Open(channel) => channel.is_usable(),
-            ChannelState::Refused { count, .. } => *count > refused_before,
-            ChannelState::Ended(_) => true,
+            ChannelState::Open(channel) => channel.is_usable().then(|| Ok(Arc::clone(channel))),
+            ChannelState::Refused { error, count } if *count > refused_before => {
+                Some(Err(error.clone()))
+            }
+            ChannelState::Ended(error) => Some(Err(error.clone())),
+            ChannelState::Refused { .. } | ChannelState::Closed { .. } => None,
         });
-        match timeout_at(deadline, settled).await {
-            Err(_) => Err(self.timed_out()),
-            Ok(Ok(state)) => match &*state {
-                ChannelState::Open(channel) => Ok(Arc::clone(channel)),
-                ChannelState::Refused { error, .. } | ChannelState::Ended(error) => {
-                    Err(error.clone())
-                }
-                ChannelState::Closed { .. } => Err(Error::closed(&self.what)),
-            },
-            Ok(Err(_)) => Err(Error::closed(&self.what)),
-        }
+        timeout_at(deadline, settled).await.map_err(|_| self.timed_out())?
     }
 
     /// Waits until its task has noticed that this channel is gone.
@@ -162,13 +154,23 @@ impl<C: UsableChannel> ReliableChannel<C> {
         channel: &Arc<C>,
         deadline: Instant,
     ) -> Result<(), Error> {
-        let mut state = self.state.subscribe();
-        let is_other = |state: &ChannelState<C>| match state {
-            ChannelState::Open(current) => !Arc::ptr_eq(current, channel),
-            _ => true,
-        };
-        let replaced = timeout_at(deadline, state.wait_for(is_other)).await;
-        replaced.map(drop).map_err(|_| self.timed_out())
+        let replaced = self.until(|state| match state {
+            ChannelState::Open(current) => (!Arc::ptr_eq(current, channel)).then_some(()),
+            _ => Some(()),
+        });
+        timeout_at(deadline, replaced).await.map_err(|_| self.timed_out())
+    }
+
+    /// Waits until `choose` takes something from the state.
+    async fn until<T>(&self, choose: impl Fn(&ChannelState<C>) -> Option<T>) -> T {
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if let Some(chosen) = choose(&lock(&self.state)) {
+                return chosen;
+            }
+            changed.await;
+        }
     }
 
     /// Waits until a user wants the channel.
@@ -177,13 +179,9 @@ impl<C: UsableChannel> ReliableChannel<C> {
     }
 
     pub(crate) fn set(&self, state: ChannelState<C>) {
-        let open = match &state {
-            ChannelState::Open(channel) => Some(Arc::clone(channel)),
-            _ => None,
-        };
-        // The channel before is dropped outside of these locks: that may close it.
-        let _before = std::mem::replace(&mut *lock(&self.open), open);
-        drop(self.state.send_replace(state));
+        // The channel before is dropped outside of the lock: that may close it.
+        let _before = std::mem::replace(&mut *lock(&self.state), state);
+        self.changed.notify_waiters();
     }
 
     pub(crate) fn set_closed(&self) {
@@ -191,12 +189,12 @@ impl<C: UsableChannel> ReliableChannel<C> {
     }
 
     pub(crate) fn is_ended(&self) -> bool {
-        matches!(&*self.state.borrow(), ChannelState::Ended(_))
+        matches!(&*lock(&self.state), ChannelState::Ended(_))
     }
 
     /// Since when it has been closed, and why it cannot be opened.
     pub(crate) fn health(&self) -> (Option<Instant>, Option<Error>) {
-        match &*self.state.borrow() {
+        match &*lock(&self.state) {
             ChannelState::Open(_) => (None, None),
             ChannelState::Closed { since } => (Some(*since), None),
             ChannelState::Refused { error, .. } | ChannelState::Ended(error) => {
