@@ -230,11 +230,21 @@ async fn clean_up(url: &str, topology: &Topology) -> Result<(), Failure> {
         let limits = ConnectLimits { max_retries: 0, within: CLEAN_UP };
         let builder = Client::builder().endpoint(url)?.name("leveret demo, cleaning up");
         let client = builder.connect_limits(limits).connect().await?;
+        // All at once: after a signal there is little time, and each takes a round trip or, in a quorum queue, several.
+        let mut deleting = JoinSet::new();
         for queue in topology.queues() {
-            client.delete_queue(queue.name(), Default::default()).await?;
+            let (client, queue) = (client.clone(), queue.name().to_owned());
+            deleting.spawn(async move {
+                client.delete_queue(&queue, Default::default()).await.map(drop)
+            });
         }
         for exchange in topology.exchanges() {
-            client.delete_exchange(exchange.name(), Default::default()).await?;
+            let (client, exchange) = (client.clone(), exchange.name().to_owned());
+            deleting
+                .spawn(async move { client.delete_exchange(&exchange, Default::default()).await });
+        }
+        for deleted in deleting.join_all().await {
+            deleted?;
         }
         client.close().await;
         Ok(())

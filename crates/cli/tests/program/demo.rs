@@ -1,6 +1,6 @@
 //! The demo, on a broker that others can look at.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -85,6 +85,13 @@ async fn a_demo_that_is_stopped_leaves_nothing_behind() {
     kill_process(Pid::from_child(&child.0), Signal::INT).unwrap();
     let _ = out.by_ref().count();
     assert_eq!(child.0.wait().unwrap().code(), Some(130));
+    let mut error = String::new();
+    child.0.stderr.take().unwrap().read_to_string(&mut error).unwrap();
+    // A signal gives it two seconds, in which a broker on busy cores may not delete all. It says so, and another run does.
+    if !error.contains("the books are not balanced") {
+        assert!(error.contains("another run deletes it") || error.contains("under way"), "{error}");
+        check(place.run(&["demo", "--messages", "400", "--cuts", "0", "--url", place.url()]), 0);
+    }
     nothing_is_left(&place.client().await).await;
 }
 
