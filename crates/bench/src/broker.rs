@@ -9,65 +9,55 @@ pub(crate) mod process;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use leveret_testkit::rabbitmq::{RabbitNode, Version};
+use leveret_testkit::rabbitmq::Version;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use crate::meter::{Failure, Measured};
-use crate::suite::{Row, Suite, name};
+use crate::rabbitmq::RabbitMq;
+use crate::suite::{self, ArgumentsOf, Row, Suite, chosen};
 use crate::table::Target;
-use jobs::Load;
 pub(crate) use process::EmbeddedBroker;
 
 #[derive(Args)]
-pub(crate) struct Arguments {
-    /// The RabbitMQ to compare with: 3.10, 4.0 or 4.3; or none
+pub(crate) struct Options {
+    /// The version of RabbitMQ
     #[arg(long, default_value = "3.10")]
-    rabbitmq: String,
-    /// Messages per run on the embedded broker; a tenth of it on RabbitMQ
-    #[arg(long, default_value_t = 1_000_000)]
-    messages: u64,
-    /// Messages in the queue whose memory is measured
-    #[arg(long, default_value_t = 5_000_000)]
-    backlog: u64,
-    /// Idle connections whose memory is measured
-    #[arg(long, default_value_t = 5_000)]
-    idle: u64,
+    rabbitmq: Version,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum, Serialize, Deserialize)]
-enum Broker {
-    #[value(name = "embedded, TCP")]
+pub(crate) enum Broker {
+    /// The embedded broker, over TCP
     Tcp,
-    #[value(name = "embedded, memory")]
+    /// The embedded broker in the client's process, without a socket
     Memory,
-    #[value(name = "RabbitMQ")]
+    /// RabbitMQ, with a tenth of the messages
     Rabbitmq,
 }
 
-#[derive(Clone, Copy, PartialEq, Serialize, Deserialize)]
-enum Job {
-    /// Publish → queue → consume, all at once, without confirms and acks.
+#[derive(Clone, Copy, PartialEq, ValueEnum, Serialize, Deserialize)]
+pub(crate) enum Job {
+    /// Publish → queue → consume, all at once, 16 B, without confirms and acks
     AutoAck,
-    /// The same with both.
+    /// The same with both
     Confirmed,
-    /// What a message costs the broker with so many bindings.
-    Topics(usize),
-    /// What a message in a queue costs beside its body.
+    /// The CPU time of the broker for a message, with 10 topic bindings
+    TenTopics,
+    /// The same with 10,000
+    ManyTopics,
+    /// The memory that the broker holds for a message in a queue, without its body
     Backlog,
-    /// What a connection costs that does nothing.
+    /// The memory that the broker holds for a connection that does nothing; 5,000 of them at most
     Idle,
 }
 
-#[derive(Clone, Serialize, Deserialize)]
-pub(crate) struct Run {
-    job: Job,
-    broker: Broker,
-    /// That of RabbitMQ.
-    url: Option<String>,
-    /// Or connections.
-    messages: u64,
+/// Where RabbitMQ is.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Setting {
+    rabbitmq: Option<String>,
 }
+
+type Run = suite::Run<Job, Broker, Setting>;
 
 /// The least that is expected of the embedded broker over TCP, in messages per second.
 const AUTO_ACK_RATE: f64 = 800_000.0;
@@ -76,146 +66,104 @@ const CONFIRMED_RATE: f64 = 300_000.0;
 /// How many times RabbitMQ's rate is expected.
 const TIMES_RABBITMQ: f64 = 8.0;
 
-const BINDINGS: [usize; 2] = [10, 10_000];
+/// How many times the CPU time of ten bindings 10,000 may take.
+const TIMES_TEN_TOPICS: f64 = 2.0;
 
-pub(crate) struct Brokers {
-    arguments: Arguments,
-    rabbitmq: Option<RabbitNode>,
-}
+/// The most memory that a message in a queue may take, and a connection.
+const MESSAGE_BYTES: f64 = 150.0;
+const CONNECTION_BYTES: f64 = 20.0 * 1024.0;
+
+pub(crate) struct Brokers(Option<RabbitMq>);
 
 impl Suite for Brokers {
     const NAME: &'static str = "broker";
     const DEADLINE: Duration = Duration::from_secs(300);
-    const NOTES: &'static str = "CPU: of the broker's process; times RabbitMQ: the rate; times as much: the CPU \
-        time, with many bindings; bytes, KiB: of memory that the broker holds for each";
+    const NOTES: &'static str = "Cost is time per message or, with topics, CPU time of the broker. Server CPU is the broker's, \
+        and so is the memory that it holds for each message or connection.";
 
-    type Arguments = Arguments;
-    type Run = Run;
+    type Job = Job;
+    type Candidate = Broker;
+    type Options = Options;
+    type Setting = Setting;
 
-    async fn start(arguments: Arguments) -> Result<Self, Failure> {
-        let rabbitmq = match arguments.rabbitmq.as_str() {
-            "none" => None,
-            version => Some(RabbitNode::start(version.parse::<Version>()?).await),
-        };
-        Ok(Brokers { arguments, rabbitmq })
+    async fn start(arguments: &mut ArgumentsOf<Self>) -> Result<Self, Failure> {
+        Ok(Brokers(match chosen(&arguments.candidate).contains(&Broker::Rabbitmq) {
+            true => Some(RabbitMq::start(arguments.options.rabbitmq).await?),
+            false => None,
+        }))
     }
 
-    fn settings(&self) -> Vec<Vec<Run>> {
-        let Arguments { messages, backlog, idle, .. } = self.arguments;
-        let on_tcp = |job, messages| Run { job, broker: Broker::Tcp, url: None, messages };
-        let mut settings = Vec::new();
-        for job in [Job::AutoAck, Job::Confirmed] {
-            let tcp = on_tcp(job, messages);
-            let mut setting = vec![tcp.clone(), Run { broker: Broker::Memory, ..tcp }];
-            if let Some(node) = &self.rabbitmq {
-                let (url, messages) = (Some(node.url()), messages / 10);
-                setting.push(Run { job, broker: Broker::Rabbitmq, url, messages });
-            }
-            settings.push(setting);
+    fn settings(&self, _: Job) -> Vec<Setting> {
+        vec![Setting { rabbitmq: self.0.as_ref().map(RabbitMq::url) }]
+    }
+
+    fn messages(job: Job, broker: Broker, _: &Setting, asked: Option<u64>) -> Option<u64> {
+        let messages = asked.unwrap_or(1_000_000);
+        match (job, broker) {
+            (Job::AutoAck | Job::Confirmed, Broker::Rabbitmq) => Some(messages.div_ceil(10)),
+            (Job::AutoAck | Job::Confirmed, _) => Some(messages),
+            (_, Broker::Memory | Broker::Rabbitmq) => None,
+            (Job::TenTopics | Job::ManyTopics, Broker::Tcp) => Some(messages.div_ceil(4)),
+            (Job::Backlog, Broker::Tcp) => Some(asked.unwrap_or(5_000_000)),
+            (Job::Idle, Broker::Tcp) => Some(messages.min(5_000)),
         }
-        settings.extend(BINDINGS.map(|count| vec![on_tcp(Job::Topics(count), messages / 4)]));
-        settings.push(vec![on_tcp(Job::Backlog, backlog)]);
-        settings.push(vec![on_tcp(Job::Idle, idle)]);
-        settings
     }
 
-    fn runs_once(run: &Run) -> bool {
-        matches!(run.job, Job::Backlog | Job::Idle)
+    fn runs_once(job: Job) -> bool {
+        matches!(job, Job::Backlog | Job::Idle)
     }
 
     async fn run(run: Run) -> Result<Measured, Failure> {
-        let embedded = EmbeddedBroker::start().await?;
-        let url = match (run.broker, run.url) {
-            (Broker::Memory, _) => "memory://bench".to_owned(),
-            (_, Some(rabbitmq)) => rabbitmq,
-            (_, None) => embedded.url(),
+        let broker = EmbeddedBroker::start().await?;
+        let url = match run.candidate {
+            Broker::Memory => "memory://bench".to_owned(),
+            Broker::Tcp => broker.url(),
+            Broker::Rabbitmq => run.setting.rabbitmq.ok_or("RabbitMQ was not started")?,
         };
-        let load = Load { url, messages: run.messages };
         match run.job {
-            Job::AutoAck => jobs::end_to_end(&load, true, &embedded).await,
-            Job::Confirmed => jobs::end_to_end(&load, false, &embedded).await,
-            Job::Topics(bindings) => jobs::topics(&load, bindings, &embedded).await,
-            Job::Backlog => jobs::backlog(&load, &embedded).await,
-            Job::Idle => jobs::idle_connections(&load, &embedded).await,
+            Job::AutoAck => jobs::end_to_end(url, run.messages, true, &broker).await,
+            Job::Confirmed => jobs::end_to_end(url, run.messages, false, &broker).await,
+            Job::TenTopics => jobs::topics(&url, run.messages, 10, &broker).await,
+            Job::ManyTopics => jobs::topics(&url, run.messages, 10_000, &broker).await,
+            Job::Backlog => jobs::backlog(&url, run.messages, &broker).await,
+            Job::Idle => jobs::idle_connections(&url, run.messages, &broker).await,
         }
     }
 
-    /// Time, or the broker's CPU time where it counts alone.
     fn cost(measured: &Measured) -> f64 {
-        match measured.wall_ns {
-            0 => measured.broker_cpu_ns.unwrap_or(0) as f64,
-            wall_ns => wall_ns as f64,
-        }
+        let ns = if measured.wall_ns > 0 { Some(measured.wall_ns) } else { measured.server_cpu_ns };
+        ns.unwrap_or(0) as f64 / measured.messages as f64
     }
 
-    fn labels(run: &Run) -> Vec<(&'static str, Value)> {
-        vec![("what", what(run).into()), ("broker", name(run.broker))]
+    fn is_peer(broker: Broker) -> bool {
+        broker == Broker::Rabbitmq
     }
 
-    fn comparisons(row: &Row<Run>, rows: &[Row<Run>]) -> Vec<(&'static str, Option<f64>)> {
-        let is = |job| row.run.job == job;
-        vec![
-            ("times_RabbitMQ", times_rabbitmq(row, rows)),
-            ("times_as_much", times_few_bindings(row, rows)),
-            ("bytes", bytes_each(row).filter(|_| is(Job::Backlog))),
-            ("KiB", bytes_each(row).map(|bytes| bytes / 1024.0).filter(|_| is(Job::Idle))),
-        ]
-    }
-
-    fn targets(row: &Row<Run>, rows: &[Row<Run>]) -> Vec<Target> {
-        let at_least = |least, value: Option<f64>| Some(Target::at_least(least, value?));
-        let at_most = |most, value: Option<f64>| Some(Target::at_most(most, value?));
-        let over_tcp = find(rows, row.run.job, Broker::Tcp).and_then(rate);
-        let times_target = at_least(TIMES_RABBITMQ, times_rabbitmq(row, rows));
-        let targets = match (row.run.job, row.run.broker) {
+    fn targets(row: &Row<Self>, rows: &[Row<Self>]) -> Vec<Target> {
+        let rate = |row: &Row<Self>| row.median()?.messages_per_second();
+        let at_least =
+            |what, least, value: Option<f64>| Some(Target::at_least(what, least, value?));
+        let at_most = |what, most, value: Option<f64>| Some(Target::at_most(what, most, value?));
+        let times = || Some(row.times(rows, Broker::Rabbitmq)?.recip());
+        let times_rabbitmq = || at_least("times RabbitMQ's rate", TIMES_RABBITMQ, times());
+        let held = row.median().and_then(Measured::held_bytes_per_message);
+        let targets = match (row.run.job, row.run.candidate) {
             (_, Broker::Rabbitmq) => [None, None],
-            (_, Broker::Memory) => [at_least(over_tcp.unwrap_or(0.0), rate(row)), None],
-            (Job::AutoAck, _) => [at_least(AUTO_ACK_RATE, rate(row)), times_target],
-            (Job::Confirmed, _) => [at_least(CONFIRMED_RATE, rate(row)), times_target],
-            (Job::Topics(_), _) => [at_most(2.0, times_few_bindings(row, rows)), None],
-            (Job::Backlog, _) => [at_most(150.0, bytes_each(row)), None],
-            (Job::Idle, _) => [at_most(20.0, bytes_each(row).map(|bytes| bytes / 1024.0)), None],
+            (_, Broker::Memory) => {
+                let over_tcp = row.beside(rows, Broker::Tcp).and_then(rate);
+                [at_least("msg/s", over_tcp.unwrap_or(0.0), rate(row)), None]
+            }
+            (Job::AutoAck, _) => [at_least("msg/s", AUTO_ACK_RATE, rate(row)), times_rabbitmq()],
+            (Job::Confirmed, _) => [at_least("msg/s", CONFIRMED_RATE, rate(row)), times_rabbitmq()],
+            (Job::TenTopics, _) => [None, None],
+            (Job::ManyTopics, _) => {
+                let ten = rows.iter().find(|row| row.run.job == Job::TenTopics);
+                let times = ten.and_then(Row::cost).zip(row.cost()).map(|(ten, many)| many / ten);
+                [at_most("times ten-topics", TIMES_TEN_TOPICS, times), None]
+            }
+            (Job::Backlog, _) => [at_most("B", MESSAGE_BYTES, held), None],
+            (Job::Idle, _) => [at_most("B", CONNECTION_BYTES, held), None],
         };
         targets.into_iter().flatten().collect()
     }
-}
-
-fn what(run: &Run) -> String {
-    match run.job {
-        Job::AutoAck => "end to end, 16 B, auto-ack, no confirms".to_owned(),
-        Job::Confirmed => "end to end, 16 B, confirms and acks".to_owned(),
-        Job::Topics(bindings) if bindings == BINDINGS[0] => "CPU with 10 topic bindings".to_owned(),
-        Job::Topics(_) => "CPU with 10,000".to_owned(),
-        Job::Backlog => format!("overhead of a message in a queue of {}", run.messages),
-        Job::Idle => format!("an idle connection of {}", run.messages),
-    }
-}
-
-fn find(rows: &[Row<Run>], job: Job, broker: Broker) -> Option<&Row<Run>> {
-    rows.iter().find(|row| (row.run.job, row.run.broker) == (job, broker))
-}
-
-fn rate(row: &Row<Run>) -> Option<f64> {
-    row.median()?.messages_per_second()
-}
-
-fn times_rabbitmq(row: &Row<Run>, rows: &[Row<Run>]) -> Option<f64> {
-    let theirs = rate(find(rows, row.run.job, Broker::Rabbitmq)?)?;
-    (row.run.broker == Broker::Tcp).then_some(rate(row)? / theirs)
-}
-
-fn broker_cpu(row: &Row<Run>) -> Option<f64> {
-    let measured = row.median()?;
-    measured.us_per_message(measured.broker_cpu_ns)
-}
-
-fn times_few_bindings(row: &Row<Run>, rows: &[Row<Run>]) -> Option<f64> {
-    let few = broker_cpu(find(rows, Job::Topics(BINDINGS[0]), Broker::Tcp)?)?;
-    (row.run.job == Job::Topics(BINDINGS[1])).then_some(broker_cpu(row)? / few)
-}
-
-/// What one message or connection takes of the broker's memory, without the body.
-fn bytes_each(row: &Row<Run>) -> Option<f64> {
-    let measured = row.median()?;
-    Some(measured.broker_bytes? as f64 / measured.messages as f64)
 }

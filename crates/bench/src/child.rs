@@ -11,7 +11,7 @@ use tokio::runtime;
 use tokio::time::timeout;
 
 use crate::meter::{Failure, Measured};
-use crate::suite::Suite;
+use crate::suite::{RunOf, Suite};
 
 /// How long a server may take to start or to end.
 const SERVER_DEADLINE: Duration = Duration::from_secs(30);
@@ -21,9 +21,9 @@ type Answer = Result<Measured, String>;
 
 /// The child's side: does a run, and prints its answer.
 pub(crate) fn answer<S: Suite>(run: &str) -> Result<(), Failure> {
-    let run: S::Run = serde_json::from_str(run)?;
+    let run: RunOf<S> = serde_json::from_str(run)?;
     let mut runtime = runtime::Builder::new_multi_thread();
-    if let Some(threads) = S::threads(&run) {
+    if let Some(threads) = S::threads(&run.setting) {
         runtime.worker_threads(threads.into());
     }
     let runtime = runtime.enable_all().build()?;
@@ -42,7 +42,7 @@ pub(crate) fn answer<S: Suite>(run: &str) -> Result<(), Failure> {
 }
 
 /// The parent's side: has a run done, and gives its answer.
-pub(crate) async fn ask<S: Suite>(run: &S::Run) -> Result<Answer, Failure> {
+pub(crate) async fn ask<S: Suite>(run: &RunOf<S>) -> Result<Answer, Failure> {
     let output = command(&arguments::<S>(run)?)?.stdin(Stdio::null()).output().await?;
     let died = |_| Err(format!("the process ended with {}", output.status));
     Ok(serde_json::from_slice(&output.stdout).unwrap_or_else(died))
@@ -54,7 +54,7 @@ fn command(arguments: &[String]) -> Result<Command, Failure> {
     Ok(command)
 }
 
-fn arguments<S: Suite>(run: &S::Run) -> Result<[String; 3], Failure> {
+fn arguments<S: Suite>(run: &RunOf<S>) -> Result<[String; 3], Failure> {
     Ok([S::NAME.to_owned(), "--run".to_owned(), serde_json::to_string(run)?])
 }
 
@@ -76,7 +76,7 @@ impl Server {
     }
 
     /// Starts a run that serves another one.
-    pub(crate) async fn of_run<S: Suite>(run: &S::Run) -> Result<Server, Failure> {
+    pub(crate) async fn of_run<S: Suite>(run: &RunOf<S>) -> Result<Server, Failure> {
         Server::spawn(&arguments::<S>(run)?).await
     }
 

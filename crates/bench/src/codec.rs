@@ -20,8 +20,9 @@ use leveret_wire::{
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::message::filler;
 use crate::meter::{Failure, Measured, cpu_time};
-use crate::suite::{Row, Suite, name};
+use crate::suite::{self, ArgumentsOf, Suite};
 
 /// Messages per buffer: about what one system call takes.
 const BATCH: usize = 500;
@@ -30,29 +31,28 @@ const KEY: &str = "order.created";
 const TAG: &str = "consumer-1";
 const CONTENT_TYPE: &str = "application/json";
 
-/// How long a run lasts.
-const SLICE: Duration = Duration::from_millis(200);
-
 #[derive(Clone, Copy, PartialEq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Job {
+    /// Encode publishes
     Encode,
+    /// Decode deliveries
     Decode,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Candidate {
+    /// The codec of Leveret
     LeveretWire,
+    /// The codec of lapin
     AmqProtocol,
-    #[value(name = "amq-protocol, frames made beforehand")]
+    /// The same, with frames made beforehand
     AmqProtocolPrepared,
 }
 
-#[derive(Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Run {
-    job: Job,
-    candidate: Candidate,
-    size: usize,
-}
+/// Bytes per body.
+type Setting = usize;
+
+type Run = suite::Run<Job, Candidate, Setting>;
 
 pub(crate) struct Codec;
 
@@ -60,83 +60,73 @@ impl Suite for Codec {
     const NAME: &'static str = "codec";
     const DEADLINE: Duration = Duration::from_secs(60);
     const ROUNDS: u32 = 7;
-    const NOTES: &'static str =
-        "ns per message: of CPU time; least: of all rounds; times ours: that of leveret-wire";
+    const NOTES: &'static str = "The same bytes are encoded and decoded by all candidates.";
 
-    type Arguments = ();
-    type Run = Run;
+    type Job = Job;
+    type Candidate = Candidate;
+    type Options = ();
+    type Setting = Setting;
 
-    async fn start((): ()) -> Result<Self, Failure> {
+    async fn start(_: &mut ArgumentsOf<Self>) -> Result<Self, Failure> {
         Ok(Codec)
     }
 
-    fn settings(&self) -> Vec<Vec<Run>> {
-        let mut settings = Vec::new();
-        for &job in Job::value_variants() {
-            let mut candidates = Candidate::value_variants().to_vec();
-            candidates.retain(|one| job == Job::Encode || *one != Candidate::AmqProtocolPrepared);
-            for size in [16, 1024, 16 * 1024] {
-                let runs = candidates.iter().map(|&candidate| Run { job, candidate, size });
-                settings.push(runs.collect());
-            }
-        }
-        settings
+    fn settings(&self, _: Job) -> Vec<Setting> {
+        vec![16, 1024, 16 * 1024]
     }
 
-    async fn run(Run { job, candidate, size }: Run) -> Result<Measured, Failure> {
+    /// About what takes a fifth of a second.
+    fn messages(job: Job, candidate: Candidate, size: &Setting, asked: Option<u64>) -> Option<u64> {
+        let messages = match (job, candidate) {
+            (Job::Decode, Candidate::AmqProtocolPrepared) => return None,
+            (_, Candidate::LeveretWire) if *size <= 1024 => 2_000_000,
+            _ if *size <= 1024 => 250_000,
+            _ => 50_000,
+        };
+        Some(asked.unwrap_or(messages).next_multiple_of(BATCH as u64))
+    }
+
+    async fn run(
+        Run { job, candidate, messages, setting: size }: Run,
+    ) -> Result<Measured, Failure> {
         Ok(match (job, candidate) {
-            (Job::Encode, Candidate::LeveretWire) => encode(size),
-            (Job::Encode, Candidate::AmqProtocol) => encode_amq(size, false),
-            (Job::Encode, Candidate::AmqProtocolPrepared) => encode_amq(size, true),
-            (Job::Decode, Candidate::LeveretWire) => decode(size),
-            (Job::Decode, _) => decode_amq(size),
+            (Job::Encode, Candidate::LeveretWire) => encode(messages, size),
+            (Job::Encode, Candidate::AmqProtocol) => encode_amq(messages, size, false),
+            (Job::Encode, Candidate::AmqProtocolPrepared) => encode_amq(messages, size, true),
+            (Job::Decode, Candidate::LeveretWire) => decode(messages, size),
+            (Job::Decode, _) => decode_amq(messages, size),
         })
     }
 
-    fn labels(run: &Run) -> Vec<(&'static str, Value)> {
-        let job = match run.job {
-            Job::Encode => "encode publish",
-            Job::Decode => "decode deliveries",
-        };
-        vec![("job", format!("{job}, {} B", run.size).into()), ("candidate", name(run.candidate))]
+    fn is_peer(candidate: Candidate) -> bool {
+        candidate != Candidate::LeveretWire
     }
 
-    fn comparisons(row: &Row<Run>, rows: &[Row<Run>]) -> Vec<(&'static str, Option<f64>)> {
-        let least = row.result.as_ref().ok().and_then(|runs| runs.first());
-        let least = least.map(|least| least.cpu_us_per_message() * 1e3);
-        let is_ours = |run: &Run| Run { candidate: Candidate::LeveretWire, ..row.run } == *run;
-        vec![
-            ("ns_per_message", row.cpu().map(|cpu| cpu * 1e3)),
-            ("least", least),
-            ("times_ours", row.times(rows, is_ours)),
-        ]
+    fn labels(size: &Setting) -> Vec<(&'static str, Value)> {
+        vec![("body_B", (*size).into())]
     }
 }
 
-/// Does the job batch by batch, until it has lasted long enough. The making of the input does not count.
-fn measure<T>(mut input: impl FnMut() -> T, mut work: impl FnMut(T)) -> Measured {
+/// Does the job batch by batch. The making of the input does not count.
+fn measure<T>(messages: u64, mut input: impl FnMut() -> T, mut work: impl FnMut(T)) -> Measured {
     work(input());
-    let (mut messages, mut spent) = (0, Duration::ZERO);
-    while spent < SLICE {
+    let mut spent = Duration::ZERO;
+    for _ in 0..messages / BATCH as u64 {
         let input = input();
         let began = cpu_time();
         work(input);
         spent += cpu_time() - began;
-        messages += BATCH as u64;
     }
     let spent = spent.as_nanos() as u64;
     Measured { messages, cpu_ns: spent, wall_ns: spent, ..Measured::default() }
 }
 
-fn body(size: usize) -> Bytes {
-    Bytes::from(vec![b'x'; size])
-}
-
-fn encode(size: usize) -> Measured {
-    let body = body(size);
+fn encode(messages: u64, size: usize) -> Measured {
+    let body = filler(size);
     assert_same_bytes(&body);
     let mut outbound = Outbound::new();
     measure(
+        messages,
         || (),
         |()| {
             for _ in 0..BATCH {
@@ -148,11 +138,12 @@ fn encode(size: usize) -> Measured {
     )
 }
 
-fn encode_amq(size: usize, are_frames_prepared: bool) -> Measured {
-    let body = body(size);
+fn encode_amq(messages: u64, size: usize, are_frames_prepared: bool) -> Measured {
+    let body = filler(size);
     let prepared = are_frames_prepared.then(|| amq_publish(&body));
     let mut buffer = Some(Vec::new());
     measure(
+        messages,
         || (),
         |()| {
             for _ in 0..BATCH {
@@ -173,12 +164,15 @@ fn encode_publish(outbound: &mut Outbound, body: &Bytes) {
         mandatory: true,
         immediate: false,
     };
-    let properties = Properties {
+    outbound.content(1, &publish, &properties(), body, FrameMax::DEFAULT).expect("it fits a frame");
+}
+
+fn properties() -> Properties<'static> {
+    Properties {
         content_type: Some(ShortStr::try_from(CONTENT_TYPE).expect("a short type")),
         delivery_mode: Some(2),
         ..Properties::default()
-    };
-    outbound.content(1, &publish, &properties, body, FrameMax::DEFAULT).expect("it fits a frame");
+    }
 }
 
 fn amq_publish(body: &[u8]) -> [AMQPFrame; 3] {
@@ -221,7 +215,7 @@ fn assert_same_bytes(body: &Bytes) {
     assert_eq!(ours.copy_to_bytes(ours.remaining()), theirs.expect("a buffer"));
 }
 
-fn decode(size: usize) -> Measured {
+fn decode(messages: u64, size: usize) -> Measured {
     let stream = deliveries(size);
     let mut assembler = Assembler::new(u64::MAX);
     let received = || {
@@ -229,7 +223,7 @@ fn decode(size: usize) -> Measured {
         inbound.extend_from_slice(&stream);
         inbound
     };
-    measure(received, |mut inbound| {
+    measure(messages, received, |mut inbound| {
         let mut bodies = 0;
         let batch = inbound.take().expect("well-formed frames");
         for frame in batch.frames() {
@@ -256,9 +250,10 @@ fn decode(size: usize) -> Measured {
     })
 }
 
-fn decode_amq(size: usize) -> Measured {
+fn decode_amq(messages: u64, size: usize) -> Measured {
     let stream = deliveries(size);
     measure(
+        messages,
         || black_box(stream.as_ref()),
         |mut rest: &[u8]| {
             let mut bodies = 0;
@@ -276,7 +271,7 @@ fn decode_amq(size: usize) -> Measured {
 }
 
 fn deliveries(size: usize) -> Bytes {
-    let body = body(size);
+    let body = filler(size);
     let mut outbound = Outbound::new();
     for tag in 1..=BATCH as u64 {
         let deliver = basic::Deliver {
@@ -286,12 +281,7 @@ fn deliveries(size: usize) -> Bytes {
             exchange: ShortStr::from_static(EXCHANGE),
             routing_key: ShortStr::from_static(KEY),
         };
-        let properties = Properties {
-            content_type: Some(ShortStr::from_static(CONTENT_TYPE)),
-            delivery_mode: Some(2),
-            ..Properties::default()
-        };
-        outbound.content(1, &deliver, &properties, &body, FrameMax::DEFAULT).expect("it fits");
+        outbound.content(1, &deliver, &properties(), &body, FrameMax::DEFAULT).expect("it fits");
     }
     outbound.copy_to_bytes(outbound.remaining())
 }

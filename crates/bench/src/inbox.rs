@@ -6,13 +6,13 @@
 
 use std::time::Duration;
 
-use ::leveret::{Client, Queue, Topology};
+use ::leveret::Client;
+use ::leveret::amqp::QueueOptions;
 use clap::{Args, ValueEnum};
 use leveret_sql::Schema;
 use leveret_testkit::postgres::Postgres;
-use leveret_testkit::rabbitmq::{RabbitNode, Version};
+use leveret_testkit::rabbitmq::Version;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, PgPool};
 
@@ -22,7 +22,8 @@ mod messages;
 mod remember;
 
 use crate::meter::{Failure, Measured, expect};
-use crate::suite::{Load, Suite, name};
+use crate::rabbitmq::RabbitMq;
+use crate::suite::{self, ArgumentsOf, Suite};
 use messages::{ACCOUNTS, Messages, SENDERS, total};
 
 /// Where messages come from.
@@ -42,15 +43,15 @@ const EMPTY: &str = "TRUNCATE leveret.inbox, leveret.inbox_marks, by_hand, accou
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Candidate {
-    /// Leveret, which remembers ids; a transaction for each message
+    /// Leveret remembers ids, with a transaction for each message
     Ids,
-    /// Leveret, which remembers a mark for each sender; a transaction for each message
+    /// Leveret remembers a mark for each sender, with a transaction for each message
     HighWater,
-    /// Leveret, which remembers ids; a transaction for each batch of messages
+    /// Leveret remembers ids, with a transaction for each batch of messages
     IdsInBatches,
-    /// Leveret, which remembers a mark for each sender; a transaction for each batch of messages
+    /// Leveret remembers a mark for each sender, with a transaction for each batch of messages
     HighWaterInBatches,
-    /// By hand with lapin and sqlx, in a table of nothing but ids; to consume, a transaction for each message
+    /// lapin and sqlx by hand, with a table of ids alone; to consume, a transaction for each message
     ByHand,
 }
 
@@ -76,36 +77,35 @@ impl Candidate {
 /// What is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Job {
-    /// Messages are taken from RabbitMQ, and their handler updates one row for each of them; batches are of 100
+    /// Take messages from RabbitMQ and update one row for each; batches are of 100
     Consume,
-    /// Messages are taken from an embedded broker and remembered in batches of 1000, each with one commit, and nothing is done with
-    /// them. They are of 100 senders in turn, so that each batch has all of them. One round, because it takes long
+    /// Take messages of 100 senders from an embedded broker and only remember them, in batches of 1000 with one commit each. One
+    /// round, because it takes long
     Remember,
 }
 
-/// What to measure. Options that name several things may be given more than once. Messages are without the copies.
-#[derive(Args)]
-pub(crate) struct Arguments {
-    #[command(flatten)]
-    load: Load<Job, Candidate>,
-    /// How many messages are handled at the same time, by the candidates that handle them one by one
+#[derive(Args, Clone, Copy)]
+pub(crate) struct Options {
+    /// The version of RabbitMQ
+    #[arg(long, default_value = "4.3")]
+    rabbitmq: Version,
+    /// Messages that are handled at the same time, by the candidates that handle them one by one
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=90))]
     workers: u32,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Run {
-    candidate: Candidate,
-    job: Job,
+pub(crate) struct Setting {
     /// Where RabbitMQ listens on 127.0.0.1
     port: u16,
     /// Where PostgreSQL listens on 127.0.0.1
     database: u16,
-    messages: u64,
     workers: u32,
 }
 
-impl Run {
+type Run = suite::Run<Job, Candidate, Setting>;
+
+impl Setting {
     /// A connection for each worker, and one for cleaning up.
     async fn pool(&self) -> sqlx::Result<PgPool> {
         let url = format!("postgres://postgres@127.0.0.1:{}/postgres", self.database);
@@ -114,51 +114,50 @@ impl Run {
 }
 
 pub(crate) struct Inboxes {
-    arguments: Arguments,
-    node: RabbitNode,
-    postgres: Postgres,
-    pool: PgPool,
+    setting: Setting,
+    rabbitmq: RabbitMq,
     client: Client,
+    pool: PgPool,
+    _postgres: Postgres,
 }
 
 impl Suite for Inboxes {
     const NAME: &'static str = "inbox";
     /// Ten million messages take some minutes.
     const DEADLINE: Duration = Duration::from_secs(1800);
-    const NOTES: &'static str = "CPU: of the candidate's process, without PostgreSQL; to remember, with an embedded broker and \
-        its publisher. Rows, KiB on disk: of the table that remembers, with its indexes. PostgreSQL waits for the disk at each \
-        commit";
+    const NOTES: &'static str = "Cost is time. CPU is without PostgreSQL; to remember, with an embedded broker and its publisher. \
+        Rows, disk: of the table that remembers, with its indexes. PostgreSQL waits for the disk at each commit.";
 
-    type Arguments = Arguments;
-    type Run = Run;
+    type Job = Job;
+    type Candidate = Candidate;
+    type Options = Options;
+    type Setting = Setting;
 
-    async fn start(arguments: Arguments) -> Result<Self, Failure> {
-        let node = arguments.load.start_rabbitmq(Version::V4_3);
-        let (postgres, node) = tokio::join!(Postgres::start_on_disk(), node);
-        let client = Client::connect(&*node.url()).await?;
-        client.apply(&Topology::new().queue(Queue::classic(QUEUE))).await?;
-        let pool = PgPool::connect(&postgres.url()).await?;
+    async fn start(arguments: &mut ArgumentsOf<Self>) -> Result<Self, Failure> {
+        let Options { rabbitmq, workers } = arguments.options;
+        let (postgres, rabbitmq) =
+            tokio::join!(Postgres::start_on_disk(), RabbitMq::start(rabbitmq));
+        let rabbitmq = rabbitmq?;
+        rabbitmq.declare(QUEUE, QueueOptions::default()).await?;
+        let setting = Setting { port: rabbitmq.port(), database: postgres.port(), workers };
+        let client = Client::connect(&*rabbitmq.url()).await?;
+        let pool = setting.pool().await?;
         Schema::default().migrate(&pool).await?;
         sqlx::raw_sql(TABLES).execute(&pool).await?;
-        Ok(Inboxes { arguments, node, postgres, pool, client })
+        Ok(Inboxes { setting, rabbitmq, client, pool, _postgres: postgres })
     }
 
-    fn settings(&self) -> Vec<Vec<Run>> {
-        let Arguments { ref load, workers } = self.arguments;
-        let (port, database) = (self.node.port(), self.postgres.port());
-        let of_job = |job| {
-            let messages = if job == Job::Consume { 10_000 } else { 1_000_000 };
-            let run = |candidate: Candidate, messages| {
-                let run = Run { candidate, job, port, database, messages, workers };
-                candidate.can(job).then_some(run)
-            };
-            load.settings(|_| messages, run)
-        };
-        load.jobs().into_iter().flat_map(of_job).collect()
+    fn settings(&self, _: Job) -> Vec<Setting> {
+        vec![self.setting]
     }
 
-    fn runs_once(run: &Run) -> bool {
-        run.job == Job::Remember
+    fn messages(job: Job, candidate: Candidate, _: &Setting, asked: Option<u64>) -> Option<u64> {
+        let messages = if job == Job::Consume { 10_000 } else { 1_000_000 };
+        candidate.can(job).then(|| asked.unwrap_or(messages))
+    }
+
+    fn runs_once(job: Job) -> bool {
+        job == Job::Remember
     }
 
     /// Makes the accounts and publishes the messages; those that are to be remembered come from elsewhere.
@@ -187,7 +186,7 @@ impl Suite for Inboxes {
 
     /// Notes what was kept. Fails if a message is left, or the accounts do not have what they should.
     async fn check(&self, run: &Run, measured: &mut Measured) -> Result<(), Failure> {
-        let left = self.client.purge_queue(QUEUE).await?;
+        let left = self.rabbitmq.purge(QUEUE).await?;
         let cents: i64 = sqlx::query_scalar("SELECT sum(cents)::bigint FROM accounts")
             .fetch_one(&self.pool)
             .await?;
@@ -195,7 +194,7 @@ impl Suite for Inboxes {
         let sql = format!("SELECT count(*), pg_total_relation_size('{table}') FROM {table}");
         let (rows, bytes): (i64, i64) =
             sqlx::query_as(AssertSqlSafe(sql)).fetch_one(&self.pool).await?;
-        expect("are left", 0, left.into())?;
+        expect("are left", 0, left)?;
         let expected = if run.job == Job::Consume { total(run.messages) } else { 0 };
         if cents.unsigned_abs() != expected {
             return Err(format!("{cents} cents are in the accounts, not {expected}").into());
@@ -209,10 +208,10 @@ impl Suite for Inboxes {
     }
 
     fn cost(measured: &Measured) -> f64 {
-        measured.seconds()
+        measured.wall_ns as f64 / measured.messages as f64
     }
 
-    fn labels(run: &Run) -> Vec<(&'static str, Value)> {
-        vec![("job", name(run.job)), ("candidate", name(run.candidate))]
+    fn is_peer(candidate: Candidate) -> bool {
+        candidate == Candidate::ByHand
     }
 }

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //! cargo run --release -p leveret-bench -- client --null-only
-//! cargo run --release -p leveret-bench --features count-allocations -- client --client leveret --null-only
+//! cargo run --release -p leveret-bench --features count-allocations -- client --candidate leveret --null-only
 //! ```
 
 use clap::{Parser, Subcommand};
 
 use meter::Failure;
-use suite::{Common, execute};
+use suite::{ArgumentsOf, Common, execute};
 
 mod broker;
 mod by_hand;
@@ -17,8 +17,10 @@ mod client;
 mod codec;
 mod countdown;
 mod inbox;
+mod message;
 mod meter;
 mod outbox;
+mod rabbitmq;
 mod retry;
 mod rpc;
 mod suite;
@@ -29,7 +31,7 @@ mod table;
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;
 
 #[derive(Parser)]
-#[command(about = "Runs Leveret and its peers side by side", version)]
+#[command(about = "Measure Leveret and its peers side by side", version)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -39,22 +41,20 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Encoding and decoding alone: leveret-wire and amq-protocol, the codec of lapin
-    Codec,
-    /// Whole clients: Leveret's engine and toolkit, lapin, amqprs, deadpool-lapin and RustStream, against a null peer and a
-    /// real RabbitMQ
-    Client(client::Arguments),
-    /// Whole brokers: the embedded one and RabbitMQ
-    Broker(broker::Arguments),
-    /// Messages that fail, wait and succeed, or are parked and replayed: Leveret, and lapin by hand, on a real RabbitMQ
-    Retry(retry::Arguments),
-    /// Calls and replies: Leveret, and lapin by hand, over the embedded broker and a real RabbitMQ
-    Rpc(rpc::Arguments),
-    /// Sending what is in an outbox: Leveret's relay, and relays by hand with lapin, between PostgreSQL or SQLite and RabbitMQ
-    Outbox(outbox::Arguments),
-    /// Handling messages exactly once: Leveret's inbox, and lapin and sqlx by hand, between RabbitMQ and PostgreSQL; and what it
-    /// takes to remember many of them
-    Inbox(inbox::Arguments),
+    /// Encode and decode with leveret-wire and with amq-protocol, the codec of lapin
+    Codec(ArgumentsOf<codec::Codec>),
+    /// Publish and consume with Leveret, lapin, amqprs, deadpool-lapin and RustStream, over a null peer and RabbitMQ
+    Client(ArgumentsOf<client::Clients>),
+    /// Load the embedded broker and RabbitMQ
+    Broker(ArgumentsOf<broker::Brokers>),
+    /// Retry, park and replay failed messages with Leveret and with lapin code, on RabbitMQ
+    Retry(ArgumentsOf<retry::Retries>),
+    /// Call services with Leveret and with lapin code, over the embedded broker and RabbitMQ
+    Rpc(ArgumentsOf<rpc::Calls>),
+    /// Relay an outbox to RabbitMQ with Leveret, from PostgreSQL and SQLite, and with SQL and lapin code
+    Outbox(ArgumentsOf<outbox::Relays>),
+    /// Handle messages exactly once with Leveret's inbox and with SQL and lapin code, on RabbitMQ and PostgreSQL
+    Inbox(ArgumentsOf<inbox::Inboxes>),
     /// The null peer, for `client`
     #[command(hide = true)]
     NullPeer,
@@ -66,7 +66,7 @@ enum Command {
 fn main() -> Result<(), Failure> {
     let Arguments { command, common } = Arguments::parse();
     match command {
-        Command::Codec => execute::<codec::Codec>((), &common),
+        Command::Codec(arguments) => execute::<codec::Codec>(arguments, &common),
         Command::Client(arguments) => execute::<client::Clients>(arguments, &common),
         Command::Broker(arguments) => execute::<broker::Brokers>(arguments, &common),
         Command::Retry(arguments) => execute::<retry::Retries>(arguments, &common),

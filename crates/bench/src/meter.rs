@@ -43,12 +43,10 @@ pub(crate) struct Measured {
     pub(crate) p99_ns: Option<u64>,
     /// Outcomes that are wrong.
     pub(crate) mislabelled: Option<u64>,
-    /// The same of the process that answered the calls.
-    pub(crate) server: Option<Box<Measured>>,
-    /// CPU time of a broker in a process of its own.
-    pub(crate) broker_cpu_ns: Option<u64>,
-    /// Memory that a broker in a process of its own holds for the messages.
-    pub(crate) broker_bytes: Option<u64>,
+    /// CPU time of the process at the other end: a broker, or the server of calls.
+    pub(crate) server_cpu_ns: Option<u64>,
+    /// Memory that a broker in a process of its own holds for the messages, or connections.
+    pub(crate) held_bytes: Option<u64>,
     /// What is left in a table of a database, with its indexes.
     pub(crate) rows: Option<u64>,
     pub(crate) bytes_on_disk: Option<u64>,
@@ -59,22 +57,16 @@ impl Measured {
         self.cpu_ns as f64 / 1e3 / self.messages as f64
     }
 
-    /// `None` if it is not known, or nothing.
-    pub(crate) fn us_per_message(&self, nanoseconds: Option<u64>) -> Option<f64> {
-        let nanoseconds = nanoseconds.filter(|nanoseconds| *nanoseconds > 0)?;
-        Some(nanoseconds as f64 / 1e3 / self.messages as f64)
+    pub(crate) fn server_us_per_message(&self) -> Option<f64> {
+        Some(self.server_cpu_ns? as f64 / 1e3 / self.messages as f64)
     }
 
-    pub(crate) fn server_us_per_message(&self) -> Option<f64> {
-        self.us_per_message(self.server.as_ref().map(|server| server.cpu_ns))
+    pub(crate) fn held_bytes_per_message(&self) -> Option<f64> {
+        Some(self.held_bytes? as f64 / self.messages as f64)
     }
 
     pub(crate) fn messages_per_second(&self) -> Option<f64> {
-        (self.wall_ns > 0).then(|| self.messages as f64 / self.seconds())
-    }
-
-    pub(crate) fn seconds(&self) -> f64 {
-        self.wall_ns as f64 / 1e9
+        (self.wall_ns > 0).then(|| self.messages as f64 * 1e9 / self.wall_ns as f64)
     }
 
     /// Adds the percentiles of these times, if there are any.

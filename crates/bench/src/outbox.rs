@@ -7,14 +7,13 @@
 
 use std::time::Duration;
 
-use ::leveret::amqp::{Connection, Options, QueueOptions};
+use ::leveret::amqp::QueueOptions;
 use clap::{Args, ValueEnum};
 use leveret_sql::{BuiltIn, Dialect, Order, Outbox, Outgoing, Schema};
 use leveret_testkit::ScratchFolder;
 use leveret_testkit::postgres::Postgres;
-use leveret_testkit::rabbitmq::{RabbitNode, Version};
+use leveret_testkit::rabbitmq::Version;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 use sqlx::{Database, PgPool, Pool, SqlitePool};
 
@@ -22,7 +21,8 @@ mod by_hand;
 mod leveret;
 
 use crate::meter::{Failure, Measured, expect};
-use crate::suite::{Load, Row, Suite, name};
+use crate::rabbitmq::RabbitMq;
+use crate::suite::{self, ArgumentsOf, Suite};
 
 /// Where messages go, through the default exchange.
 const QUEUE: &str = "bench.outbox";
@@ -39,13 +39,13 @@ const FILL_BY_HAND: &str = "INSERT INTO by_hand (routing_key, message_id, body)
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Candidate {
-    /// A relay of leveret-sql, as it is by default, on PostgreSQL as all but one
+    /// Leveret's relay with its defaults, on PostgreSQL like all but one
     Leveret,
     /// The same, pipelined: it does not wait for the confirm of one message of a key before it sends the next
     LeveretPipelined,
-    /// A relay of leveret-sql, as it is by default, on SQLite in a file
+    /// Leveret's relay with its defaults, on SQLite in a file
     LeveretSqlite,
-    /// By hand, as it is mostly written: one row at a time, published with lapin, its confirm awaited, deleted, committed
+    /// By hand, as it is mostly written: one row at a time, published with lapin, confirmed, deleted, committed
     ByHand,
     /// By hand, for speed: 1000 rows at a time, all published before their confirms are awaited, deleted together. It keeps no
     /// order by key when there are several of it
@@ -73,93 +73,90 @@ pub(crate) enum Job {
     OneKey,
 }
 
-/// What to measure. Options that name several things may be given more than once.
-#[derive(Args)]
-pub(crate) struct Arguments {
-    #[command(flatten)]
-    load: Load<Job, Candidate>,
+#[derive(Args, Clone, Copy)]
+pub(crate) struct Options {
+    /// The version of RabbitMQ
+    #[arg(long, default_value = "4.3")]
+    rabbitmq: Version,
     /// Bytes per body
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(8..))]
     size: u32,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Run {
-    candidate: Candidate,
-    job: Job,
+pub(crate) struct Setting {
     /// Where RabbitMQ listens on 127.0.0.1
     port: u16,
-    /// The URL of the database
-    database: String,
+    /// The URLs of the databases
+    postgres: String,
+    sqlite: String,
     size: u32,
-    messages: u64,
 }
 
-impl Run {
+type Run = suite::Run<Job, Candidate, Setting>;
+
+impl Setting {
     async fn postgres(&self) -> sqlx::Result<PgPool> {
-        PgPool::connect(&self.database).await
+        PgPool::connect(&self.postgres).await
     }
 
     /// As SQLite is set up where several write: a commit does not wait for the disk, and what it has written is safe all the same
     /// once the next checkpoint has.
     async fn sqlite(&self) -> sqlx::Result<SqlitePool> {
-        let options: SqliteConnectOptions = self.database.parse()?;
+        let options: SqliteConnectOptions = self.sqlite.parse()?;
         let options = options.journal_mode(SqliteJournalMode::Wal);
         SqlitePool::connect_with(options.synchronous(SqliteSynchronous::Normal)).await
     }
 }
 
 pub(crate) struct Relays {
-    arguments: Arguments,
-    node: RabbitNode,
-    postgres: Postgres,
+    setting: Setting,
+    rabbitmq: RabbitMq,
     pool: PgPool,
-    connection: Connection,
+    _postgres: Postgres,
     /// Of SQLite's file.
-    folder: ScratchFolder,
+    _folder: ScratchFolder,
 }
 
 impl Suite for Relays {
     const NAME: &'static str = "outbox";
     /// Row by row takes a minute.
     const DEADLINE: Duration = Duration::from_secs(240);
-    const NOTES: &'static str = "CPU: of the relay's process, without the servers, and on SQLite with the database; times leveret: \
-        the CPU time that leveret took; MiB: the most memory that was held";
+    const NOTES: &'static str =
+        "CPU is that of the relay's process, without the servers, and on SQLite with the database.";
 
-    type Arguments = Arguments;
-    type Run = Run;
+    type Job = Job;
+    type Candidate = Candidate;
+    type Options = Options;
+    type Setting = Setting;
 
-    async fn start(arguments: Arguments) -> Result<Self, Failure> {
-        let node = arguments.load.start_rabbitmq(Version::V4_3);
-        let (postgres, node) = tokio::join!(Postgres::start(), node);
-        let connection = Connection::open(&Options::from_uri(&node.url())?).await?;
-        connection.open_channel().await?.declare_queue(QUEUE, QueueOptions::default()).await?;
-        let pool = PgPool::connect(&postgres.url()).await?;
+    async fn start(arguments: &mut ArgumentsOf<Self>) -> Result<Self, Failure> {
+        let Options { rabbitmq, size } = arguments.options;
+        let (postgres, rabbitmq) = tokio::join!(Postgres::start(), RabbitMq::start(rabbitmq));
+        let rabbitmq = rabbitmq?;
+        rabbitmq.declare(QUEUE, QueueOptions::default()).await?;
+        let folder = ScratchFolder::new();
+        let sqlite = format!("sqlite://{}?mode=rwc", folder.path().join("bench.db").display());
+        let setting = Setting { port: rabbitmq.port(), postgres: postgres.url(), sqlite, size };
+        let pool = setting.postgres().await?;
         Schema::default().migrate(&pool).await?;
         sqlx::raw_sql(BY_HAND).execute(&pool).await?;
-        Ok(Relays { arguments, node, postgres, pool, connection, folder: ScratchFolder::new() })
+        Ok(Relays { setting, rabbitmq, pool, _postgres: postgres, _folder: folder })
     }
 
-    fn settings(&self) -> Vec<Vec<Run>> {
-        let Arguments { ref load, size } = self.arguments;
-        let port = self.node.port();
-        let sqlite = format!("sqlite://{}?mode=rwc", self.folder.path().join("bench.db").display());
-        let of_job = |job| {
-            let run = |candidate: Candidate, messages| {
-                let is_on_sqlite = candidate == Candidate::LeveretSqlite;
-                let database = if is_on_sqlite { sqlite.clone() } else { self.postgres.url() };
-                candidate.can(job).then_some(Run { candidate, job, port, database, size, messages })
-            };
-            load.settings(|_| 20_000, run)
-        };
-        load.jobs().into_iter().flat_map(of_job).collect()
+    fn settings(&self, _: Job) -> Vec<Setting> {
+        vec![self.setting.clone()]
+    }
+
+    fn messages(job: Job, candidate: Candidate, _: &Setting, asked: Option<u64>) -> Option<u64> {
+        candidate.can(job).then(|| asked.unwrap_or(20_000))
     }
 
     /// Writes the messages down.
     async fn prepare(&self, run: &Run) -> Result<(), Failure> {
         match run.candidate {
             Candidate::LeveretSqlite => {
-                let pool = run.sqlite().await?;
+                let pool = run.setting.sqlite().await?;
                 Schema::default().migrate(&pool).await?;
                 write(&pool, run).await?;
                 pool.close().await;
@@ -167,7 +164,7 @@ impl Suite for Relays {
             }
             Candidate::Leveret | Candidate::LeveretPipelined => write(&self.pool, run).await?,
             Candidate::ByHand | Candidate::HandInBatches => {
-                let fill = sqlx::query(FILL_BY_HAND).bind(QUEUE).bind(run.size as i32);
+                let fill = sqlx::query(FILL_BY_HAND).bind(QUEUE).bind(run.setting.size as i32);
                 fill.bind(run.messages as i64).execute(&self.pool).await?;
             }
         }
@@ -186,24 +183,17 @@ impl Suite for Relays {
 
     /// Takes all messages away. Fails if they are not all in the queue, once, or a row is left.
     async fn check(&self, run: &Run, _: &mut Measured) -> Result<(), Failure> {
-        let channel = self.connection.open_channel().await?;
-        let sent = channel.purge_queue(QUEUE).await?;
-        channel.close().await?;
+        let sent = self.rabbitmq.purge(QUEUE).await?;
         let left = match run.candidate {
             Candidate::LeveretSqlite => left_on_sqlite(run).await?,
             _ => self.left_on_postgres().await?,
         };
-        expect("are in the queue", run.messages, sent.into())?;
+        expect("are in the queue", run.messages, sent)?;
         expect("are left", 0, left.unsigned_abs())
     }
 
-    fn labels(run: &Run) -> Vec<(&'static str, Value)> {
-        vec![("job", name(run.job)), ("candidate", name(run.candidate))]
-    }
-
-    fn comparisons(row: &Row<Run>, rows: &[Row<Run>]) -> Vec<(&'static str, Option<f64>)> {
-        let is_leverets = |run: &Run| (run.job, run.candidate) == (row.run.job, Candidate::Leveret);
-        vec![("times_leveret", row.times(rows, is_leverets))]
+    fn is_peer(candidate: Candidate) -> bool {
+        matches!(candidate, Candidate::ByHand | Candidate::HandInBatches)
     }
 }
 
@@ -217,7 +207,7 @@ impl Relays {
 }
 
 async fn left_on_sqlite(run: &Run) -> sqlx::Result<i64> {
-    let pool = run.sqlite().await?;
+    let pool = run.setting.sqlite().await?;
     let sql = "SELECT count(*) FROM leveret_outbox";
     let left = sqlx::query_scalar(sql).fetch_one(&pool).await?;
     sqlx::raw_sql("DELETE FROM leveret_outbox").execute(&pool).await?;
@@ -230,7 +220,7 @@ where
     BuiltIn: Dialect<D>,
 {
     let message = |number: u64| {
-        let outgoing = Outgoing::new("", QUEUE, vec![0xaa; run.size as usize]);
+        let outgoing = Outgoing::new("", QUEUE, vec![0xaa; run.setting.size as usize]);
         match run.job {
             Job::NoOrder => outgoing,
             Job::ManyKeys => outgoing.ordered_by((number % 1000).to_string()),

@@ -7,13 +7,11 @@
 use std::time::Duration;
 
 use ::leveret::amqp::{
-    Channel, Connection, ConsumeOptions, Delivery, Options, Properties, Publish, QueueOptions,
-    Value as AmqpValue,
+    Channel, ConsumeOptions, Delivery, Plain, Properties, QueueOptions, Value as AmqpValue,
 };
 use clap::{Args, ValueEnum};
-use leveret_testkit::rabbitmq::{RabbitNode, Version};
+use leveret_testkit::rabbitmq::Version;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use tokio::time::timeout;
 
 mod book;
@@ -21,9 +19,11 @@ mod lapin;
 mod leveret;
 
 use crate::child;
+use crate::message::numbered;
 use crate::meter::{Failure, Measured, expect};
-use crate::suite::{Load, Row, Suite, name};
-use book::{Book, body};
+use crate::rabbitmq::{BROKER_DEADLINE, RabbitMq};
+use crate::suite::{self, ArgumentsOf, Suite};
+use book::Book;
 
 /// The work queue. Beside it are the objects that Leveret's default design has.
 const QUEUE: &str = "bench.retry";
@@ -39,12 +39,9 @@ const WAIT: Duration = Duration::from_secs(1);
 /// How many deliveries may be unacked, and so how many moves may be under way.
 const PREFETCH: u16 = 1000;
 
-/// How long the broker may take to take or give all messages.
-const BROKER_DEADLINE: Duration = Duration::from_secs(60);
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Candidate {
-    /// A consumer of Leveret with a retry policy, and its parking lot
+    /// Leveret's consumer with a retry policy, and its parking lot
     Leveret,
     /// The same objects and headers, but for the history of errors, by hand with lapin: many moves under way at once, each
     /// original acked when its copy is confirmed
@@ -62,74 +59,70 @@ pub(crate) enum Job {
     Replay,
 }
 
-/// What to measure. Options that name several things may be given more than once.
-#[derive(Args)]
-pub(crate) struct Arguments {
+#[derive(Args, Clone, Copy)]
+pub(crate) struct Options {
+    /// The version of RabbitMQ
+    #[arg(long, default_value = "4.3")]
+    rabbitmq: Version,
     #[command(flatten)]
-    load: Load<Job, Candidate>,
+    load: LoadOptions,
+}
+
+#[derive(Args, Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct LoadOptions {
     /// Bytes per body
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(8..))]
     size: u32,
-    /// How many handlers of Leveret's consumer may be at work at once
+    /// Handlers of Leveret's consumer that may run at once
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     workers: u32,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Run {
-    candidate: Candidate,
-    job: Job,
+pub(crate) struct Setting {
     /// Where RabbitMQ listens on 127.0.0.1
     port: u16,
-    size: u32,
-    messages: u64,
-    workers: u32,
+    load: LoadOptions,
 }
 
+type Run = suite::Run<Job, Candidate, Setting>;
+
 pub(crate) struct Retries {
-    arguments: Arguments,
-    node: RabbitNode,
-    connection: Connection,
+    options: Options,
+    rabbitmq: RabbitMq,
 }
 
 impl Suite for Retries {
     const NAME: &'static str = "retry";
     const DEADLINE: Duration = Duration::from_secs(120);
-    const NOTES: &'static str = "seconds: from connected to closed; rate at work: messages/s, of fail-once, less the one second that even the last \
-        message waits; times leveret: the CPU time that leveret took; MiB: the most memory that was held";
+    const NOTES: &'static str = "Time is from connected to closed. That of fail-once has the second in it for which even the last \
+        message waits.";
 
-    type Arguments = Arguments;
-    type Run = Run;
+    type Job = Job;
+    type Candidate = Candidate;
+    type Options = Options;
+    type Setting = Setting;
 
-    async fn start(arguments: Arguments) -> Result<Self, Failure> {
-        let node = arguments.load.start_rabbitmq(Version::V4_3).await;
-        let connection = Connection::open(&Options::from_uri(&node.url())?).await?;
-        connection.open_channel().await?.declare_queue(QUEUE, QueueOptions::default()).await?;
-        Ok(Retries { arguments, node, connection })
+    async fn start(arguments: &mut ArgumentsOf<Self>) -> Result<Self, Failure> {
+        let options = arguments.options;
+        let rabbitmq = RabbitMq::start(options.rabbitmq).await?;
+        rabbitmq.declare(QUEUE, QueueOptions::default()).await?;
+        Ok(Retries { options, rabbitmq })
     }
 
-    fn settings(&self) -> Vec<Vec<Run>> {
-        let Arguments { ref load, size, workers } = self.arguments;
-        let port = self.node.port();
-        let of_job = |job| {
-            let run = |candidate, messages| Run { candidate, job, port, size, messages, workers };
-            load.settings(|_| 100_000, |candidate, messages| Some(run(candidate, messages)))
-        };
-        load.jobs().into_iter().flat_map(of_job).collect()
+    fn settings(&self, _: Job) -> Vec<Setting> {
+        vec![Setting { port: self.rabbitmq.port(), load: self.options.load }]
+    }
+
+    fn messages(_: Job, _: Candidate, _: &Setting, asked: Option<u64>) -> Option<u64> {
+        Some(asked.unwrap_or(100_000))
     }
 
     /// Puts the messages into the queue; to be replayed, they are parked.
     async fn prepare(&self, run: &Run) -> Result<(), Failure> {
-        let channel = self.connection.open_channel().await?.into_confirm().await?;
-        for number in 0..run.messages {
-            let properties = Properties { delivery_mode: Some(2), ..Properties::default() };
-            let body = body(number, run.size);
-            let publish = Publish { routing_key: QUEUE, properties, body, ..Publish::default() };
-            drop(channel.publish(&publish).await?);
-        }
-        let tally = channel.confirmed(BROKER_DEADLINE).await?;
-        expect("are in the queue", run.messages, tally.acked)?;
-        channel.close().await?;
+        let properties = Properties { delivery_mode: Some(2), ..Properties::default() };
+        let bodies = (0..run.messages).map(|number| numbered(number, run.setting.load.size));
+        self.rabbitmq.fill(QUEUE, properties, bodies).await?;
         if run.job == Job::Replay {
             child::ask::<Retries>(&Run { job: Job::Park, ..*run }).await??;
         }
@@ -145,42 +138,28 @@ impl Suite for Retries {
 
     /// Takes all messages away. Fails if they are not where the run should have left them.
     async fn check(&self, run: &Run, _: &mut Measured) -> Result<(), Failure> {
-        let channel = self.connection.open_channel().await?;
+        let channel = self.rabbitmq.channel().await?;
         let found = match run.job {
             Job::FailOnce => Ok(()),
             Job::Park => timeout(BROKER_DEADLINE, collect(&channel, PARKED, run)).await?,
             Job::Replay => timeout(BROKER_DEADLINE, collect(&channel, QUEUE, run)).await?,
         };
         channel.close().await?;
-        let channel = self.connection.open_channel().await?;
         let mut elsewhere = 0;
         for queue in [QUEUE, WAIT_QUEUE, PARKED] {
-            elsewhere += u64::from(channel.purge_queue(queue).await?);
+            elsewhere += self.rabbitmq.purge(queue).await?;
         }
-        channel.close().await?;
         found.and(expect("are where they do not belong", 0, elsewhere))
     }
 
-    fn labels(run: &Run) -> Vec<(&'static str, Value)> {
-        vec![("job", name(run.job)), ("candidate", name(run.candidate))]
+    fn is_peer(candidate: Candidate) -> bool {
+        candidate == Candidate::Lapin
     }
-
-    fn comparisons(row: &Row<Run>, rows: &[Row<Run>]) -> Vec<(&'static str, Option<f64>)> {
-        let is_leverets = |run: &Run| (run.job, run.candidate) == (row.run.job, Candidate::Leveret);
-        vec![("times_leveret", row.times(rows, is_leverets)), ("rate_at_work", rate_at_work(row))]
-    }
-}
-
-/// Without the one wait that even the last message of a run cannot be spared.
-fn rate_at_work(row: &Row<Run>) -> Option<f64> {
-    let measured = row.median()?;
-    let wait = if row.run.job == Job::FailOnce { WAIT.as_secs_f64() } else { 0.0 };
-    Some(measured.messages as f64 / (measured.seconds() - wait).max(0.0))
 }
 
 /// Takes as many messages from a queue as the run had. Fails if they are not exactly those of the run, or one does not look
 /// as it should.
-async fn collect(channel: &Channel, queue: &str, run: &Run) -> Result<(), Failure> {
+async fn collect(channel: &Channel<Plain>, queue: &str, run: &Run) -> Result<(), Failure> {
     let here = channel.inspect_queue(queue).await?.messages;
     expect(&format!("are in {queue}"), run.messages, here.into())?;
     let options = ConsumeOptions { auto_ack: true, ..ConsumeOptions::default() };

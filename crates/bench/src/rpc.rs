@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use clap::{Args, ValueEnum};
 use futures_util::future::BoxFuture;
-use leveret_testkit::rabbitmq::{RabbitNode, Version};
+use leveret_testkit::rabbitmq::Version;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -18,8 +18,10 @@ mod leveret;
 
 use crate::broker::EmbeddedBroker;
 use crate::child::{Server, stdin_end};
+use crate::message::numbered;
 use crate::meter::{Failure, Measured, Meter, all, all_in_one_task};
-use crate::suite::{Load, Row, Suite, chosen, name};
+use crate::rabbitmq::RabbitMq;
+use crate::suite::{self, ArgumentsOf, Row, Suite, chosen, name};
 use crate::table::Target;
 
 /// The service, and its queue.
@@ -43,7 +45,7 @@ pub(crate) enum Candidate {
     Lapin,
 }
 
-/// Over what.
+/// The broker between client and server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Broker {
     /// The embedded broker, in a process of its own, over TCP
@@ -52,36 +54,42 @@ pub(crate) enum Broker {
     Rabbitmq,
 }
 
-/// How callers, or handlers, run beside each other.
+/// How callers, or handlers, are scheduled. That of the callers is the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-pub(crate) enum Callers {
-    /// All of them in one task, as in a program that sends many requests and gathers the replies, or answers quickly
+pub(crate) enum Scheduling {
+    /// One task polls all of them, as in a program that sends many requests and gathers the replies, or answers quickly
     Together,
-    /// Each in a task of its own, as in a server: tokio wakes its threads for them
+    /// Each has a task of its own, as in a server: tokio wakes its threads for them
     Tasks,
 }
 
-/// What to measure. Options that name several things may be given more than once.
-#[derive(Args)]
-pub(crate) struct Arguments {
-    #[command(flatten)]
-    load: Load<Broker, Candidate>,
-    /// Calls that are in flight at a time
+#[derive(Args, Clone)]
+pub(crate) struct Options {
+    /// Only these brokers
+    #[arg(long, value_enum)]
+    broker: Vec<Broker>,
+    /// The version of RabbitMQ
+    #[arg(long, default_value = "4.3")]
+    rabbitmq: Version,
+    /// Calls in flight at a time. With one, a run has a tenth of the calls
     #[arg(long, default_values_t = [1, 10, 100], value_parser = clap::value_parser!(u64).range(1..=1000))]
     in_flight: Vec<u64>,
-    /// Only callers that run so
-    #[arg(long, value_enum)]
-    callers: Vec<Callers>,
-    /// How the server's handlers run. With tasks, Leveret's service runs as by default: a handler that is done at once gets none
-    #[arg(long, value_enum, default_value_t = Callers::Together)]
-    handlers: Callers,
-    /// Calls have a timeout, as most have
+    #[command(flatten)]
+    calls: CallOptions,
+}
+
+#[derive(Args, Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct CallOptions {
+    /// How the server's handlers are scheduled. With tasks, Leveret's service runs as by default: a quick handler gets none
+    #[arg(long, value_enum, default_value_t = Scheduling::Together)]
+    handlers: Scheduling,
+    /// Give each call a timeout
     #[arg(long)]
     timeout: bool,
     /// Bytes per body
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(8..))]
     size: u32,
-    /// Threads of client and server each; as many as there are cores if not given
+    /// Threads of client and server each [default: the number of cores]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 }
@@ -94,86 +102,80 @@ enum Side {
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Run {
-    candidate: Candidate,
+pub(crate) struct Setting {
     side: Side,
     broker: Broker,
     /// Where the broker listens on 127.0.0.1
     port: u16,
-    calls: u64,
     in_flight: u64,
-    callers: Callers,
-    handlers: Callers,
-    timeout: bool,
-    size: u32,
-    threads: Option<u16>,
+    calls: CallOptions,
 }
 
+type Run = suite::Run<Scheduling, Candidate, Setting>;
+
 pub(crate) struct Calls {
-    arguments: Arguments,
+    options: Options,
     embedded: Option<EmbeddedBroker>,
-    rabbitmq: Option<RabbitNode>,
+    rabbitmq: Option<RabbitMq>,
 }
 
 impl Suite for Calls {
     const NAME: &'static str = "rpc";
     const DEADLINE: Duration = Duration::from_secs(120);
-    const NOTES: &'static str = "CPU: µs per call, of the client's process and of the server's; per CPU second: calls of both \
-        together; times lapin: what it does with the same CPU time, as client and as server";
+    const NOTES: &'static str = "A message is a call. Server CPU is that of the process that replies; cost is the CPU time of both.";
 
-    type Arguments = Arguments;
-    type Run = Run;
+    type Job = Scheduling;
+    type Candidate = Candidate;
+    type Options = Options;
+    type Setting = Setting;
 
-    async fn start(arguments: Arguments) -> Result<Self, Failure> {
-        let brokers = arguments.load.jobs();
-        let embedded = match brokers.contains(&Broker::Embedded) {
-            true => Some(EmbeddedBroker::start().await?),
-            false => None,
-        };
-        let rabbitmq = match brokers.contains(&Broker::Rabbitmq) {
-            true => Some(arguments.load.start_rabbitmq(Version::V4_3).await),
-            false => None,
-        };
-        Ok(Calls { arguments, embedded, rabbitmq })
+    async fn start(arguments: &mut ArgumentsOf<Self>) -> Result<Self, Failure> {
+        let options = arguments.options.clone();
+        let brokers = chosen(&options.broker);
+        let (mut embedded, mut rabbitmq) = (None, None);
+        if brokers.contains(&Broker::Embedded) {
+            embedded = Some(EmbeddedBroker::start().await?);
+        }
+        if brokers.contains(&Broker::Rabbitmq) {
+            rabbitmq = Some(RabbitMq::start(options.rabbitmq).await?);
+        }
+        Ok(Calls { options, embedded, rabbitmq })
     }
 
-    fn settings(&self) -> Vec<Vec<Run>> {
+    fn settings(&self, _: Scheduling) -> Vec<Setting> {
         let embedded = self.embedded.as_ref().map(|broker| (Broker::Embedded, broker.port));
         let rabbitmq = self.rabbitmq.as_ref().map(|node| (Broker::Rabbitmq, node.port()));
-        let Arguments { ref load, handlers, timeout, size, threads, .. } = self.arguments;
+        let (side, calls) = (Side::Client, self.options.calls);
         let mut settings = Vec::new();
         for (broker, port) in embedded.into_iter().chain(rabbitmq) {
-            for &in_flight in &self.arguments.in_flight {
-                // One caller is one task.
-                let one = if in_flight == 1 { 1 } else { usize::MAX };
-                for callers in chosen(&self.arguments.callers).into_iter().take(one) {
-                    let run = |candidate, calls: u64| Run {
-                        calls: if in_flight == 1 { calls.div_ceil(10) } else { calls },
-                        side: Side::Client,
-                        candidate,
-                        broker,
-                        port,
-                        in_flight,
-                        callers,
-                        handlers,
-                        timeout,
-                        size,
-                        threads,
-                    };
-                    let run = |candidate, calls| Some(run(candidate, calls));
-                    settings.extend(load.settings(|_| 50_000, run));
-                }
+            for &in_flight in &self.options.in_flight {
+                settings.push(Setting { side, broker, port, in_flight, calls });
             }
         }
         settings
     }
 
-    fn threads(run: &Run) -> Option<u16> {
-        run.threads
+    fn messages(
+        callers: Scheduling,
+        _: Candidate,
+        setting: &Setting,
+        asked: Option<u64>,
+    ) -> Option<u64> {
+        let calls = asked.unwrap_or(50_000);
+        match (setting.in_flight, callers) {
+            (1, Scheduling::Together) => Some(calls.div_ceil(10)),
+            // One caller is one task.
+            (1, Scheduling::Tasks) => None,
+            _ => Some(calls),
+        }
+    }
+
+    fn threads(setting: &Setting) -> Option<u16> {
+        setting.calls.threads
     }
 
     async fn run(run: Run) -> Result<Measured, Failure> {
-        match (run.side, run.candidate) {
+        match (run.setting.side, run.candidate) {
             (Side::Client, _) => call_and_serve(run).await,
             (Side::Server, Candidate::Leveret) => leveret::serve(run, ready, stdin_end()).await,
             (Side::Server, Candidate::Lapin) => lapin::serve(run, ready, stdin_end()).await,
@@ -184,49 +186,38 @@ impl Suite for Calls {
         cpu_of_both(measured)
     }
 
-    fn labels(run: &Run) -> Vec<(&'static str, Value)> {
+    fn is_peer(candidate: Candidate) -> bool {
+        candidate == Candidate::Lapin
+    }
+
+    fn labels(at: &Setting) -> Vec<(&'static str, Value)> {
         vec![
-            ("broker", name(run.broker)),
-            ("in_flight", run.in_flight.into()),
-            ("callers", name(run.callers)),
-            ("handlers", name(run.handlers)),
-            ("timeout", if run.timeout { "yes" } else { "no" }.into()),
-            ("candidate", name(run.candidate)),
+            ("broker", name(at.broker)),
+            ("in_flight", at.in_flight.into()),
+            ("handlers", name(at.calls.handlers)),
+            ("timeout", if at.calls.timeout { "yes" } else { "no" }.into()),
         ]
     }
 
-    fn comparisons(row: &Row<Run>, rows: &[Row<Run>]) -> Vec<(&'static str, Option<f64>)> {
-        let calls = row.median().map(|both| both.messages as f64 * 1e9 / cpu_of_both(both));
-        let [client, server] = times_lapin(row, rows).map_or([None; 2], |times| times.map(Some));
-        vec![("per_CPU_second", calls), ("times_lapin", client), ("times_lapin_server", server)]
-    }
-
-    fn targets(row: &Row<Run>, rows: &[Row<Run>]) -> Vec<Target> {
-        let counts = row.run.in_flight == 100 && row.run.candidate == Candidate::Leveret;
-        let times = counts.then(|| times_lapin(row, rows)).flatten();
-        let target = |times: [f64; 2]| Target {
-            text: "≥ 3".to_owned(),
-            met: times.iter().all(|times| *times >= 3.0),
+    /// Client and server each take at most a third of lapin's CPU time.
+    fn targets(row: &Row<Self>, rows: &[Row<Self>]) -> Vec<Target> {
+        if row.run.setting.in_flight != 100 || row.run.candidate != Candidate::Leveret {
+            return Vec::new();
+        }
+        let ours = row.median();
+        let lapins = row.beside(rows, Candidate::Lapin).and_then(Row::median);
+        let times = |what, cost: fn(&Measured) -> Option<f64>| {
+            Some(Target::at_least(what, 3.0, cost(lapins?)? / cost(ours?)?))
         };
-        times.map(target).into_iter().collect()
+        let client = times("times less, client", |took| Some(took.cpu_us_per_message()));
+        let server = times("times less, server", Measured::server_us_per_message);
+        client.into_iter().chain(server).collect()
     }
 }
 
-/// User and system time of client and server, in nanoseconds.
+/// User and system time of client and server per call, in microseconds.
 fn cpu_of_both(measured: &Measured) -> f64 {
-    let server = measured.server.as_ref().map_or(0, |server| server.cpu_ns);
-    (measured.cpu_ns + server) as f64
-}
-
-/// How many times the calls of lapin it makes of the same CPU time, as client and as server.
-fn times_lapin(row: &Row<Run>, rows: &[Row<Run>]) -> Option<[f64; 2]> {
-    let is_lapins = |run: &Run| {
-        (run.broker, run.in_flight, run.callers, run.candidate)
-            == (row.run.broker, row.run.in_flight, row.run.callers, Candidate::Lapin)
-    };
-    let theirs = rows.iter().find(|row| is_lapins(&row.run))?.median()?;
-    let servers = theirs.server_us_per_message()? / row.median()?.server_us_per_message()?;
-    Some([theirs.cpu_us_per_message() / row.cpu()?, servers])
+    measured.cpu_us_per_message() + measured.server_us_per_message().unwrap_or(0.0)
 }
 
 fn ready() {
@@ -235,7 +226,8 @@ fn ready() {
 
 /// The client's process: starts a server, and calls it.
 async fn call_and_serve(run: Run) -> Result<Measured, Failure> {
-    let server = Server::of_run::<Calls>(&Run { side: Side::Server, ..run }).await?;
+    let setting = Setting { side: Side::Server, ..run.setting };
+    let server = Server::of_run::<Calls>(&Run { setting, ..run }).await?;
     if server.ready != READY {
         return Err(format!("the server did not start: {}", server.ready).into());
     }
@@ -243,8 +235,8 @@ async fn call_and_serve(run: Run) -> Result<Measured, Failure> {
         Candidate::Leveret => leveret::call(run).await?,
         Candidate::Lapin => lapin::call(run).await?,
     };
-    let server = Some(Box::new(server.finish().await??));
-    Ok(Measured { server, ..client })
+    let server_cpu_ns = Some(server.finish().await??.cpu_ns);
+    Ok(Measured { server_cpu_ns, ..client })
 }
 
 /// Has all callers call, and measures that.
@@ -253,12 +245,12 @@ async fn call_all(
     caller: impl Fn(u64) -> BoxFuture<'static, Result<Vec<Duration>, Failure>>,
 ) -> Result<Measured, Failure> {
     let meter = Meter::start();
-    let callers = (0..run.in_flight).map(caller);
-    let times = match run.callers {
-        Callers::Together => all_in_one_task(callers).await?,
-        Callers::Tasks => all(callers).await?,
+    let callers = (0..run.setting.in_flight).map(caller);
+    let times = match run.job {
+        Scheduling::Together => all_in_one_task(callers).await?,
+        Scheduling::Tasks => all(callers).await?,
     };
-    Ok(meter.stop(run.calls).with_latencies(times.concat()))
+    Ok(meter.stop(run.messages).with_latencies(times.concat()))
 }
 
 /// Makes the calls of one caller, compares their replies, and gives the time of each.
@@ -271,20 +263,13 @@ where
     F: Future<Output = Result<Bytes, Failure>>,
 {
     let mut times = Vec::new();
-    for number in (caller..run.calls).step_by(run.in_flight as usize) {
+    for number in (caller..run.messages).step_by(run.setting.in_flight as usize) {
         let began = Instant::now();
-        let request = request(number, run.size);
+        let request = numbered(number, run.setting.calls.size);
         if call(request.clone()).await? != request {
             return Err(format!("call {number} got the reply to another").into());
         }
         times.push(began.elapsed());
     }
     Ok(times)
-}
-
-/// The body of a request, which its reply repeats.
-fn request(number: u64, size: u32) -> Bytes {
-    let mut body = vec![b'x'; size as usize];
-    body[..8].copy_from_slice(&number.to_be_bytes());
-    body.into()
 }

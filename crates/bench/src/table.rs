@@ -6,30 +6,31 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::meter::Measured;
-use crate::suite::{Row, Suite};
+use crate::suite::{Row, Suite, name};
+
+/// What every reader of a table has to know.
+pub(crate) const NOTES: &str = "Each row is the median run, and CPU is time of the candidate's process. Wake-ups, sleeps and \
+    allocations are per 1000 messages, and MiB the most memory that the process held. Cost vs best peer: below 1 is cheaper.";
 
 /// Title, name in JSON, decimals, and the figure itself.
 type Figure = (&'static str, &'static str, usize, fn(&Measured) -> Option<f64>);
 
 /// The figures of the median run that all suites show.
-const FIGURES: [Figure; 15] = [
+const FIGURES: [Figure; 14] = [
     ("messages", "messages", 0, |took| Some(took.messages as f64)),
-    ("CPU µs/msg", "cpu_us_per_message", 3, |took| took.us_per_message(Some(took.cpu_ns))),
-    ("CPU of server", "server_cpu_us_per_message", 3, Measured::server_us_per_message),
-    ("CPU of broker", "broker_cpu_us_per_message", 3, |took| {
-        took.us_per_message(took.broker_cpu_ns)
-    }),
-    ("messages/s", "messages_per_second", 0, Measured::messages_per_second),
-    ("seconds", "seconds", 2, |took| positive(took.seconds())),
+    ("CPU µs/msg", "cpu_us_per_message", 3, |took| positive(took.cpu_us_per_message())),
+    ("server CPU µs/msg", "server_cpu_us_per_message", 3, Measured::server_us_per_message),
+    ("msg/s", "messages_per_second", 0, Measured::messages_per_second),
     ("p50 µs", "p50_us", 0, |took| Some(took.p50_ns? as f64 / 1e3)),
     ("p99 µs", "p99_us", 0, |took| Some(took.p99_ns? as f64 / 1e3)),
     ("wake-ups", "wake_ups_per_1000", 1, |took| per_1000(took, took.polls)),
     ("sleeps", "sleeps_per_1000", 1, |took| per_1000(took, took.parks)),
-    ("allocs", "allocations_per_1000", 1, |took| per_1000(took, took.allocations?)),
+    ("allocations", "allocations_per_1000", 1, |took| per_1000(took, took.allocations?)),
     ("MiB", "memory_mib", 1, |took| positive(took.memory_kib as f64 / 1024.0)),
+    ("held B/msg", "held_bytes_per_message", 0, Measured::held_bytes_per_message),
     ("wrong outcomes", "mislabelled", 0, |took| Some(took.mislabelled? as f64)),
     ("rows", "rows", 0, |took| Some(took.rows? as f64)),
-    ("KiB on disk", "kib_on_disk", 0, |took| Some(took.bytes_on_disk? as f64 / 1024.0)),
+    ("disk KiB", "kib_on_disk", 0, |took| Some(took.bytes_on_disk? as f64 / 1024.0)),
 ];
 
 fn positive(figure: f64) -> Option<f64> {
@@ -48,12 +49,12 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    pub(crate) fn at_least(least: f64, value: f64) -> Target {
-        Target { text: format!("≥ {least:.0}"), met: value >= least }
+    pub(crate) fn at_least(what: &str, least: f64, value: f64) -> Target {
+        Target { text: format!("{value:.1} {what}, ≥ {least:.0}"), met: value >= least }
     }
 
-    pub(crate) fn at_most(most: f64, value: f64) -> Target {
-        Target { text: format!("≤ {most:.0}"), met: value <= most }
+    pub(crate) fn at_most(what: &str, most: f64, value: f64) -> Target {
+        Target { text: format!("{value:.1} {what}, ≤ {most:.0}"), met: value <= most }
     }
 }
 
@@ -78,24 +79,27 @@ impl Cell {
 }
 
 /// What the run is, what it took, and how that compares.
-fn cells<S: Suite>(row: &Row<S::Run>, rows: &[Row<S::Run>]) -> Vec<Cell> {
-    let named =
-        |key: &'static str, value| Cell { title: key.replace('_', " "), key, value, decimals: 2 };
-    let mut cells: Vec<Cell> =
-        S::labels(&row.run).into_iter().map(|(key, label)| named(key, label)).collect();
-    cells.extend(FIGURES.map(|(title, key, decimals, figure)| {
-        let value = row.median().and_then(figure).into();
-        Cell { title: title.to_owned(), key, value, decimals }
-    }));
-    cells.extend(
-        S::comparisons(row, rows).into_iter().map(|(key, figure)| named(key, figure.into())),
-    );
+fn cells<S: Suite>(row: &Row<S>, rows: &[Row<S>]) -> Vec<Cell> {
+    let cell = |title: &str, key, decimals, value| {
+        let title = title.replace('_', " ");
+        Cell { title, key, value, decimals }
+    };
+    let label = |(key, value)| cell(key, key, 0, value);
+    let figure = |(title, key, decimals, figure): Figure| {
+        cell(title, key, decimals, row.median().and_then(figure).into())
+    };
+    let mut cells = vec![label(("job", name(row.run.job)))];
+    cells.extend(S::labels(&row.run.setting).into_iter().map(label));
+    cells.push(label(("candidate", name(row.run.candidate))));
+    cells.extend(FIGURES.map(figure));
+    let times = row.times_best_peer(rows);
+    cells.push(cell("cost vs best peer", "times_best_peer", 2, times.into()));
     cells
 }
 
 /// The table without the columns in which there is nothing. Behind the last one is why a row failed, or what it is held to.
-pub(crate) fn text<S: Suite>(rows: &[Row<S::Run>]) -> String {
-    let mut cells: Vec<Vec<Cell>> = rows.iter().map(|row| cells::<S>(row, rows)).collect();
+pub(crate) fn text<S: Suite>(rows: &[Row<S>]) -> String {
+    let mut cells: Vec<Vec<Cell>> = rows.iter().map(|row| cells(row, rows)).collect();
     let mut used: Vec<bool> = Vec::new();
     for at in 0..cells.first().map_or(0, Vec::len) {
         used.push(cells.iter().any(|row| !row[at].value.is_null()));
@@ -109,7 +113,7 @@ pub(crate) fn text<S: Suite>(rows: &[Row<S::Run>]) -> String {
     let titles = cells.first().into_iter().flatten().map(|cell| cell.title.as_str());
     table.set_header(titles.chain([""]));
     for (row, cells) in rows.iter().zip(&cells) {
-        table.add_row(cells.iter().map(Cell::text).chain([remark::<S>(row, rows)]));
+        table.add_row(cells.iter().map(Cell::text).chain([remark(row, rows)]));
     }
     for (at, column) in table.column_iter_mut().enumerate() {
         let is_number = |row: &Vec<Cell>| row.get(at).is_some_and(|cell| cell.value.is_number());
@@ -120,7 +124,7 @@ pub(crate) fn text<S: Suite>(rows: &[Row<S::Run>]) -> String {
     table.trim_fmt()
 }
 
-fn remark<S: Suite>(row: &Row<S::Run>, rows: &[Row<S::Run>]) -> String {
+fn remark<S: Suite>(row: &Row<S>, rows: &[Row<S>]) -> String {
     if let Err(reason) = &row.result {
         return format!("FAILED: {reason}");
     }
@@ -131,9 +135,9 @@ fn remark<S: Suite>(row: &Row<S::Run>, rows: &[Row<S::Run>]) -> String {
     S::targets(row, rows).into_iter().map(verdict).collect::<Vec<_>>().join(", ")
 }
 
-pub(crate) fn json<S: Suite>(rows: &[Row<S::Run>]) -> Value {
-    let object = |row: &Row<S::Run>| {
-        let cells = cells::<S>(row, rows).into_iter().filter(|cell| !cell.value.is_null());
+pub(crate) fn json<S: Suite>(rows: &[Row<S>]) -> Value {
+    let object = |row: &Row<S>| {
+        let cells = cells(row, rows).into_iter().filter(|cell| !cell.value.is_null());
         let mut object: Map<_, _> = cells.map(|cell| (cell.key.to_owned(), cell.value)).collect();
         match &row.result {
             Err(reason) => object.insert("failed".to_owned(), json!(reason)),

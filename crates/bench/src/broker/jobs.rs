@@ -2,15 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use leveret::amqp::{
-    Connection, ConsumeOptions, DeleteQueue, ExchangeOptions, Options, Outcome, Publish,
+    Channel, Connection, ConsumeOptions, DeleteQueue, ExchangeOptions, Outcome, Plain, Publish,
     QueueOptions, Table,
 };
 
 use super::EmbeddedBroker;
 use crate::client::pipelined;
+use crate::message::filler;
 use crate::meter::{Failure, Measured, expect};
+use crate::rabbitmq::{connect, publish_all, transient};
 
 /// The size of a body.
 const BODY: usize = 16;
@@ -18,35 +19,22 @@ const BODY: usize = 16;
 /// How many publishes may be unconfirmed, and how many deliveries unacked.
 const WINDOW: u16 = 1000;
 
-/// How long the broker may take to confirm what was published.
-const DEADLINE: Duration = Duration::from_secs(120);
-
 const QUEUE: &str = "bench";
 const EXCHANGE: &str = "bench.topics";
 
-/// Where messages go, and how many.
-#[derive(Clone)]
-pub(super) struct Load {
-    pub(super) url: String,
-    pub(super) messages: u64,
-}
-
-async fn open(url: &str) -> Result<Connection, Failure> {
-    Ok(Connection::open(&Options::from_uri(url)?).await?)
-}
-
-fn transient() -> QueueOptions {
-    QueueOptions { durable: false, ..QueueOptions::default() }
+fn message() -> Publish<'static> {
+    Publish { routing_key: QUEUE, body: filler(BODY), ..Publish::default() }
 }
 
 /// Publishes and consumes at the same time, over two connections, without confirms and acks or with both.
 pub(super) async fn end_to_end(
-    load: &Load,
+    url: String,
+    messages: u64,
     auto_ack: bool,
     broker: &EmbeddedBroker,
 ) -> Result<Measured, Failure> {
     let cpu = broker.cpu_time()?;
-    let consuming = open(&load.url).await?;
+    let consuming = connect(&url).await?;
     let channel = consuming.open_channel().await?;
     // One that is exclusive may not be durable; and an earlier run must not be met.
     channel.delete_queue(QUEUE, DeleteQueue::default()).await?;
@@ -55,8 +43,7 @@ pub(super) async fn end_to_end(
     let mut consumer = channel.consume(QUEUE, options).await?;
 
     let began = Instant::now();
-    let publisher = tokio::spawn(publish(load.clone(), auto_ack));
-    let messages = load.messages;
+    let publisher = tokio::spawn(publish(url, messages, auto_ack));
     for _ in 0..messages {
         consumer.next().await.ok_or("the consumer ended")??.ack()?;
     }
@@ -64,85 +51,99 @@ pub(super) async fn end_to_end(
     publisher.await??;
     channel.delete_queue(QUEUE, DeleteQueue::default()).await?;
     consuming.close().await?;
-    let broker_cpu_ns = Some((broker.cpu_time()? - cpu).as_nanos() as u64);
-    Ok(Measured { messages, wall_ns, broker_cpu_ns, ..Measured::default() })
+    Ok(Measured { wall_ns, ..broker_cpu(messages, cpu, broker)? })
 }
 
-async fn publish(load: Load, auto_ack: bool) -> Result<(), Failure> {
-    let connection = open(&load.url).await?;
-    let body = Bytes::from(vec![b'x'; BODY]);
-    let publish = Publish { routing_key: QUEUE, body, ..Publish::default() };
+async fn publish(url: String, messages: u64, auto_ack: bool) -> Result<(), Failure> {
+    let connection = connect(&url).await?;
     let channel = connection.open_channel().await?;
+    let message = message();
     if auto_ack {
-        for _ in 0..load.messages {
-            channel.publish(&publish).await?;
+        for _ in 0..messages {
+            channel.publish(&message).await?;
         }
     } else {
         let channel = channel.into_confirm().await?;
-        let publish = |_| channel.publish(&publish);
-        let acked = |_, outcome: Outcome| expect("acked", 1, u64::from(outcome.is_acked()));
-        pipelined(load.messages, WINDOW.into(), publish, acked).await?;
+        let publish = |_| channel.publish(&message);
+        let is_acked = |_, outcome: Outcome| Ok(outcome.is_acked());
+        let acked = pipelined(messages, WINDOW.into(), publish, is_acked).await?;
+        expect("were confirmed", messages, acked)?;
     }
-    connection.close().await?;
-    Ok(())
+    Ok(connection.close().await?)
+}
+
+fn broker_cpu(
+    messages: u64,
+    before: Duration,
+    broker: &EmbeddedBroker,
+) -> Result<Measured, Failure> {
+    let server_cpu_ns = Some((broker.cpu_time()? - before).as_nanos() as u64);
+    Ok(Measured { messages, server_cpu_ns, ..Measured::default() })
 }
 
 /// What messages in a queue cost beside their bodies.
-pub(super) async fn backlog(load: &Load, broker: &EmbeddedBroker) -> Result<Measured, Failure> {
-    fill(&Load { messages: 1000, ..load.clone() }).await?;
+pub(super) async fn backlog(
+    url: &str,
+    messages: u64,
+    broker: &EmbeddedBroker,
+) -> Result<Measured, Failure> {
+    let connection = connect(url).await?;
+    let channel = connection.open_channel().await?;
+    channel.declare_queue(QUEUE, transient()).await?;
+    fill(&connection, &channel, 1000).await?;
     let before = broker.memory()?;
-    fill(load).await?;
-    let bodies = load.messages * BODY as u64;
-    let broker_bytes = Some(broker.memory()?.saturating_sub(before + bodies));
-    Ok(Measured { messages: load.messages, broker_bytes, ..Measured::default() })
+    fill(&connection, &channel, messages).await?;
+    let bodies = messages * BODY as u64;
+    let held_bytes = Some(broker.memory()?.saturating_sub(before + bodies));
+    Ok(Measured { messages, held_bytes, ..Measured::default() })
 }
 
 /// Puts messages into a queue without a consumer.
-async fn fill(load: &Load) -> Result<(), Failure> {
-    let connection = open(&load.url).await?;
+async fn fill(
+    connection: &Connection,
+    inspecting: &Channel<Plain>,
+    messages: u64,
+) -> Result<(), Failure> {
+    let before = inspecting.inspect_queue(QUEUE).await?.messages;
     let channel = connection.open_channel().await?.into_confirm().await?;
-    let before = channel.declare_queue(QUEUE, transient()).await?.messages;
-    let body = Bytes::from(vec![b'x'; BODY]);
-    let publish = Publish { routing_key: QUEUE, body, ..Publish::default() };
-    for _ in 0..load.messages {
-        drop(channel.publish(&publish).await?);
-    }
-    channel.confirmed(DEADLINE).await?;
-    let now = channel.inspect_queue(QUEUE).await?.messages;
-    expect("queued", load.messages, u64::from(now - before))?;
-    connection.close().await?;
-    Ok(())
+    let message = message();
+    publish_all(&channel, (0..messages).map(|_| message.clone())).await?;
+    channel.close().await?;
+    let now = inspecting.inspect_queue(QUEUE).await?.messages;
+    expect("were queued", messages, u64::from(now - before))
 }
 
 /// What connections cost that do nothing.
 pub(super) async fn idle_connections(
-    load: &Load,
+    url: &str,
+    connections: u64,
     broker: &EmbeddedBroker,
 ) -> Result<Measured, Failure> {
-    let _warm = connect(&load.url, 10).await?;
+    let _warm = connect_all(url, 10).await?;
     let before = broker.memory()?;
-    let _idle = connect(&load.url, load.messages).await?;
+    let _idle = connect_all(url, connections).await?;
     // They have been served once they are open; what the broker frees after that takes a moment.
     tokio::time::sleep(Duration::from_millis(500)).await;
-    let broker_bytes = Some(broker.memory()?.saturating_sub(before));
-    Ok(Measured { messages: load.messages, broker_bytes, ..Measured::default() })
+    let held_bytes = Some(broker.memory()?.saturating_sub(before));
+    Ok(Measured { messages: connections, held_bytes, ..Measured::default() })
 }
 
-async fn connect(url: &str, count: u64) -> Result<Vec<Connection>, Failure> {
+async fn connect_all(url: &str, count: u64) -> Result<Vec<Connection>, Failure> {
     let mut connections = Vec::new();
     for _ in 0..count {
-        connections.push(open(url).await?);
+        connections.push(connect(url).await?);
     }
     Ok(connections)
 }
 
 /// Publishes to a topic exchange with many bindings, of which each message meets one, that leads nowhere near a queue's limit.
 pub(super) async fn topics(
-    load: &Load,
+    url: &str,
+    messages: u64,
     bindings: usize,
     broker: &EmbeddedBroker,
 ) -> Result<Measured, Failure> {
-    let connection = open(&load.url).await?;
+    let connection = connect(url).await?;
     let channel = connection.open_channel().await?;
     channel.declare_exchange(EXCHANGE, "topic", ExchangeOptions::default()).await?;
     let mut arguments = Table::new();
@@ -157,17 +158,15 @@ pub(super) async fn topics(
     let keys = numbers.map(|number| format!("region{}.anything.kind{number}", number % 100));
     let keys: Vec<String> = keys.collect();
 
-    let (cpu, messages) = (broker.cpu_time()?, load.messages);
+    let cpu = broker.cpu_time()?;
     let channel = channel.into_confirm().await?;
-    let body = Bytes::from(vec![b'x'; BODY]);
-    for routing_key in keys.iter().cycle().take(messages as usize) {
-        let body = body.clone();
-        let publish = Publish { exchange: EXCHANGE, routing_key, body, ..Publish::default() };
-        drop(channel.publish(&publish).await?);
-    }
-    let tally = channel.confirmed(DEADLINE).await?;
-    expect("confirmed", messages, tally.acked)?;
+    let message = message();
+    let publishes = keys.iter().cycle().take(messages as usize).map(|routing_key| Publish {
+        exchange: EXCHANGE,
+        routing_key,
+        ..message.clone()
+    });
+    publish_all(&channel, publishes).await?;
     connection.close().await?;
-    let broker_cpu_ns = Some((broker.cpu_time()? - cpu).as_nanos() as u64);
-    Ok(Measured { messages, broker_cpu_ns, ..Measured::default() })
+    broker_cpu(messages, cpu, broker)
 }

@@ -19,10 +19,10 @@ use super::tags::Tags;
 use crate::meter::{Failure, Measured, expect};
 
 pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
-    let arguments = OpenConnectionArguments::new("127.0.0.1", run.port, "guest", "guest");
+    let arguments = OpenConnectionArguments::new("127.0.0.1", run.setting.port, "guest", "guest");
     let connection = Connection::open(&arguments).await?;
     let mut channels = Vec::new();
-    for _ in 0..run.channels {
+    for _ in 0..run.setting.channels {
         let channel = connection.open_channel(None).await?;
         let confirms = Arc::new(Confirms::default());
         if matches!(run.job, Job::Confirm | Job::Latency) {
@@ -153,7 +153,7 @@ async fn consume((channel, _): Confirming, place: u64, run: Run) -> Result<Tally
         let (Some(deliver), Some(body)) = (message.deliver, message.content) else {
             return Err("half a delivery".into());
         };
-        if body.len() != run.size {
+        if body.len() != run.setting.size {
             return Err("a body of another size".into());
         }
         if !no_ack {

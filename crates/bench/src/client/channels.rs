@@ -1,7 +1,10 @@
 //! How all clients do a job: each channel does its share in a task of its own, and the library's own part comes as closures.
 
 use std::collections::VecDeque;
+use std::future::ready;
 use std::time::{Duration, Instant};
+
+use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
 
 use super::jobs::Run;
 use crate::meter::{Failure, Measured, Meter, all};
@@ -50,28 +53,42 @@ where
     Ok(Tally { latencies, mislabelled: None })
 }
 
-/// Has messages 0, 1, 2… published, at most so many of them unconfirmed, and hands out their outcomes in order.
+/// Publishes messages 0, 1, 2…, at most so many of them unconfirmed, and counts those whose outcome is meant.
 pub(crate) async fn pipelined<P, E, T: Future>(
     messages: u64,
     window: usize,
     mut publish: impl FnMut(u64) -> P,
-    mut take: impl FnMut(u64, T::Output) -> Result<(), Failure>,
-) -> Result<(), Failure>
+    mut is_meant: impl FnMut(u64, T::Output) -> Result<bool, Failure>,
+) -> Result<u64, Failure>
 where
     P: Future<Output = Result<T, E>>,
     Failure: From<E>,
 {
     let mut unconfirmed = VecDeque::with_capacity(window);
+    let mut count = 0;
     for number in 0..messages {
         if unconfirmed.len() == window
             && let Some((number, oldest)) = unconfirmed.pop_front()
         {
-            take(number, oldest.await)?;
+            count += u64::from(is_meant(number, oldest.await)?);
         }
         unconfirmed.push_back((number, publish(number).await?));
     }
     for (number, outcome) in unconfirmed {
-        take(number, outcome.await)?;
+        count += u64::from(is_meant(number, outcome.await)?);
     }
-    Ok(())
+    Ok(count)
+}
+
+/// Works on all items of a stream, so many of them at once, and counts those whose outcome is true.
+pub(crate) async fn concurrent<S: Stream, F, E>(
+    items: S,
+    window: usize,
+    work: impl FnMut(S::Item) -> F,
+) -> Result<u64, E>
+where
+    F: Future<Output = Result<bool, E>>,
+{
+    let count = |count: u64, is_meant: bool| ready(Ok(count + u64::from(is_meant)));
+    items.map(work).buffer_unordered(window).try_fold(0, count).await
 }

@@ -4,6 +4,9 @@ use bytes::Bytes;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+use crate::message::filler;
+use crate::suite;
+
 /// How many publishes may be unconfirmed in [`Job::Confirm`].
 pub(crate) const CONFIRM_WINDOW: usize = 1000;
 
@@ -26,11 +29,11 @@ pub(crate) const ACKED: &str = "acked";
 /// The library that does the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Client {
-    /// This project's engine
+    /// Leveret's engine, `leveret::amqp`
     Leveret,
-    /// The same, with messages as the toolkit makes them: persistent, and with an id
+    /// The same, with the properties that the toolkit sends: persistent, with an id and a time
     Stamped,
-    /// This project's client on top of the engine
+    /// Leveret's client, on top of the engine
     Toolkit,
     /// lapin, pipelined
     Lapin,
@@ -40,7 +43,7 @@ pub(crate) enum Client {
     Deadpool,
     /// RustStream on lapin: its publisher with confirms, and its handlers
     Ruststream,
-    /// No client: sockets and frames by hand, as the least that is possible on this machine
+    /// No client: sockets and frames by hand, the least that is possible on this machine
     Limit,
 }
 
@@ -62,7 +65,7 @@ pub(crate) enum Job {
     Publish,
     /// Publish with confirms, at most 1000 unconfirmed
     Confirm,
-    /// The same with mandatory publishes, all of them routable: what knowing a return again costs
+    /// The same with mandatory publishes, all of them routable: the cost of recognizing returns
     Mandatory,
     /// Publish with confirms, one at a time: p50 and p99
     Latency,
@@ -77,17 +80,15 @@ pub(crate) enum Job {
 /// The other end of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Peer {
-    /// A program that does nothing but what the protocol wants: the client's own cost is left
+    /// A program that does only what the protocol requires: the client's own cost is left
     Null,
     /// A real RabbitMQ
     Rabbitmq,
 }
 
-/// One run of one client, in a process of its own.
+/// What is the same for all clients that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Run {
-    pub(crate) client: Client,
-    pub(crate) job: Job,
+pub(crate) struct Setting {
     pub(crate) peer: Peer,
     /// Where the peer listens on 127.0.0.1
     pub(crate) port: u16,
@@ -95,34 +96,33 @@ pub(crate) struct Run {
     pub(crate) size: usize,
     /// Channels, all on one connection, each with a task and an equal share of the messages
     pub(crate) channels: u64,
-    /// Messages in total
-    pub(crate) messages: u64,
 }
+
+pub(crate) type Run = suite::Run<Job, Client, Setting>;
 
 impl Run {
     /// The share of one channel.
     pub(crate) fn share(&self) -> u64 {
-        self.messages / self.channels
+        self.messages / self.setting.channels
     }
 
     pub(crate) fn body(&self) -> Bytes {
-        Bytes::from(vec![b'x'; self.size])
+        filler(self.setting.size)
     }
 
-    /// Whether this is another client's run in the same setting.
-    pub(crate) fn same_setting(&self, other: &Run) -> bool {
-        *self == Run { client: self.client, messages: self.messages, ..*other }
+    pub(crate) fn queues(&self) -> impl Iterator<Item = String> {
+        (0..self.setting.channels).map(|channel| self.queue(channel))
     }
 
     /// Where a channel gets its deliveries from, and confirmed publishes go to. The null peer reads from the name
     /// what it is to deliver.
     pub(crate) fn queue(&self, channel: u64) -> String {
-        format!("bench.{channel}.{}.{}", self.size, self.share())
+        format!("bench.{channel}.{}.{}", self.setting.size, self.share())
     }
 
     /// What [`PUBLISHED`] has to say in the end: of RabbitMQ's queue of that name, nothing ever goes into it.
     pub(crate) fn published(&self) -> u64 {
-        if self.peer == Peer::Null { self.share() } else { 0 }
+        if self.setting.peer == Peer::Null { self.share() } else { 0 }
     }
 
     /// How many messages are in its queues on RabbitMQ once the client has gone, whatever it has counted itself.
@@ -138,7 +138,7 @@ impl Run {
 
     /// Which queue to ask about after the last ack, and what the answer has to be.
     pub(crate) fn acked(&self, channel: u64) -> (String, u64) {
-        match self.peer {
+        match self.setting.peer {
             Peer::Null => (ACKED.to_owned(), self.share()),
             Peer::Rabbitmq => (self.queue(channel), 0),
         }
@@ -153,7 +153,8 @@ pub(crate) fn deliveries_of(queue: &str) -> Option<(usize, u64)> {
 
 impl Job {
     /// Whether it makes sense with this client and peer, and with so many channels.
-    pub(crate) fn exists_for(self, client: Client, peer: Peer, channels: u64) -> bool {
+    pub(crate) fn exists_for(self, client: Client, at: &Setting) -> bool {
+        let (peer, channels) = (at.peer, at.channels);
         match self {
             // It tells what a client can take at least, and not what a broker does.
             _ if client == Client::Limit && peer == Peer::Rabbitmq => false,
@@ -182,9 +183,9 @@ impl Job {
 
     /// So many that a run takes about a second. Cost per message does not depend on their number, so a cheaper client
     /// gets more of them.
-    pub(crate) fn messages(self, client: Client, peer: Peer, size: usize) -> u64 {
-        let large = size > 4096;
-        match (self, peer) {
+    pub(crate) fn messages(self, client: Client, at: &Setting) -> u64 {
+        let large = at.size > 4096;
+        match (self, at.peer) {
             (Job::Returns, _) => 20_000,
             (Job::Latency, _) => 2_000,
             (_, Peer::Rabbitmq) if large => 8_000,
@@ -212,15 +213,9 @@ mod tests {
 
     #[test]
     fn the_null_peer_reads_from_a_queues_name_what_to_deliver() {
-        let run = Run {
-            client: Client::Leveret,
-            job: Job::Consume,
-            peer: Peer::Null,
-            port: 5672,
-            size: 1024,
-            channels: 4,
-            messages: 1000,
-        };
+        let setting = Setting { peer: Peer::Null, port: 5672, size: 1024, channels: 4 };
+        let (job, candidate) = (Job::Consume, Client::Leveret);
+        let run = Run { job, candidate, messages: 1000, setting };
         assert_eq!(deliveries_of(&run.queue(3)), Some((1024, 250)));
         assert_eq!(deliveries_of(PUBLISHED), None);
     }

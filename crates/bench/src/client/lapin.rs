@@ -2,13 +2,13 @@
 //! thread has dealt with it.
 
 use deadpool_lapin::{Config, PoolConfig, Runtime};
-use futures_util::{StreamExt, TryStreamExt, stream};
+use futures_util::{StreamExt as _, stream};
 use lapin::options::{BasicAckOptions, BasicPublishOptions};
 use lapin::{
     BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, PublisherConfirm,
 };
 
-use super::channels::{Tally, measure, one_by_one};
+use super::channels::{Tally, concurrent, measure, one_by_one};
 use super::jobs::{
     CONFIRM_WINDOW, Job, NOWHERE, PREFETCH, PUBLISHED, RETURNS_WINDOW, Run, is_unroutable,
 };
@@ -16,12 +16,13 @@ use crate::by_hand::{self, MANDATORY, messages_in};
 use crate::meter::{Failure, Measured, expect};
 
 pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
-    run_on(&by_hand::connect(run.port).await?, run).await
+    run_on(&by_hand::connect(run.setting.port).await?, run).await
 }
 
 /// With a connection of deadpool-lapin's pool. It pools connections and nothing else: the job opens and keeps channels of its own.
 pub(crate) async fn run_pooled(run: Run) -> Result<Measured, Failure> {
-    let config = Config { url: Some(by_hand::uri(run.port)), pool: Some(PoolConfig::new(1)) };
+    let config =
+        Config { url: Some(by_hand::uri(run.setting.port)), pool: Some(PoolConfig::new(1)) };
     let pool = config.create_pool(ConnectionProperties::default, Runtime::Tokio1)?;
     run_on(&*pool.get().await?, run).await
 }
@@ -29,7 +30,7 @@ pub(crate) async fn run_pooled(run: Run) -> Result<Measured, Failure> {
 /// Does the job on this connection, and closes it.
 async fn run_on(connection: &Connection, run: Run) -> Result<Measured, Failure> {
     let mut channels = Vec::new();
-    for _ in 0..run.channels {
+    for _ in 0..run.setting.channels {
         channels.push(match run.job {
             Job::Publish | Job::Consume | Job::AutoAck => connection.create_channel().await?,
             _ => by_hand::confirm_channel(connection).await?,
@@ -62,26 +63,21 @@ const PLAIN: BasicPublishOptions = BasicPublishOptions { mandatory: false, ..MAN
 
 async fn publish(channel: Channel, _: u64, run: Run) -> Result<Tally, Failure> {
     let body = run.body();
-    stream::iter(0..run.share())
-        .map(|_| publish_one(&channel, NOWHERE, "key", PLAIN, &body))
-        .buffer_unordered(CONFIRM_WINDOW)
-        .try_for_each(|_| std::future::ready(Ok(())))
-        .await?;
+    concurrent(stream::iter(0..run.share()), CONFIRM_WINDOW, |_| async {
+        publish_one(&channel, NOWHERE, "key", PLAIN, &body).await.map(|_| true)
+    })
+    .await?;
     expect("arrived", run.published(), messages_in(&channel, PUBLISHED).await?)?;
     Ok(Tally::default())
 }
 
 async fn confirm(channel: Channel, place: u64, run: Run) -> Result<Tally, Failure> {
     let (queue, body) = (run.queue(place), run.body());
-    let acked = stream::iter(0..run.share())
-        .map(|_| async { publish_one(&channel, "", &queue, PLAIN, &body).await?.await })
-        .buffer_unordered(CONFIRM_WINDOW)
-        .try_fold(0, |acked, outcome| {
-            let is_acked = matches!(outcome, Confirmation::Ack(None));
-            std::future::ready(Ok(acked + u64::from(is_acked)))
-        })
-        .await?;
-    expect("were confirmed", run.share(), acked)?;
+    let acked = concurrent(stream::iter(0..run.share()), CONFIRM_WINDOW, |_| async {
+        let outcome = publish_one(&channel, "", &queue, PLAIN, &body).await?.await?;
+        Ok::<_, lapin::Error>(outcome == Confirmation::Ack(None))
+    });
+    expect("were confirmed", run.share(), acked.await?)?;
     Ok(Tally::default())
 }
 
@@ -97,19 +93,15 @@ async fn latency(channel: Channel, place: u64, run: Run) -> Result<Tally, Failur
 async fn consume(channel: Channel, place: u64, run: Run) -> Result<Tally, Failure> {
     let acks = run.job != Job::AutoAck;
     let consumer = by_hand::consume(&channel, &run.queue(place), acks.then_some(PREFETCH)).await?;
-    let received = consumer
-        .take(run.share() as usize)
-        .map(|delivery| async {
-            let delivery = delivery?;
-            if acks {
-                delivery.ack(BasicAckOptions::default()).await?;
-            }
-            Ok::<bool, lapin::Error>(delivery.data.len() == run.size)
-        })
-        .buffer_unordered(PREFETCH.into())
-        .try_fold(0, |sum, right| std::future::ready(Ok(sum + u64::from(right))))
-        .await?;
-    expect("of the right size were received", run.share(), received)?;
+    let deliveries = consumer.take(run.share() as usize);
+    let received = concurrent(deliveries, PREFETCH.into(), |delivery| async {
+        let delivery = delivery?;
+        if acks {
+            delivery.ack(BasicAckOptions::default()).await?;
+        }
+        Ok::<_, lapin::Error>(delivery.data.len() == run.setting.size)
+    });
+    expect("of the right size were received", run.share(), received.await?)?;
     if acks {
         let (queue, expected) = run.acked(place);
         expect("were acked", expected, messages_in(&channel, &queue).await?)?;
@@ -125,16 +117,11 @@ async fn returns(channel: Channel, place: u64, run: Run) -> Result<Tally, Failur
         let routing_key = if is_unroutable(number) { "nowhere" } else { queue };
         let body = number.to_string();
         let publish = publish_one(channel, "", routing_key, MANDATORY, body.as_bytes());
-        let right = match publish.await?.await?.take_message() {
-            None => !is_unroutable(number),
-            Some(message) => is_unroutable(number) && message.data == body.as_bytes(),
-        };
-        Ok::<u64, lapin::Error>(u64::from(!right))
+        Ok::<_, lapin::Error>(match publish.await?.await?.take_message() {
+            None => is_unroutable(number),
+            Some(message) => !is_unroutable(number) || message.data != body.as_bytes(),
+        })
     };
-    let wrong = stream::iter(0..run.messages)
-        .map(is_wrong)
-        .buffer_unordered(RETURNS_WINDOW)
-        .try_fold(0, |sum, wrong| std::future::ready(Ok(sum + wrong)))
-        .await?;
+    let wrong = concurrent(stream::iter(0..run.messages), RETURNS_WINDOW, is_wrong).await?;
     Ok(Tally { mislabelled: Some(wrong), ..Tally::default() })
 }

@@ -2,21 +2,21 @@
 
 use bytes::Bytes;
 use leveret::amqp::{
-    Channel, Confirm, Connection, ConsumeOptions, Options, Outcome, Plain, Properties, Publish,
-    ShortStr,
+    Channel, Confirm, ConsumeOptions, Outcome, Plain, Properties, Publish, ShortStr,
 };
 
 use super::channels::{Tally, measure, one_by_one, pipelined};
 use super::jobs::{
     CONFIRM_WINDOW, Client, Job, NOWHERE, PREFETCH, PUBLISHED, RETURNS_WINDOW, Run, is_unroutable,
 };
+use crate::by_hand::uri;
 use crate::meter::{Failure, Measured, expect};
+use crate::rabbitmq::connect;
 
 pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
-    let options = Options::from_uri(&format!("amqp://127.0.0.1:{}", run.port))?;
-    let connection = Connection::open(&options).await?;
+    let connection = connect(&uri(run.setting.port)).await?;
     let (mut plain, mut confirming) = (Vec::new(), Vec::new());
-    for _ in 0..run.channels {
+    for _ in 0..run.setting.channels {
         let channel = connection.open_channel().await?;
         match run.job {
             Job::Publish | Job::Consume | Job::AutoAck => plain.push(channel),
@@ -37,7 +37,7 @@ pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
 /// As many octets as the toolkit puts on the wire with each message.
 fn properties(run: Run) -> Properties<'static> {
     let id = ShortStr::from_static("0123456789abcdef-1234567");
-    match run.client {
+    match run.candidate {
         Client::Stamped => Properties {
             delivery_mode: Some(2),
             message_id: Some(id),
@@ -51,12 +51,8 @@ fn properties(run: Run) -> Properties<'static> {
 async fn publish(channel: Channel<Plain>, _: u64, run: Run) -> Result<Tally, Failure> {
     let body = run.body();
     for _ in 0..run.share() {
-        let publish = Publish {
-            exchange: NOWHERE,
-            routing_key: "key",
-            body: body.clone(),
-            ..Publish::default()
-        };
+        let (exchange, body) = (NOWHERE, body.clone());
+        let publish = Publish { exchange, routing_key: "key", body, ..Publish::default() };
         channel.publish(&publish).await?;
     }
     let counted = channel.inspect_queue(PUBLISHED).await?.messages;
@@ -73,12 +69,8 @@ async fn confirm(channel: Channel<Confirm>, place: u64, run: Run) -> Result<Tall
             Publish { routing_key: &queue, mandatory, properties, body, ..Publish::default() };
         channel.publish(&publish).await
     };
-    let mut acked = 0;
-    let count = |_, outcome: Outcome| {
-        acked += u64::from(outcome.is_acked());
-        Ok(())
-    };
-    pipelined(run.share(), CONFIRM_WINDOW, publish, count).await?;
+    let is_acked = |_, outcome: Outcome| Ok(outcome.is_acked());
+    let acked = pipelined(run.share(), CONFIRM_WINDOW, publish, is_acked).await?;
     expect("were confirmed", run.share(), acked)?;
     Ok(Tally::default())
 }
@@ -98,7 +90,7 @@ async fn consume(channel: Channel<Plain>, place: u64, run: Run) -> Result<Tally,
     let mut consumer = channel.consume(&run.queue(place), options).await?;
     for _ in 0..run.share() {
         let delivery = consumer.next().await.ok_or("the consumer ended")??;
-        if delivery.body().len() != run.size {
+        if delivery.body().len() != run.setting.size {
             return Err("a body of another size".into());
         }
         delivery.ack()?;
@@ -120,12 +112,8 @@ async fn returns(channel: Channel<Confirm>, place: u64, run: Run) -> Result<Tall
         let publish = Publish { routing_key, mandatory: true, body, ..Publish::default() };
         channel.publish(&publish).await
     };
-    let mut wrong = 0;
-    let count = |number, outcome: Outcome| {
-        wrong += u64::from(is_wrong(number, &outcome));
-        Ok(())
-    };
-    pipelined(run.messages, RETURNS_WINDOW, publish, count).await?;
+    let is_wrong = |number, outcome: Outcome| Ok(is_wrong(number, &outcome));
+    let wrong = pipelined(run.messages, RETURNS_WINDOW, publish, is_wrong).await?;
     Ok(Tally { mislabelled: Some(wrong), ..Tally::default() })
 }
 

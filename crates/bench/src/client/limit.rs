@@ -3,46 +3,38 @@
 //!
 //! One thread serves all channels in turns. Each delivery has an ack of its own, and so many acks are sent together.
 
-use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::Duration;
 
 use bytes::{Buf as _, BufMut as _};
 use leveret_wire::method::{Encode, basic, channel, confirm, connection, queue};
-use leveret_wire::{FRAME_END, FrameMax, Method, Outbound, PROTOCOL_HEADER, ShortStr};
+use leveret_wire::{FRAME_END, FrameMax, Method, PROTOCOL_HEADER, ShortStr};
 
+use super::frames::{BODY, BUFFER, Contents, FrameSocket, HEADER, METHOD, PUBLISH, put_method};
 use super::jobs::{CONFIRM_WINDOW, Job, NOWHERE, PREFETCH, PUBLISHED, Run};
 use crate::meter::{Failure, Measured, Meter, expect};
-
-/// How much is written at once, about, and read at most: system calls are then few, and the processor's cache holds it.
-const PIECE: usize = 256 * 1024;
 
 /// How many acks go out together, as Leveret's do.
 const HELD_ACKS: u64 = 64;
 
 /// The peer answers at once; if it does not, it hangs.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-const METHOD: u8 = 1;
-const HEADER: u8 = 2;
-const BODY: u8 = 3;
+const READ_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Class and method id.
-const PUBLISH: &[u8] = &[0, 60, 0, 40];
 const DELIVER: &[u8] = &[0, 60, 0, 60];
 const ACK: &[u8] = &[0, 60, 0, 80];
 
 pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
     tokio::task::spawn_blocking(move || {
-        let mut line = Line::open(run)?;
+        let mut connection = open(run)?;
         if run.job == Job::Confirm {
-            line.on_each(run, &confirm::Select { nowait: false })?;
+            connection.on_each(run, &confirm::Select { nowait: false })?;
         }
         let meter = Meter::start();
         match run.job {
-            Job::Publish => publish(&mut line, run)?,
-            Job::Confirm => confirm(&mut line, run)?,
-            _ => consume(&mut line, run)?,
+            Job::Publish => publish(&mut connection, run)?,
+            Job::Confirm => confirm(&mut connection, run)?,
+            _ => consume(&mut connection, run)?,
         }
         Ok(meter.stop(run.messages))
     })
@@ -50,175 +42,155 @@ pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
 }
 
 fn channels(run: Run) -> impl Iterator<Item = u16> {
-    1..=run.channels as u16
+    1..=run.setting.channels as u16
 }
 
-fn publish(line: &mut Line, run: Run) -> Result<(), Failure> {
-    let body = vec![b'x'; run.size];
+fn publish(connection: &mut FrameSocket, run: Run) -> Result<(), Failure> {
+    let body = run.body();
     for _ in 0..run.share() {
         for channel in channels(run) {
-            line.publish(channel, NOWHERE, "key", &body)?;
+            connection.publish(channel, NOWHERE, "key", &body)?;
         }
     }
-    line.flush()?;
     for channel in channels(run) {
-        expect("arrived", run.published(), line.count(channel, PUBLISHED)?)?;
+        expect("arrived", run.published(), connection.count(channel, PUBLISHED)?)?;
     }
     Ok(())
 }
 
-fn confirm(line: &mut Line, run: Run) -> Result<(), Failure> {
-    let body = vec![b'x'; run.size];
-    let queues: Vec<String> = (0..run.channels).map(|place| run.queue(place)).collect();
+fn confirm(connection: &mut FrameSocket, run: Run) -> Result<(), Failure> {
+    let body = run.body();
+    let queues: Vec<String> = run.queues().collect();
     let mut acked = vec![0; queues.len()];
     for sent in 0..run.share() {
         for (channel, queue) in channels(run).zip(&queues) {
             while sent - acked[usize::from(channel) - 1] >= CONFIRM_WINDOW as u64 {
-                read_acks(line, &mut acked)?;
+                read_acks(connection, &mut acked)?;
             }
-            line.publish(channel, "", queue, &body)?;
+            connection.publish(channel, "", queue, &body)?;
         }
     }
     while acked.iter().any(|acked| *acked < run.share()) {
-        read_acks(line, &mut acked)?;
+        read_acks(connection, &mut acked)?;
     }
     expect("were confirmed", run.messages, acked.iter().sum())
 }
 
 /// Waits for acks, and notes how many publishes of each channel have one.
-fn read_acks(line: &mut Line, acked: &mut [u64]) -> Result<(), Failure> {
-    line.flush()?;
-    line.read(|kind, channel, payload| {
+fn read_acks(connection: &mut FrameSocket, acked: &mut [u64]) -> Result<(), Failure> {
+    connection.flush()?;
+    connection.read(|_, kind, channel, payload| {
         if let (METHOD, Some(mut ack)) = (kind, payload.strip_prefix(ACK)) {
             let (tag, multiple) = (ack.get_u64(), ack.get_u8() == 1);
             let before = &mut acked[usize::from(channel) - 1];
             *before = if multiple { tag } else { *before + 1 };
         }
+        Ok::<_, Failure>(())
     })
 }
 
-/// What came on a channel.
+/// What came on a channel. Its delivery tags are 1, 2, 3…
 #[derive(Clone, Default)]
-struct Lane {
-    /// The delivery that comes, and how much of its body is missing.
-    tag: u64,
-    missing: usize,
-    /// The last that came whole, and the last that was acked.
-    whole: u64,
+struct Deliveries {
+    contents: Contents,
     acked: u64,
 }
 
-fn consume(line: &mut Line, run: Run) -> Result<(), Failure> {
+fn consume(connection: &mut FrameSocket, run: Run) -> Result<(), Failure> {
     let no_ack = run.job == Job::AutoAck;
-    line.on_each(run, &basic::Qos { prefetch_count: PREFETCH, ..Default::default() })?;
-    for channel in channels(run) {
-        let queue = run.queue(u64::from(channel) - 1);
+    connection.on_each(run, &basic::Qos { prefetch_count: PREFETCH, ..Default::default() })?;
+    for (channel, queue) in channels(run).zip(run.queues()) {
         let queue = ShortStr::try_from(queue.as_str())?;
-        line.method(channel, &basic::Consume { queue, no_ack, ..Default::default() })?;
+        connection.method(channel, &basic::Consume { queue, no_ack, ..Default::default() })?;
     }
-    line.flush()?;
-    let mut lanes = vec![Lane::default(); run.channels as usize];
-    let (mut delivered, mut held) = (0, 0);
+    connection.flush()?;
+    let mut deliveries = vec![Deliveries::default(); run.setting.channels as usize];
+    let (mut delivered, mut acked) = (0, 0);
     while delivered < run.messages {
-        let came = deliveries(line, run, &mut lanes)?;
-        (delivered, held) = (delivered + came, held + came);
-        if !no_ack && (held >= HELD_ACKS || delivered == run.messages) {
-            held = 0;
-            for (channel, lane) in channels(run).zip(&mut lanes) {
-                (lane.acked + 1..=lane.whole).for_each(|tag| line.ack(channel, tag));
-                lane.acked = lane.whole;
+        read_deliveries(connection, run, &mut deliveries)?;
+        delivered = deliveries.iter().map(|channel| channel.contents.whole).sum();
+        if !no_ack && (delivered - acked >= HELD_ACKS || delivered == run.messages) {
+            acked = delivered;
+            for (channel, deliveries) in channels(run).zip(&mut deliveries) {
+                let whole = deliveries.contents.whole;
+                (deliveries.acked + 1..=whole).for_each(|tag| connection.ack(channel, tag));
+                deliveries.acked = whole;
             }
-            line.flush()?;
+            connection.flush()?;
         }
     }
     for (place, channel) in (0..).zip(channels(run)).filter(|_| !no_ack) {
         let (queue, expected) = run.acked(place);
-        expect("were acked", expected, line.count(channel, &queue)?)?;
+        expect("were acked", expected, connection.count(channel, &queue)?)?;
     }
     Ok(())
 }
 
-/// Waits for deliveries, and says how many came whole.
-fn deliveries(line: &mut Line, run: Run, lanes: &mut [Lane]) -> Result<u64, Failure> {
-    let (mut came, mut wrong) = (0, 0);
-    line.read(|kind, channel, payload| {
-        let lane = &mut lanes[usize::from(channel) - 1];
+/// Waits for deliveries, and notes them. Fails if one is not the next, or has another size.
+fn read_deliveries(
+    connection: &mut FrameSocket,
+    run: Run,
+    deliveries: &mut [Deliveries],
+) -> Result<(), Failure> {
+    connection.read(|_, kind, channel, payload| {
+        let contents = &mut deliveries[usize::from(channel) - 1].contents;
         match (kind, payload.strip_prefix(DELIVER)) {
             (METHOD, Some(mut deliver)) => {
                 let consumer_tag = deliver.get_u8();
                 deliver.advance(consumer_tag.into());
-                lane.tag = deliver.get_u64();
-            }
-            (HEADER, _) => {
-                lane.missing = (&payload[4..]).get_u64() as usize;
-                wrong += u64::from(lane.missing != run.size);
-            }
-            (BODY, _) => {
-                lane.missing -= payload.len();
-                if lane.missing == 0 {
-                    lane.whole = lane.tag;
-                    came += 1;
+                if deliver.get_u64() != contents.whole + 1 {
+                    return Err("a delivery out of order".into());
                 }
             }
+            (HEADER, _) if contents.header(payload)? == run.setting.size as u64 => {}
+            (HEADER, _) => return Err("a body of another size".into()),
+            (BODY, _) => contents.body(payload)?,
             _ => {}
         }
-    })?;
-    expect("are of another size", 0, wrong)?;
-    Ok(came)
+        Ok::<_, Failure>(())
+    })
 }
 
-/// A connection.
-struct Line {
-    stream: TcpStream,
-    outgoing: Vec<u8>,
-    incoming: Vec<u8>,
-    /// How much of `incoming` came and is not looked at: the beginning of a frame.
-    filled: usize,
+fn open(run: Run) -> Result<FrameSocket, Failure> {
+    let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, run.setting.port))?;
+    stream.set_read_timeout(Some(READ_DEADLINE))?;
+    let mut connection = FrameSocket::new(stream, BUFFER)?;
+    connection.outgoing.extend_from_slice(&PROTOCOL_HEADER);
+    connection.reply()?;
+    connection.call(0, &connection::StartOk::default())?;
+    let frame_max = FrameMax::DEFAULT.get();
+    connection.method(0, &connection::TuneOk { channel_max: 2047, frame_max, heartbeat: 0 })?;
+    connection.call(0, &connection::Open::default())?;
+    connection.on_each(run, &channel::Open::default())?;
+    Ok(connection)
 }
 
-impl Line {
-    fn open(run: Run) -> Result<Line, Failure> {
-        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, run.port))?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        let outgoing = Vec::with_capacity(2 * PIECE);
-        let mut line = Line { stream, outgoing, incoming: vec![0; PIECE], filled: 0 };
-        line.outgoing.extend_from_slice(&PROTOCOL_HEADER);
-        line.flush()?;
-        line.reply()?;
-        line.call(0, &connection::StartOk::default())?;
-        let frame_max = FrameMax::DEFAULT.get();
-        line.method(0, &connection::TuneOk { channel_max: 2047, frame_max, heartbeat: 0 })?;
-        line.call(0, &connection::Open::default())?;
-        line.on_each(run, &channel::Open::default())?;
-        Ok(line)
-    }
-
+impl FrameSocket {
     /// Calls a method on each channel.
     fn on_each(&mut self, run: Run, method: &impl Encode) -> Result<(), Failure> {
         channels(run).try_for_each(|channel| self.call(channel, method).map(drop))
     }
 
     fn method(&mut self, channel: u16, method: &impl Encode) -> Result<(), Failure> {
-        let mut outbound = Outbound::new();
-        outbound.method(channel, method, FrameMax::DEFAULT)?;
-        self.outgoing.put(outbound);
-        Ok(())
+        Ok(put_method(&mut self.outgoing, channel, method)?)
     }
 
     /// Calls a method, and gives the payload of the frame that answers.
     fn call(&mut self, channel: u16, method: &impl Encode) -> Result<Vec<u8>, Failure> {
         self.method(channel, method)?;
-        self.flush()?;
         self.reply()
     }
 
     fn reply(&mut self) -> Result<Vec<u8>, Failure> {
-        let mut reply = None;
-        while reply.is_none() {
-            self.read(|_, _, payload| reply = Some(payload.to_vec()))?;
+        self.flush()?;
+        let mut reply = Vec::new();
+        while reply.is_empty() {
+            self.read(|_, _, _, payload| {
+                reply.extend_from_slice(payload);
+                Ok::<_, Failure>(())
+            })?;
         }
-        reply.ok_or_else(|| "there is no reply".into())
+        Ok(reply)
     }
 
     /// What the peer has counted.
@@ -257,45 +229,15 @@ impl Line {
         begin_frame(bytes, BODY, channel, body.len());
         bytes.put_slice(body);
         bytes.put_u8(FRAME_END);
-        if bytes.len() >= PIECE { self.flush() } else { Ok(()) }
+        if bytes.len() >= BUFFER { Ok(self.flush()?) } else { Ok(()) }
     }
 
     fn ack(&mut self, channel: u16, tag: u64) {
-        begin_frame(&mut self.outgoing, METHOD, channel, ACK.len() + 9);
-        self.outgoing.put_slice(ACK);
-        self.outgoing.put_u64(tag);
-        self.outgoing.put_slice(&[0, FRAME_END]);
-    }
-
-    fn flush(&mut self) -> Result<(), Failure> {
-        self.stream.write_all(&self.outgoing)?;
-        self.outgoing.clear();
-        Ok(())
-    }
-
-    /// Reads once, and hands out the type, channel and payload of each frame that is whole.
-    fn read(&mut self, mut take: impl FnMut(u8, u16, &[u8])) -> Result<(), Failure> {
-        let read = self.stream.read(&mut self.incoming[self.filled..])?;
-        if read == 0 {
-            return Err("the peer hung up".into());
-        }
-        self.filled += read;
-        let mut rest = &self.incoming[..self.filled];
-        while let Some((&[kind, c0, c1, s0, s1, s2, s3], after)) = rest.split_first_chunk() {
-            let size = u32::from_be_bytes([s0, s1, s2, s3]) as usize;
-            match after.split_at_checked(size) {
-                Some((payload, [FRAME_END, next @ ..])) => {
-                    take(kind, u16::from_be_bytes([c0, c1]), payload);
-                    rest = next;
-                }
-                Some((_, [_, ..])) => return Err("a frame without an end".into()),
-                _ => break,
-            }
-        }
-        let looked_at = self.filled - rest.len();
-        self.incoming.copy_within(looked_at..self.filled, 0);
-        self.filled -= looked_at;
-        Ok(())
+        let bytes = &mut self.outgoing;
+        begin_frame(bytes, METHOD, channel, ACK.len() + 9);
+        bytes.put_slice(ACK);
+        bytes.put_u64(tag);
+        bytes.put_slice(&[0, FRAME_END]);
     }
 }
 

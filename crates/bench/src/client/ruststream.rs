@@ -3,7 +3,7 @@
 
 use std::num::{NonZeroU16, NonZeroUsize};
 
-use futures_util::{StreamExt, TryStreamExt, stream};
+use futures_util::{TryFutureExt as _, stream};
 use ruststream::runtime::{
     AppInfo, Context, Handler, HandlerMetadata, HandlerResult, Router, RustStream, RustStreamError,
     Workers,
@@ -13,7 +13,7 @@ use ruststream::{
 };
 use ruststream_lapin::{ConfirmsPublisher, LapinBroker, LapinMessage, LapinPublish, RabbitQueue};
 
-use super::channels::{Tally, measure};
+use super::channels::{Tally, concurrent, measure};
 use super::jobs::{CONFIRM_WINDOW, Job, PREFETCH, Run};
 use crate::by_hand::uri;
 use crate::countdown::Countdown;
@@ -28,10 +28,11 @@ pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
 }
 
 async fn confirm_all(run: Run) -> Result<Measured, Failure> {
-    let broker = LapinBroker::new(uri(run.port)).connect().await?;
+    let broker = LapinBroker::new(uri(run.setting.port)).connect().await?;
     // Each has a channel of its own.
     let publisher = |_| broker.publisher(LapinPublish::default().confirms());
-    let measured = measure(run, (0..run.channels).map(publisher).collect(), confirm).await?;
+    let measured =
+        measure(run, (0..run.setting.channels).map(publisher).collect(), confirm).await?;
     // It is done; that the channels were dropped just before makes lapin report an error here.
     let _ = broker.shutdown().await;
     Ok(measured)
@@ -39,12 +40,10 @@ async fn confirm_all(run: Run) -> Result<Measured, Failure> {
 
 async fn confirm(publisher: ConfirmsPublisher, place: u64, run: Run) -> Result<Tally, Failure> {
     let (queue, body) = (run.queue(place), run.body());
-    let confirmed = stream::iter(0..run.share())
-        .map(|_| publisher.publish(OutgoingMessage::new(&queue, &body)))
-        .buffer_unordered(CONFIRM_WINDOW)
-        .try_fold(0, |confirmed, ()| std::future::ready(Ok(confirmed + 1)))
-        .await?;
-    expect("were confirmed", run.share(), confirmed)?;
+    let confirmed = concurrent(stream::iter(0..run.share()), CONFIRM_WINDOW, |_| {
+        publisher.publish(OutgoingMessage::new(&queue, &body)).map_ok(|()| true)
+    });
+    expect("were confirmed", run.share(), confirmed.await?)?;
     Ok(Tally::default())
 }
 
@@ -57,9 +56,9 @@ async fn consume_all(run: Run) -> Result<Measured, Failure> {
     let prefetch = NonZeroU16::new(PREFETCH).ok_or("no prefetch")?;
     let workers = Workers::pool(NonZeroUsize::new(WORKERS).ok_or("no workers")?);
     let app = RustStream::new(AppInfo::new("bench", "0")).with_broker(
-        LapinBroker::new(uri(run.port)).prefetch(prefetch),
+        LapinBroker::new(uri(run.setting.port)).prefetch(prefetch),
         |scope| {
-            for place in 0..run.channels {
+            for place in 0..run.setting.channels {
                 let (queue, handler) = (run.queue(place), handler(run, handled.clone()));
                 let router = Router::new().subscribe(
                     RabbitQueue::new(&queue),
@@ -84,7 +83,7 @@ async fn consume_all(run: Run) -> Result<Measured, Failure> {
 
 fn handler(run: Run, handled: Countdown) -> impl Handler<LapinMessage> {
     move |message: &LapinMessage, _: &mut Context<'_>| {
-        let is_right = message.payload().len() == run.size;
+        let is_right = message.payload().len() == run.setting.size;
         let handled = handled.clone();
         async move {
             if !is_right {

@@ -45,8 +45,8 @@ pub(crate) fn of_toolkit(times_engine: f64) -> Target {
 /// by `limit`, what sockets by hand take here, and to divide by what they took where the target was made.
 pub(crate) fn of_engine(run: &Run, measured: &Measured, limit: Option<f64>) -> Vec<Target> {
     let known = || {
-        let column = SIZES.iter().position(|known| *known == run.size)?;
-        let row = CPU_US.iter().find(|(job, at, _)| (*job, *at) == (run.job, run.peer))?;
+        let column = SIZES.iter().position(|known| *known == run.setting.size)?;
+        let row = CPU_US.iter().find(|(job, at, _)| (*job, *at) == (run.job, run.setting.peer))?;
         Some((column, row.2[column]?))
     };
     let Some((column, most)) = known() else { return Vec::new() };
@@ -67,12 +67,13 @@ pub(crate) fn of_engine(run: &Run, measured: &Measured, limit: Option<f64>) -> V
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::client::jobs::Client;
+    use crate::client::jobs::{Client, Setting};
 
     #[test]
     fn a_slower_machine_is_asked_for_less_and_is_not_let_off_the_target_itself() {
-        let (client, job, peer) = (Client::Leveret, Job::Confirm, Peer::Null);
-        let run = Run { client, job, peer, port: 0, size: 16, channels: 1, messages: 1000 };
+        let (job, candidate) = (Job::Confirm, Client::Leveret);
+        let setting = Setting { peer: Peer::Null, port: 0, size: 16, channels: 1 };
+        let run = Run { job, candidate, messages: 1000, setting };
         let measured = Measured { messages: 1000, cpu_ns: 600_000, ..Measured::default() };
         let met = |limit| {
             let targets = of_engine(&run, &measured, limit);

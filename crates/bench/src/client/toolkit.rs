@@ -6,11 +6,12 @@ use leveret::{Client, Publisher};
 
 use super::channels::{Tally, measure, one_by_one, pipelined};
 use super::jobs::{CONFIRM_WINDOW, Job, NOWHERE, PREFETCH, Run};
+use crate::by_hand::uri;
 use crate::countdown::Countdown;
 use crate::meter::{Failure, Measured, Meter, all, expect};
 
 pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
-    let client = Client::connect(format!("amqp://127.0.0.1:{}", run.port)).await?;
+    let client = Client::connect(uri(run.setting.port)).await?;
     let measured = match run.job {
         Job::Publish => publish_all(&client, run).await?,
         Job::Latency => measure(run, publishers(&client, run).await?, latency).await?,
@@ -18,7 +19,7 @@ pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
             measure(run, publishers(&client, run).await?, confirm).await?
         }
         Job::Consume | Job::AutoAck | Job::Returns => {
-            measure(run, vec![client.clone(); run.channels as usize], consume).await?
+            measure(run, vec![client.clone(); run.setting.channels as usize], consume).await?
         }
     };
     client.close().await;
@@ -28,7 +29,7 @@ pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
 /// Nothing but the end of the client tells that all is written.
 async fn publish_all(client: &Client, run: Run) -> Result<Measured, Failure> {
     let mut publishers = Vec::new();
-    for _ in 0..run.channels {
+    for _ in 0..run.setting.channels {
         publishers.push(client.publisher(NOWHERE).build_unconfirmed().await?);
     }
     let meter = Meter::start();
@@ -46,7 +47,7 @@ async fn publish_all(client: &Client, run: Run) -> Result<Measured, Failure> {
 
 async fn publishers(client: &Client, run: Run) -> Result<Vec<Publisher>, Failure> {
     let mut publishers = Vec::new();
-    for _ in 0..run.channels {
+    for _ in 0..run.setting.channels {
         let builder = client.publisher("").window(CONFIRM_WINDOW + 1);
         let builder = if run.job == Job::Mandatory { builder } else { builder.allow_unroutable() };
         publishers.push(builder.build().await?);
@@ -57,13 +58,8 @@ async fn publishers(client: &Client, run: Run) -> Result<Vec<Publisher>, Failure
 async fn confirm(publisher: Publisher, place: u64, run: Run) -> Result<Tally, Failure> {
     let (queue, body) = (run.queue(place), run.body());
     let send = |_| publisher.send(&queue, body.clone());
-    let mut confirmed = 0;
-    let count = |_, outcome: Result<_, leveret::Error>| {
-        outcome?;
-        confirmed += 1;
-        Ok(())
-    };
-    pipelined(run.share(), CONFIRM_WINDOW, send, count).await?;
+    let is_confirmed = |_, outcome: Result<_, leveret::Error>| Ok(outcome.map(|_| true)?);
+    let confirmed = pipelined(run.share(), CONFIRM_WINDOW, send, is_confirmed).await?;
     expect("were confirmed", run.share(), confirmed)?;
     Ok(Tally::default())
 }
@@ -83,7 +79,7 @@ async fn consume(client: Client, place: u64, run: Run) -> Result<Tally, Failure>
     let handler = move |body: Bytes| {
         let count = count.clone();
         async move {
-            if body.len() != run.size {
+            if body.len() != run.setting.size {
                 return Err("a body of another size");
             }
             count.add(1);

@@ -16,14 +16,14 @@ const ADD_ALL: &str = "INSERT INTO by_hand (id) SELECT unnest($1::text[]) ON CON
 
 /// A transaction for each message.
 pub(super) async fn consume(run: Run) -> Result<Measured, Failure> {
-    let connection = by_hand::connect(run.port).await?;
+    let connection = by_hand::connect(run.setting.port).await?;
     let channel = connection.create_channel().await?;
-    let pool = run.pool().await?;
+    let pool = run.setting.pool().await?;
     let meter = Meter::start();
     let consumer = by_hand::consume(&channel, QUEUE, Some(PREFETCH)).await?;
     let deliveries = consumer.take((run.messages + copies(run.messages)) as usize);
     let start = |delivery| tokio::spawn(handle(pool.clone(), delivery));
-    let mut handling = deliveries.map(start).buffer_unordered(run.workers as usize);
+    let mut handling = deliveries.map(start).buffer_unordered(run.setting.workers as usize);
     let mut new = 0;
     while let Some(handled) = handling.next().await {
         new += u64::from(handled??);

@@ -17,8 +17,8 @@ use crate::meter::{Failure, Measured, Meter, expect};
 const WITHIN: Duration = Duration::from_millis(5);
 
 pub(super) async fn consume(run: Run) -> Result<Measured, Failure> {
-    let client = Client::connect(&*uri(run.port)).await?;
-    let pool = run.pool().await?;
+    let client = Client::connect(&*uri(run.setting.port)).await?;
+    let pool = run.setting.pool().await?;
     let meter = Meter::start();
     let summary = handle_all(&client, pool, run).await?;
     client.close().await;
@@ -29,7 +29,7 @@ pub(super) async fn consume(run: Run) -> Result<Measured, Failure> {
 
 async fn handle_all(client: &Client, pool: PgPool, run: Run) -> Result<Summary, leveret::Error> {
     let handled = Countdown::new(run.messages);
-    let consumer = client.consumer(QUEUE).prefetch(PREFETCH).workers(run.workers as usize);
+    let consumer = client.consumer(QUEUE).prefetch(PREFETCH).workers(run.setting.workers as usize);
     let consumer = consumer.exactly_once(inbox(pool, run.candidate)).state(handled.clone());
     match run.candidate {
         Candidate::IdsInBatches | Candidate::HighWaterInBatches => {

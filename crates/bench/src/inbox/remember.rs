@@ -22,7 +22,7 @@ pub(super) async fn run(run: Run) -> Result<Measured, Failure> {
     let client = Client::builder().broker(&broker).connect().await?;
     client.apply(&Topology::new().queue(Queue::classic(QUEUE))).await?;
     let messages = Messages::new(&client, run.messages).await?;
-    let pool = run.pool().await?;
+    let pool = run.setting.pool().await?;
     let meter = Meter::start();
     let consume = async {
         match run.candidate {

@@ -13,9 +13,9 @@ const DELETE: &str = "DELETE FROM by_hand WHERE id = ANY($1)";
 
 /// So many rows at a time.
 pub(crate) async fn run(run: Run, at_once: i64) -> Result<Measured, Failure> {
-    let connection = by_hand::connect(run.port).await?;
+    let connection = by_hand::connect(run.setting.port).await?;
     let channel = by_hand::confirm_channel(&connection).await?;
-    let pool = run.postgres().await?;
+    let pool = run.setting.postgres().await?;
     let meter = Meter::start();
     let mut sent = 0;
     while sent < run.messages {

@@ -11,11 +11,11 @@ use crate::by_hand::uri;
 use crate::meter::{Failure, Measured, Meter, expect};
 
 pub(crate) async fn run(run: Run, order: Order) -> Result<Measured, Failure> {
-    let client = Client::connect(&*uri(run.port)).await?;
+    let client = Client::connect(&*uri(run.setting.port)).await?;
     let outbox = Outbox::default();
     let relay = match run.candidate {
-        Candidate::LeveretSqlite => outbox.relay(&client, &run.sqlite().await?),
-        _ => outbox.relay(&client, &run.postgres().await?),
+        Candidate::LeveretSqlite => outbox.relay(&client, &run.setting.sqlite().await?),
+        _ => outbox.relay(&client, &run.setting.postgres().await?),
     };
     let relay = relay.order(order).build().await?;
     let monitor = relay.monitor();

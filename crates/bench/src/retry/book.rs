@@ -2,22 +2,10 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use bytes::Bytes;
-
 use super::Job;
 use crate::countdown::Countdown;
+use crate::message::number;
 use crate::meter::Failure;
-
-/// The body of a message, which begins with its number.
-pub(super) fn body(number: u64, size: u32) -> Bytes {
-    let mut body = vec![b'x'; size as usize];
-    body[..8].copy_from_slice(&number.to_be_bytes());
-    body.into()
-}
-
-fn number(body: &[u8]) -> Option<u64> {
-    Some(u64::from_be_bytes(*body.first_chunk()?))
-}
 
 /// What becomes of a delivery, for either candidate.
 pub(super) enum Verdict {
@@ -79,27 +67,28 @@ impl Book {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message::numbered;
 
     #[tokio::test]
     async fn a_message_fails_once_and_then_succeeds() {
         let book = Book::new(Job::FailOnce, 2);
         for number in [0, 1] {
-            assert!(matches!(book.handle(&body(number, 9)), Verdict::FailsNow));
+            assert!(matches!(book.handle(&numbered(number, 9)), Verdict::FailsNow));
         }
         assert!(book.expect_each(1).is_ok());
         for number in [0, 1] {
-            assert!(matches!(book.handle(&body(number, 9)), Verdict::Success));
+            assert!(matches!(book.handle(&numbered(number, 9)), Verdict::Success));
         }
         book.all_done().await;
         assert!(book.expect_each(2).is_ok());
-        assert_eq!(book.note(&body(1, 9)), Some(2));
+        assert_eq!(book.note(&numbered(1, 9)), Some(2));
         assert!(book.expect_each(2).is_err());
     }
 
     #[test]
     fn there_is_no_other_message() {
         let book = Book::new(Job::Park, 2);
-        assert_eq!(book.note(&body(2, 9)), None);
+        assert_eq!(book.note(&numbered(2, 9)), None);
         assert_eq!(book.note(b"short"), None);
     }
 }

@@ -4,7 +4,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use futures_util::{StreamExt, TryStreamExt};
+use futures_util::StreamExt as _;
 use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, ExchangeDeclareOptions, QueueBindOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
@@ -13,10 +13,11 @@ use lapin::{BasicProperties, Channel, Confirmation, ExchangeKind};
 use super::book::{Book, Verdict};
 use super::{Job, PARKED, PREFETCH, QUEUE, RETURN_EXCHANGE, Run, WAIT, WAIT_EXCHANGE, WAIT_QUEUE};
 use crate::by_hand::{self, MANDATORY, consume, declare_queue};
-use crate::meter::{Failure, Measured, Meter};
+use crate::client::concurrent;
+use crate::meter::{Failure, Measured, Meter, expect};
 
 pub(super) async fn run(run: Run) -> Result<Measured, Failure> {
-    let connection = by_hand::connect(run.port).await?;
+    let connection = by_hand::connect(run.setting.port).await?;
     let meter = Meter::start();
     let taking = connection.create_channel().await?;
     let moving = by_hand::confirm_channel(&connection).await?;
@@ -102,9 +103,9 @@ async fn handle_all(taking: &Channel, moving: &Channel, run: Run) -> Result<(), 
         }
         Ok::<_, Failure>(delivery.ack(BasicAckOptions::default()).await?)
     };
-    let deliveries =
-        consume(taking, QUEUE, Some(PREFETCH)).await?.take_until(Box::pin(book.all_done()));
-    deliveries.map(settle).buffer_unordered(PREFETCH.into()).try_for_each(async |_| Ok(())).await?;
+    let deliveries = consume(taking, QUEUE, Some(PREFETCH)).await?;
+    let deliveries = deliveries.take_until(Box::pin(book.all_done()));
+    concurrent(deliveries, PREFETCH.into(), settle).await?;
     book.expect_each(if run.job == Job::FailOnce { 2 } else { 1 })
 }
 
@@ -121,7 +122,8 @@ async fn replay_all(taking: &Channel, moving: &Channel, run: Run) -> Result<(), 
         Ok::<_, Failure>(delivery.ack(BasicAckOptions::default()).await?)
     };
     let deliveries = consume(taking, PARKED, Some(PREFETCH)).await?.take(run.messages as usize);
-    deliveries.map(replay).buffer_unordered(PREFETCH.into()).try_for_each(async |_| Ok(())).await
+    let replayed = concurrent(deliveries, PREFETCH.into(), replay).await?;
+    expect("were replayed", run.messages, replayed)
 }
 
 /// The headers of a message, with what is known of its failure. There is no history.

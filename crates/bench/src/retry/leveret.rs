@@ -7,10 +7,11 @@ use leveret::{Client, Failure as Failed, RetryPolicy};
 
 use super::book::{Book, Verdict};
 use super::{Job, PARKED, PREFETCH, QUEUE, Run, WAIT};
+use crate::by_hand::uri;
 use crate::meter::{Failure, Measured, Meter, expect};
 
 pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
-    let client = Client::connect(format!("amqp://127.0.0.1:{}", run.port)).await?;
+    let client = Client::connect(uri(run.setting.port)).await?;
     let meter = Meter::start();
     match run.job {
         Job::FailOnce | Job::Park => consume(&client, run).await?,
@@ -37,7 +38,8 @@ async fn consume(client: &Client, run: Run) -> Result<(), Failure> {
         }
     };
     let policy = RetryPolicy::fixed(WAIT).max_retries(5);
-    let consumer = client.consumer(QUEUE).workers(run.workers as usize).prefetch(PREFETCH);
+    let consumer =
+        client.consumer(QUEUE).workers(run.setting.load.workers as usize).prefetch(PREFETCH);
     let runner = consumer.retry(policy).handle(handler);
     let summary = runner.run_until(book.all_done()).await?;
     let (retried, parked) =

@@ -16,7 +16,7 @@ use lapin::{BasicProperties, Channel};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use super::{CALL_TIMEOUT, Callers, PREFETCH, Run, SERVICE, call_all, call_in_turn};
+use super::{CALL_TIMEOUT, PREFETCH, Run, SERVICE, Scheduling, call_all, call_in_turn};
 use crate::by_hand::{self, MANDATORY};
 use crate::meter::{Failure, Measured, Meter};
 
@@ -29,7 +29,7 @@ fn lock(waiting: &Waiting) -> MutexGuard<'_, HashMap<String, oneshot::Sender<Vec
 }
 
 pub(super) async fn call(run: Run) -> Result<Measured, Failure> {
-    let connection = by_hand::connect(run.port).await?;
+    let connection = by_hand::connect(run.setting.port).await?;
     let channel = by_hand::confirm_channel(&connection).await?;
     let waiting = Arc::new(Waiting::default());
     let replies = by_hand::consume(&channel, DIRECT_REPLIES, None).await?;
@@ -40,7 +40,11 @@ pub(super) async fn call(run: Run) -> Result<Measured, Failure> {
             let (channel, waiting) = (&channel, &*waiting);
             let call = |request| async move {
                 let call = one_call(channel, waiting, request);
-                if run.timeout { timeout(CALL_TIMEOUT, call).await? } else { call.await }
+                if run.setting.calls.timeout {
+                    timeout(CALL_TIMEOUT, call).await?
+                } else {
+                    call.await
+                }
             };
             call_in_turn(run, caller, call).await
         }
@@ -85,7 +89,7 @@ pub(super) async fn serve(
     ready: impl FnOnce(),
     stop: impl Future<Output = ()>,
 ) -> Result<Measured, Failure> {
-    let connection = by_hand::connect(run.port).await?;
+    let connection = by_hand::connect(run.setting.port).await?;
     let replying = by_hand::confirm_channel(&connection).await?;
     let channel = connection.create_channel().await?;
     by_hand::declare_queue(&channel, SERVICE, FieldTable::default()).await?;
@@ -93,13 +97,13 @@ pub(super) async fn serve(
     let requests = requests.take_until(Box::pin(stop));
     let meter = Meter::start();
     ready();
-    match run.handlers {
-        Callers::Together => {
+    match run.setting.calls.handlers {
+        Scheduling::Together => {
             let answer = |delivery| answer(&replying, delivery);
             let answers = requests.map(answer).buffer_unordered(PREFETCH.into());
             answers.try_for_each(async |_| Ok(())).await?;
         }
-        Callers::Tasks => {
+        Scheduling::Tasks => {
             // The prefetch bounds how many there are.
             let (failed, mut failures) = mpsc::channel(1);
             let mut requests = pin!(requests);
@@ -117,7 +121,7 @@ pub(super) async fn serve(
             }
         }
     }
-    let measured = meter.stop(run.calls);
+    let measured = meter.stop(run.messages);
     by_hand::close(&connection).await;
     Ok(measured)
 }

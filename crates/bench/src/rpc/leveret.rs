@@ -3,15 +3,12 @@
 use bytes::Bytes;
 use leveret::{Client, Queue};
 
-use super::{CALL_TIMEOUT, Callers, METHOD, PREFETCH, Run, SERVICE, call_all, call_in_turn};
+use super::{CALL_TIMEOUT, METHOD, PREFETCH, Run, SERVICE, Scheduling, call_all, call_in_turn};
+use crate::by_hand::uri;
 use crate::meter::{Failure, Measured, Meter};
 
-async fn connect(run: Run) -> Result<Client, Failure> {
-    Ok(Client::connect(format!("amqp://127.0.0.1:{}", run.port)).await?)
-}
-
 pub(super) async fn call(run: Run) -> Result<Measured, Failure> {
-    let client = connect(run).await?;
+    let client = Client::connect(uri(run.setting.port)).await?;
     let rpc = client.rpc(SERVICE).build().await?;
     let caller = |caller| {
         let rpc = rpc.clone();
@@ -19,7 +16,8 @@ pub(super) async fn call(run: Run) -> Result<Measured, Failure> {
             let rpc = &rpc;
             let call = |request: Bytes| async move {
                 let call = rpc.call(METHOD, request);
-                let call = if run.timeout { call.timeout(CALL_TIMEOUT) } else { call };
+                let call =
+                    if run.setting.calls.timeout { call.timeout(CALL_TIMEOUT) } else { call };
                 Ok(call.await?)
             };
             call_in_turn(run, caller, call).await
@@ -36,7 +34,7 @@ pub(super) async fn serve(
     ready: impl FnOnce(),
     stop: impl Future<Output = ()>,
 ) -> Result<Measured, Failure> {
-    let client = connect(run).await?;
+    let client = Client::connect(uri(run.setting.port)).await?;
     // As lapin's: each candidate finds it there after the other.
     let mut service = client
         .service(SERVICE)
@@ -44,15 +42,15 @@ pub(super) async fn serve(
         .workers(PREFETCH.into())
         .prefetch(PREFETCH)
         .method(METHOD, async |body: Bytes| body);
-    if run.handlers == Callers::Together {
+    if run.setting.calls.handlers == Scheduling::Together {
         service = service.in_one_task();
     }
     client.apply(&service.topology()).await?;
     let meter = Meter::start();
     ready();
     let summary = service.run_until(stop).await?;
-    let measured = meter.stop(run.calls);
-    if summary.handled < run.calls {
+    let measured = meter.stop(run.messages);
+    if summary.handled < run.messages {
         return Err(format!("only {} requests were answered", summary.handled).into());
     }
     client.close().await;

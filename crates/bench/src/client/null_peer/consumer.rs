@@ -2,11 +2,12 @@
 
 use std::io;
 
-use bytes::{Buf, Bytes};
+use bytes::Buf as _;
 use leveret_wire::method::basic;
 use leveret_wire::{FrameMax, Outbound, Properties, ShortStr};
 
-use super::tags::Tags;
+use crate::client::tags::Tags;
+use crate::message::filler;
 
 /// How much is sent with one system call, about.
 const PIECE: usize = 64 * 1024;
@@ -61,7 +62,7 @@ impl Consumer {
             routing_key: ShortStr::from_static("key"),
         };
         let mut outbound = Outbound::new();
-        let body = Bytes::from(vec![b'x'; size]);
+        let body = filler(size);
         let (properties, max) = (Properties::default(), FrameMax::DEFAULT);
         outbound.content(channel, &deliver, &properties, &body, max).expect("it fits a frame");
         let one = outbound.copy_to_bytes(outbound.remaining());
