@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::meter::{Failure, Measured};
 use crate::rabbitmq::RabbitMq;
-use crate::suite::{self, ArgumentsOf, Row, Suite, chosen};
+use crate::suite::{self, ArgumentsOf, Row, Suite, chosen, ratio};
 use crate::table::Target;
 pub(crate) use process::EmbeddedBroker;
 
@@ -158,7 +158,8 @@ impl Suite for Brokers {
             (Job::TenTopics, _) => [None, None],
             (Job::ManyTopics, _) => {
                 let ten = rows.iter().find(|row| row.run.job == Job::TenTopics);
-                let times = ten.and_then(Row::cost).zip(row.cost()).map(|(ten, many)| many / ten);
+                let ten = ten.and_then(Row::cost);
+                let times = ten.zip(row.cost()).and_then(|(ten, many)| ratio(many, ten));
                 [at_most("times ten-topics", TIMES_TEN_TOPICS, times), None]
             }
             (Job::Backlog, _) => [at_most("B", MESSAGE_BYTES, held), None],

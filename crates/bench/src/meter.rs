@@ -58,7 +58,8 @@ impl Measured {
     }
 
     pub(crate) fn server_us_per_message(&self) -> Option<f64> {
-        Some(self.server_cpu_ns? as f64 / 1e3 / self.messages as f64)
+        let spent = self.server_cpu_ns.filter(|spent| *spent > 0)?;
+        Some(spent as f64 / 1e3 / self.messages as f64)
     }
 
     pub(crate) fn held_bytes_per_message(&self) -> Option<f64> {

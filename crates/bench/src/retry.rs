@@ -14,7 +14,7 @@ use leveret_testkit::rabbitmq::Version;
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
-mod book;
+mod delivery_counts;
 mod lapin;
 mod leveret;
 
@@ -23,7 +23,7 @@ use crate::message::numbered;
 use crate::meter::{Failure, Measured, expect};
 use crate::rabbitmq::{BROKER_DEADLINE, RabbitMq};
 use crate::suite::{self, ArgumentsOf, Suite};
-use book::Book;
+use delivery_counts::DeliveryCounts;
 
 /// The work queue. Beside it are the objects that Leveret's default design has.
 const QUEUE: &str = "bench.retry";
@@ -164,13 +164,13 @@ async fn collect(channel: &Channel<Plain>, queue: &str, run: &Run) -> Result<(),
     expect(&format!("are in {queue}"), run.messages, here.into())?;
     let options = ConsumeOptions { auto_ack: true, ..ConsumeOptions::default() };
     let mut consumer = channel.consume(queue, options).await?;
-    let book = Book::new(Job::Park, run.messages);
+    let counts = DeliveryCounts::new(Job::Park, run.messages);
     for _ in 0..run.messages {
         let delivery = consumer.next().await.ok_or("the consumer ended")??;
         check_marks(run.job, &delivery)?;
-        book.note(delivery.body());
+        counts.count(delivery.body());
     }
-    book.expect_each(1)
+    counts.expect_each(1)
 }
 
 /// A parked message says what happened; of one that was replayed, that is forgotten.

@@ -117,7 +117,7 @@ pub(crate) struct Arguments<J: Choice, C: Choice, O: Args> {
     /// Only these candidates
     #[arg(long, value_enum)]
     pub(crate) candidate: Vec<C>,
-    /// Messages per run. Given twice, everything runs with either number
+    /// Messages, or calls, per run. Given twice, everything runs with either number
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) messages: Vec<u64>,
     #[command(flatten)]
@@ -169,7 +169,7 @@ impl<S: Suite> Row<S> {
 
     /// The cost, divided by that of another candidate in the same setting.
     pub(crate) fn times(&self, rows: &[Row<S>], candidate: S::Candidate) -> Option<f64> {
-        Some(self.cost()? / self.beside(rows, candidate)?.cost()?)
+        ratio(self.cost()?, self.beside(rows, candidate)?.cost()?)
     }
 
     /// The cost, divided by that of the best peer in the same setting.
@@ -177,8 +177,13 @@ impl<S: Suite> Row<S> {
         let is_peer =
             |row: &&Row<S>| row.comparison == self.comparison && S::is_peer(row.run.candidate);
         let best = rows.iter().filter(is_peer).filter_map(Row::cost).min_by(f64::total_cmp)?;
-        Some(self.cost()? / best)
+        ratio(self.cost()?, best)
     }
+}
+
+/// `None` if the other figure is nothing, because the run was too short to measure it.
+pub(crate) fn ratio(figure: f64, other: f64) -> Option<f64> {
+    (other > 0.0).then_some(figure / other)
 }
 
 /// Options of every command.

@@ -9,8 +9,8 @@ use crate::meter::Measured;
 use crate::suite::{Row, Suite, name};
 
 /// What every reader of a table has to know.
-pub(crate) const NOTES: &str = "Each row is the median run, and CPU is time of the candidate's process. Wake-ups, sleeps and \
-    allocations are per 1000 messages, and MiB the most memory that the process held. Cost vs best peer: below 1 is cheaper.";
+pub(crate) const NOTES: &str = "Each row is the median run. CPU is that of the candidate's process, MiB the most memory that it \
+    held. Wake-ups, sleeps and allocations are per 1000 messages. Cost vs best peer: below 1 is cheaper.";
 
 /// Title, name in JSON, decimals, and the figure itself.
 type Figure = (&'static str, &'static str, usize, fn(&Measured) -> Option<f64>);
@@ -23,9 +23,9 @@ const FIGURES: [Figure; 14] = [
     ("msg/s", "messages_per_second", 0, Measured::messages_per_second),
     ("p50 µs", "p50_us", 0, |took| Some(took.p50_ns? as f64 / 1e3)),
     ("p99 µs", "p99_us", 0, |took| Some(took.p99_ns? as f64 / 1e3)),
-    ("wake-ups", "wake_ups_per_1000", 1, |took| per_1000(took, took.polls)),
-    ("sleeps", "sleeps_per_1000", 1, |took| per_1000(took, took.parks)),
-    ("allocations", "allocations_per_1000", 1, |took| per_1000(took, took.allocations?)),
+    ("wake-ups/1000", "wake_ups_per_1000", 1, |took| per_1000(took, took.polls)),
+    ("sleeps/1000", "sleeps_per_1000", 1, |took| per_1000(took, took.parks)),
+    ("allocations/1000", "allocations_per_1000", 1, |took| per_1000(took, took.allocations?)),
     ("MiB", "memory_mib", 1, |took| positive(took.memory_kib as f64 / 1024.0)),
     ("held B/msg", "held_bytes_per_message", 0, Measured::held_bytes_per_message),
     ("wrong outcomes", "mislabelled", 0, |took| Some(took.mislabelled? as f64)),
@@ -50,12 +50,16 @@ pub(crate) struct Target {
 
 impl Target {
     pub(crate) fn at_least(what: &str, least: f64, value: f64) -> Target {
-        Target { text: format!("{value:.1} {what}, ≥ {least:.0}"), met: value >= least }
+        Target { text: format!("{} {what} ≥ {least:.0}", short(value)), met: value >= least }
     }
 
     pub(crate) fn at_most(what: &str, most: f64, value: f64) -> Target {
-        Target { text: format!("{value:.1} {what}, ≤ {most:.0}"), met: value <= most }
+        Target { text: format!("{} {what} ≤ {most:.0}", short(value)), met: value <= most }
     }
+}
+
+fn short(value: f64) -> String {
+    if value < 100.0 { format!("{value:.1}") } else { format!("{value:.0}") }
 }
 
 struct Cell {
@@ -111,7 +115,7 @@ pub(crate) fn text<S: Suite>(rows: &[Row<S>]) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING);
     let titles = cells.first().into_iter().flatten().map(|cell| cell.title.as_str());
-    table.set_header(titles.chain([""]));
+    table.set_header(titles.chain(["targets"]));
     for (row, cells) in rows.iter().zip(&cells) {
         table.add_row(cells.iter().map(Cell::text).chain([remark(row, rows)]));
     }

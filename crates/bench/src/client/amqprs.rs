@@ -118,8 +118,8 @@ async fn publish((channel, _): Confirming, _: u64, run: Run) -> Result<Tally, Fa
     Ok(Tally::default())
 }
 
-async fn confirm((channel, confirms): Confirming, place: u64, run: Run) -> Result<Tally, Failure> {
-    let (queue, body) = (run.queue(place), run.body());
+async fn confirm((channel, confirms): Confirming, index: u64, run: Run) -> Result<Tally, Failure> {
+    let (queue, body) = (run.queue(index), run.body());
     for number in 1..=run.share() {
         confirms.until(number.saturating_sub(CONFIRM_WINDOW as u64)).await;
         publish_one(&channel, "", &queue, &body).await?;
@@ -129,8 +129,8 @@ async fn confirm((channel, confirms): Confirming, place: u64, run: Run) -> Resul
     Ok(Tally::default())
 }
 
-async fn latency((channel, confirms): Confirming, place: u64, run: Run) -> Result<Tally, Failure> {
-    let (queue, body) = (run.queue(place), run.body());
+async fn latency((channel, confirms): Confirming, index: u64, run: Run) -> Result<Tally, Failure> {
+    let (queue, body) = (run.queue(index), run.body());
     let (channel, confirms, queue, body) = (&channel, &confirms, &queue, &body);
     let publish = |number| async move {
         publish_one(channel, "", queue, body).await?;
@@ -140,13 +140,13 @@ async fn latency((channel, confirms): Confirming, place: u64, run: Run) -> Resul
     one_by_one(run, publish).await
 }
 
-async fn consume((channel, _): Confirming, place: u64, run: Run) -> Result<Tally, Failure> {
+async fn consume((channel, _): Confirming, index: u64, run: Run) -> Result<Tally, Failure> {
     let no_ack = run.job == Job::AutoAck;
     if !no_ack {
         channel.basic_qos(BasicQosArguments::new(0, PREFETCH, false)).await?;
     }
     let arguments =
-        BasicConsumeArguments::new(&run.queue(place), "bench").manual_ack(!no_ack).finish();
+        BasicConsumeArguments::new(&run.queue(index), "bench").manual_ack(!no_ack).finish();
     let (_, mut deliveries) = channel.basic_consume_rx(arguments).await?;
     for _ in 0..run.share() {
         let message = deliveries.recv().await.ok_or("the consumer ended")?;
@@ -161,7 +161,7 @@ async fn consume((channel, _): Confirming, place: u64, run: Run) -> Result<Tally
         }
     }
     if !no_ack {
-        let (queue, expected) = run.acked(place);
+        let (queue, expected) = run.acked(index);
         expect("were acked", expected, messages_in(&channel, &queue).await?)?;
     }
     Ok(Tally::default())

@@ -16,7 +16,7 @@ pub(crate) struct Tally {
     pub(crate) mislabelled: Option<u64>,
 }
 
-/// Has each channel do its share, and measures that. `work` gets a channel, its place and the run.
+/// Has each channel do its share, and measures that. `work` gets a channel, its index and the run.
 pub(crate) async fn measure<C, F>(
     run: Run,
     channels: Vec<C>,
@@ -26,7 +26,7 @@ where
     F: Future<Output = Result<Tally, Failure>> + Send + 'static,
 {
     let meter = Meter::start();
-    let shares = (0..).zip(channels).map(|(place, channel)| work(channel, place, run));
+    let shares = (0..).zip(channels).map(|(index, channel)| work(channel, index, run));
     let tallies = all(shares).await?;
     let measured = meter.stop(run.messages);
     let mislabelled = tallies.iter().filter_map(|tally| tally.mislabelled).reduce(|a, b| a + b);

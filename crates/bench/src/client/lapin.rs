@@ -71,8 +71,8 @@ async fn publish(channel: Channel, _: u64, run: Run) -> Result<Tally, Failure> {
     Ok(Tally::default())
 }
 
-async fn confirm(channel: Channel, place: u64, run: Run) -> Result<Tally, Failure> {
-    let (queue, body) = (run.queue(place), run.body());
+async fn confirm(channel: Channel, index: u64, run: Run) -> Result<Tally, Failure> {
+    let (queue, body) = (run.queue(index), run.body());
     let acked = concurrent(stream::iter(0..run.share()), CONFIRM_WINDOW, |_| async {
         let outcome = publish_one(&channel, "", &queue, PLAIN, &body).await?.await?;
         Ok::<_, lapin::Error>(outcome == Confirmation::Ack(None))
@@ -81,8 +81,8 @@ async fn confirm(channel: Channel, place: u64, run: Run) -> Result<Tally, Failur
     Ok(Tally::default())
 }
 
-async fn latency(channel: Channel, place: u64, run: Run) -> Result<Tally, Failure> {
-    let (queue, body) = (run.queue(place), run.body());
+async fn latency(channel: Channel, index: u64, run: Run) -> Result<Tally, Failure> {
+    let (queue, body) = (run.queue(index), run.body());
     let publish = |_| async {
         let outcome = publish_one(&channel, "", &queue, PLAIN, &body).await?.await?;
         Ok(outcome == Confirmation::Ack(None))
@@ -90,9 +90,9 @@ async fn latency(channel: Channel, place: u64, run: Run) -> Result<Tally, Failur
     one_by_one(run, publish).await
 }
 
-async fn consume(channel: Channel, place: u64, run: Run) -> Result<Tally, Failure> {
+async fn consume(channel: Channel, index: u64, run: Run) -> Result<Tally, Failure> {
     let acks = run.job != Job::AutoAck;
-    let consumer = by_hand::consume(&channel, &run.queue(place), acks.then_some(PREFETCH)).await?;
+    let consumer = by_hand::consume(&channel, &run.queue(index), acks.then_some(PREFETCH)).await?;
     let deliveries = consumer.take(run.share() as usize);
     let received = concurrent(deliveries, PREFETCH.into(), |delivery| async {
         let delivery = delivery?;
@@ -103,15 +103,15 @@ async fn consume(channel: Channel, place: u64, run: Run) -> Result<Tally, Failur
     });
     expect("of the right size were received", run.share(), received.await?)?;
     if acks {
-        let (queue, expected) = run.acked(place);
+        let (queue, expected) = run.acked(index);
         expect("were acked", expected, messages_in(&channel, &queue).await?)?;
     }
     Ok(Tally::default())
 }
 
 /// Counts the outcomes that are wrong.
-async fn returns(channel: Channel, place: u64, run: Run) -> Result<Tally, Failure> {
-    let queue = run.queue(place);
+async fn returns(channel: Channel, index: u64, run: Run) -> Result<Tally, Failure> {
+    let queue = run.queue(index);
     let (channel, queue) = (&channel, &*queue);
     let is_wrong = |number: u64| async move {
         let routing_key = if is_unroutable(number) { "nowhere" } else { queue };

@@ -60,8 +60,8 @@ async fn publish(channel: Channel<Plain>, _: u64, run: Run) -> Result<Tally, Fai
     Ok(Tally::default())
 }
 
-async fn confirm(channel: Channel<Confirm>, place: u64, run: Run) -> Result<Tally, Failure> {
-    let (queue, body) = (run.queue(place), run.body());
+async fn confirm(channel: Channel<Confirm>, index: u64, run: Run) -> Result<Tally, Failure> {
+    let (queue, body) = (run.queue(index), run.body());
     let mandatory = run.job == Job::Mandatory;
     let publish = |_| async {
         let (body, properties) = (body.clone(), properties(run));
@@ -75,8 +75,8 @@ async fn confirm(channel: Channel<Confirm>, place: u64, run: Run) -> Result<Tall
     Ok(Tally::default())
 }
 
-async fn latency(channel: Channel<Confirm>, place: u64, run: Run) -> Result<Tally, Failure> {
-    let (queue, body) = (run.queue(place), run.body());
+async fn latency(channel: Channel<Confirm>, index: u64, run: Run) -> Result<Tally, Failure> {
+    let (queue, body) = (run.queue(index), run.body());
     let publish = |_| async {
         let publish = Publish { routing_key: &queue, body: body.clone(), ..Publish::default() };
         Ok(channel.publish(&publish).await?.await.is_acked())
@@ -84,10 +84,10 @@ async fn latency(channel: Channel<Confirm>, place: u64, run: Run) -> Result<Tall
     one_by_one(run, publish).await
 }
 
-async fn consume(channel: Channel<Plain>, place: u64, run: Run) -> Result<Tally, Failure> {
+async fn consume(channel: Channel<Plain>, index: u64, run: Run) -> Result<Tally, Failure> {
     let auto_ack = run.job == Job::AutoAck;
     let options = ConsumeOptions { prefetch: PREFETCH, auto_ack, ..ConsumeOptions::default() };
-    let mut consumer = channel.consume(&run.queue(place), options).await?;
+    let mut consumer = channel.consume(&run.queue(index), options).await?;
     for _ in 0..run.share() {
         let delivery = consumer.next().await.ok_or("the consumer ended")??;
         if delivery.body().len() != run.setting.size {
@@ -96,15 +96,15 @@ async fn consume(channel: Channel<Plain>, place: u64, run: Run) -> Result<Tally,
         delivery.ack()?;
     }
     if !auto_ack {
-        let (queue, expected) = run.acked(place);
+        let (queue, expected) = run.acked(index);
         expect("were acked", expected, channel.inspect_queue(&queue).await?.messages.into())?;
     }
     Ok(Tally::default())
 }
 
 /// Counts the outcomes that are wrong.
-async fn returns(channel: Channel<Confirm>, place: u64, run: Run) -> Result<Tally, Failure> {
-    let queue = run.queue(place);
+async fn returns(channel: Channel<Confirm>, index: u64, run: Run) -> Result<Tally, Failure> {
+    let queue = run.queue(index);
     let (channel, queue) = (&channel, &*queue);
     let publish = |number: u64| async move {
         let routing_key = if is_unroutable(number) { "nowhere" } else { queue };

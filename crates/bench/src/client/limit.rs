@@ -119,8 +119,8 @@ fn consume(connection: &mut FrameSocket, run: Run) -> Result<(), Failure> {
             connection.flush()?;
         }
     }
-    for (place, channel) in (0..).zip(channels(run)).filter(|_| !no_ack) {
-        let (queue, expected) = run.acked(place);
+    for (index, channel) in (0..).zip(channels(run)).filter(|_| !no_ack) {
+        let (queue, expected) = run.acked(index);
         expect("were acked", expected, connection.count(channel, &queue)?)?;
     }
     Ok(())

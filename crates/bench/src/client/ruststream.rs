@@ -38,8 +38,8 @@ async fn confirm_all(run: Run) -> Result<Measured, Failure> {
     Ok(measured)
 }
 
-async fn confirm(publisher: ConfirmsPublisher, place: u64, run: Run) -> Result<Tally, Failure> {
-    let (queue, body) = (run.queue(place), run.body());
+async fn confirm(publisher: ConfirmsPublisher, index: u64, run: Run) -> Result<Tally, Failure> {
+    let (queue, body) = (run.queue(index), run.body());
     let confirmed = concurrent(stream::iter(0..run.share()), CONFIRM_WINDOW, |_| {
         publisher.publish(OutgoingMessage::new(&queue, &body)).map_ok(|()| true)
     });
@@ -58,8 +58,8 @@ async fn consume_all(run: Run) -> Result<Measured, Failure> {
     let app = RustStream::new(AppInfo::new("bench", "0")).with_broker(
         LapinBroker::new(uri(run.setting.port)).prefetch(prefetch),
         |scope| {
-            for place in 0..run.setting.channels {
-                let (queue, handler) = (run.queue(place), handler(run, handled.clone()));
+            for index in 0..run.setting.channels {
+                let (queue, handler) = (run.queue(index), handler(run, handled.clone()));
                 let router = Router::new().subscribe(
                     RabbitQueue::new(&queue),
                     handler,

@@ -55,8 +55,8 @@ async fn publishers(client: &Client, run: Run) -> Result<Vec<Publisher>, Failure
     Ok(publishers)
 }
 
-async fn confirm(publisher: Publisher, place: u64, run: Run) -> Result<Tally, Failure> {
-    let (queue, body) = (run.queue(place), run.body());
+async fn confirm(publisher: Publisher, index: u64, run: Run) -> Result<Tally, Failure> {
+    let (queue, body) = (run.queue(index), run.body());
     let send = |_| publisher.send(&queue, body.clone());
     let is_confirmed = |_, outcome: Result<_, leveret::Error>| Ok(outcome.map(|_| true)?);
     let confirmed = pipelined(run.share(), CONFIRM_WINDOW, send, is_confirmed).await?;
@@ -64,8 +64,8 @@ async fn confirm(publisher: Publisher, place: u64, run: Run) -> Result<Tally, Fa
     Ok(Tally::default())
 }
 
-async fn latency(publisher: Publisher, place: u64, run: Run) -> Result<Tally, Failure> {
-    let (queue, body) = (run.queue(place), run.body());
+async fn latency(publisher: Publisher, index: u64, run: Run) -> Result<Tally, Failure> {
+    let (queue, body) = (run.queue(index), run.body());
     let publish = |_| async {
         publisher.publish(&queue, body.clone()).await?;
         Ok(true)
@@ -73,7 +73,7 @@ async fn latency(publisher: Publisher, place: u64, run: Run) -> Result<Tally, Fa
     one_by_one(run, publish).await
 }
 
-async fn consume(client: Client, place: u64, run: Run) -> Result<Tally, Failure> {
+async fn consume(client: Client, index: u64, run: Run) -> Result<Tally, Failure> {
     let handled = Countdown::new(run.share());
     let count = handled.clone();
     let handler = move |body: Bytes| {
@@ -86,7 +86,7 @@ async fn consume(client: Client, place: u64, run: Run) -> Result<Tally, Failure>
             Ok(())
         }
     };
-    let consumer = client.consumer(run.queue(place)).prefetch(PREFETCH);
+    let consumer = client.consumer(run.queue(index)).prefetch(PREFETCH);
     let consumer = if run.job == Job::AutoAck { consumer.auto_ack() } else { consumer };
     let summary = consumer.handle(handler).run_until(handled.done()).await?;
     expect("were handled", run.share(), summary.handled)?;

@@ -10,7 +10,7 @@ use lapin::options::{BasicAckOptions, ExchangeDeclareOptions, QueueBindOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Confirmation, ExchangeKind};
 
-use super::book::{Book, Verdict};
+use super::delivery_counts::{DeliveryCounts, Verdict};
 use super::{Job, PARKED, PREFETCH, QUEUE, RETURN_EXCHANGE, Run, WAIT, WAIT_EXCHANGE, WAIT_QUEUE};
 use crate::by_hand::{self, MANDATORY, consume, declare_queue};
 use crate::client::concurrent;
@@ -81,10 +81,10 @@ fn delay() -> AMQPValue {
 
 /// Jobs `fail-once` and `park`.
 async fn handle_all(taking: &Channel, moving: &Channel, run: Run) -> Result<(), Failure> {
-    let book = Book::new(run.job, run.messages);
+    let counts = DeliveryCounts::new(run.job, run.messages);
     let settle = async |delivery: lapin::Result<Delivery>| {
         let mut delivery = delivery?;
-        match book.handle(&delivery.data) {
+        match counts.handle(&delivery.data) {
             Verdict::Success => {}
             Verdict::FailsNow => {
                 let stamped = stamped(&delivery, "offline", "the bank does not answer");
@@ -104,9 +104,9 @@ async fn handle_all(taking: &Channel, moving: &Channel, run: Run) -> Result<(), 
         Ok::<_, Failure>(delivery.ack(BasicAckOptions::default()).await?)
     };
     let deliveries = consume(taking, QUEUE, Some(PREFETCH)).await?;
-    let deliveries = deliveries.take_until(Box::pin(book.all_done()));
+    let deliveries = deliveries.take_until(Box::pin(counts.all_done()));
     concurrent(deliveries, PREFETCH.into(), settle).await?;
-    book.expect_each(if run.job == Job::FailOnce { 2 } else { 1 })
+    counts.expect_each(if run.job == Job::FailOnce { 2 } else { 1 })
 }
 
 /// Job `replay`.

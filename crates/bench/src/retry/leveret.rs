@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use leveret::{Client, Failure as Failed, RetryPolicy};
 
-use super::book::{Book, Verdict};
+use super::delivery_counts::{DeliveryCounts, Verdict};
 use super::{Job, PARKED, PREFETCH, QUEUE, Run, WAIT};
 use crate::by_hand::uri;
 use crate::meter::{Failure, Measured, Meter, expect};
@@ -25,8 +25,8 @@ pub(crate) async fn run(run: Run) -> Result<Measured, Failure> {
 }
 
 async fn consume(client: &Client, run: Run) -> Result<(), Failure> {
-    let book = Arc::new(Book::new(run.job, run.messages));
-    let shared = Arc::clone(&book);
+    let counts = Arc::new(DeliveryCounts::new(run.job, run.messages));
+    let shared = Arc::clone(&counts);
     let handler = move |body: Bytes| {
         let verdict = shared.handle(&body);
         async move {
@@ -41,11 +41,11 @@ async fn consume(client: &Client, run: Run) -> Result<(), Failure> {
     let consumer =
         client.consumer(QUEUE).workers(run.setting.load.workers as usize).prefetch(PREFETCH);
     let runner = consumer.retry(policy).handle(handler);
-    let summary = runner.run_until(book.all_done()).await?;
+    let summary = runner.run_until(counts.all_done()).await?;
     let (retried, parked) =
         if run.job == Job::FailOnce { (run.messages, 0) } else { (0, run.messages) };
     expect("were sent to wait", retried, summary.retried)?;
     expect("were parked", parked, summary.parked)?;
     expect("were handled", retried, summary.handled)?;
-    book.expect_each(if run.job == Job::FailOnce { 2 } else { 1 })
+    counts.expect_each(if run.job == Job::FailOnce { 2 } else { 1 })
 }

@@ -15,22 +15,22 @@ pub(super) enum Verdict {
 }
 
 /// Every message by its number, with how often it was delivered.
-pub(super) struct Book {
+pub(super) struct DeliveryCounts {
     job: Job,
     deliveries: Vec<AtomicU8>,
     /// The messages that have come as far as the job wants them.
     done: Countdown,
 }
 
-impl Book {
+impl DeliveryCounts {
     pub(super) fn new(job: Job, messages: u64) -> Self {
         let deliveries = (0..messages).map(|_| AtomicU8::new(0)).collect();
-        Book { job, deliveries, done: Countdown::new(messages) }
+        DeliveryCounts { job, deliveries, done: Countdown::new(messages) }
     }
 
     /// The handler of both candidates.
     pub(super) fn handle(&self, body: &[u8]) -> Verdict {
-        let before = self.note(body).unwrap_or(0);
+        let before = self.count(body).unwrap_or(0);
         match (self.job, before) {
             (Job::FailOnce, 0) => Verdict::FailsNow,
             (Job::FailOnce, _) => Verdict::Success,
@@ -39,7 +39,7 @@ impl Book {
     }
 
     /// A delivery of a message, and how many there were before; `None` if there is no such message.
-    pub(super) fn note(&self, body: &[u8]) -> Option<u8> {
+    pub(super) fn count(&self, body: &[u8]) -> Option<u8> {
         let number = usize::try_from(number(body)?).ok()?;
         let before = self.deliveries.get(number)?.fetch_add(1, Ordering::Relaxed);
         if before == u8::from(self.job == Job::FailOnce) {
@@ -71,24 +71,24 @@ mod tests {
 
     #[tokio::test]
     async fn a_message_fails_once_and_then_succeeds() {
-        let book = Book::new(Job::FailOnce, 2);
+        let counts = DeliveryCounts::new(Job::FailOnce, 2);
         for number in [0, 1] {
-            assert!(matches!(book.handle(&numbered(number, 9)), Verdict::FailsNow));
+            assert!(matches!(counts.handle(&numbered(number, 9)), Verdict::FailsNow));
         }
-        assert!(book.expect_each(1).is_ok());
+        assert!(counts.expect_each(1).is_ok());
         for number in [0, 1] {
-            assert!(matches!(book.handle(&numbered(number, 9)), Verdict::Success));
+            assert!(matches!(counts.handle(&numbered(number, 9)), Verdict::Success));
         }
-        book.all_done().await;
-        assert!(book.expect_each(2).is_ok());
-        assert_eq!(book.note(&numbered(1, 9)), Some(2));
-        assert!(book.expect_each(2).is_err());
+        counts.all_done().await;
+        assert!(counts.expect_each(2).is_ok());
+        assert_eq!(counts.count(&numbered(1, 9)), Some(2));
+        assert!(counts.expect_each(2).is_err());
     }
 
     #[test]
     fn there_is_no_other_message() {
-        let book = Book::new(Job::Park, 2);
-        assert_eq!(book.note(&numbered(2, 9)), None);
-        assert_eq!(book.note(b"short"), None);
+        let counts = DeliveryCounts::new(Job::Park, 2);
+        assert_eq!(counts.count(&numbered(2, 9)), None);
+        assert_eq!(counts.count(b"short"), None);
     }
 }
