@@ -75,6 +75,14 @@ fn is_unsafe(c: char) -> bool {
         )
 }
 
+/// Where in a text a byte is, as `line 3, column 7`.
+pub fn place(text: &str, offset: usize) -> String {
+    let before = text.get(..offset).unwrap_or_default();
+    let line = before.matches('\n').count() + 1;
+    let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
+    format!("line {line}, column {column}")
+}
+
 /// A message of serde's as a part of one line: without a value of the wrong type, and with the name of a field, which may be
 /// anything, made safe.
 pub fn without_value(message: &str) -> String {

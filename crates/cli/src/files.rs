@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use tempfile::NamedTempFile;
 
 use crate::failure::Failure;
-use crate::text::without_value;
+use crate::text::{place, without_value};
 
 /// Reads a file: TOML, or YAML if its name ends in `.yaml` or `.yml`.
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, Failure> {
@@ -76,11 +76,8 @@ pub(crate) fn from_toml<T: DeserializeOwned>(text: &str) -> Result<T, String> {
 }
 
 fn toml_mistake(text: &str, error: &toml::de::Error) -> String {
-    let start = error.span().map_or(0, |span| span.start);
-    let before = text.get(..start).unwrap_or_default();
-    let line = before.matches('\n').count() + 1;
-    let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
-    format!("line {line}, column {column}: {}", without_value(error.message()))
+    let at = place(text, error.span().map_or(0, |span| span.start));
+    format!("{at}: {}", without_value(error.message()))
 }
 
 fn yaml_mistake(error: &serde_saphyr::Error) -> String {

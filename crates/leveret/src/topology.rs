@@ -23,8 +23,6 @@ mod graph;
 mod plan;
 mod queue;
 mod remembered;
-#[cfg(feature = "files")]
-mod write;
 
 use std::collections::HashMap;
 
@@ -42,6 +40,7 @@ pub(crate) use remembered::{Declarer, Failed, Remembered};
 /// Objects of one name replace each other: the last one counts. The order in which they are given is of no meaning;
 /// they are declared, and declared again after a reconnect, as exchanges, queues, bindings.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[cfg_attr(feature = "files", derive(serde::Deserialize), serde(try_from = "file::File"))]
 pub struct Topology {
     exchanges: Vec<Exchange>,
     queues: Vec<Queue>,

@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorKind};
 
 /// Arguments by name. A later value replaces an earlier one.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Arguments(BTreeMap<String, Value<'static>>);
+pub(crate) struct Arguments(pub(super) BTreeMap<String, Value<'static>>);
 
 impl Arguments {
     pub(crate) fn set(&mut self, name: impl Into<String>, value: impl Into<Value<'static>>) {

@@ -15,18 +15,22 @@
 //! bind = [{ exchange = "orders", key = "order.*" }]
 //! ```
 
-use std::collections::{BTreeMap, HashSet};
-use std::fmt;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 use std::time::Duration;
 
-use serde::Deserialize;
-use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::value::Error as NotOneOfThem;
+use serde::de::{DeserializeOwned, Deserializer, Error as _, IntoDeserializer};
+use serde::ser::{Error as _, SerializeMap, Serializer};
+use serde::{Deserialize, Serialize};
+use toml::Value as Toml;
 
-use super::{Binding, Exchange, ExchangeKind, Overflow, Queue, QueueType, Topology, drop_repeated};
-use crate::amqp::{Array, Table, Value};
+use super::arguments::Arguments;
+use super::drop_repeated;
+use super::{Binding, Destination, Exchange, ExchangeKind, Overflow, Queue, QueueType, Topology};
+use crate::amqp::{Array, ShortStr, Table, Value};
 use crate::error::{Error, ErrorKind};
-use crate::text::without_value;
+use crate::text::{place, without_value};
 
 impl Topology {
     /// Reads a topology from a file: TOML, or YAML if its name ends in `.yaml` or `.yml`.
@@ -66,253 +70,236 @@ impl Topology {
     /// # Ok::<(), leveret::Error>(())
     /// ```
     pub fn from_toml(text: &str) -> Result<Topology, Error> {
-        let file: File = toml::from_str(text).map_err(|error| {
-            let start = error.span().map_or(0, |span| span.start);
-            let before = text.get(..start).unwrap_or_default();
-            let line = before.matches('\n').count() + 1;
-            let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
-            mistake(line, column, &without_value(error.message()))
-        })?;
-        Ok(file.into())
+        toml::from_str(text).map_err(|error| {
+            let at = place(text, error.span().map_or(0, |span| span.start));
+            mistake(&format!("{at}: {}", without_value(error.message())))
+        })
     }
 
     /// Reads a topology from YAML, with the same fields.
     pub fn from_yaml(text: &str) -> Result<Topology, Error> {
-        let file: File = serde_saphyr::from_str(text).map_err(|error| {
-            let error = without_value(&error.without_snippet().to_string());
-            Error::new(ErrorKind::Invalid, format!("the topology: {error}"))
-        })?;
-        Ok(file.into())
+        serde_saphyr::from_str(text)
+            .map_err(|error| mistake(&without_value(&error.without_snippet().to_string())))
+    }
+
+    /// As TOML, from which [`Topology::from_toml`] makes the same topology.
+    ///
+    /// ```
+    /// use leveret::{Exchange, Queue, Topology};
+    ///
+    /// let topology = Topology::new()
+    ///     .exchange(Exchange::topic("orders"))
+    ///     .queue(Queue::quorum("billing").bind("orders", "order.*"));
+    /// assert_eq!(Topology::from_toml(&topology.to_toml()?)?, topology);
+    /// # Ok::<(), leveret::Error>(())
+    /// ```
+    ///
+    /// It is an error if a binding leads to a queue or exchange that is not part of the topology, or if an argument has a value
+    /// for which files have no form (bytes, times, nothing).
+    pub fn to_toml(&self) -> Result<String, Error> {
+        toml::to_string(&File::of(self)?)
+            .map_err(|error| Error::caused(ErrorKind::Invalid, "the topology as TOML", error))
     }
 }
 
-/// What is wrong with a file, and where. The line itself is not quoted: a file of another kind may have passwords in it.
-fn mistake(line: usize, column: usize, message: &str) -> Error {
-    let text = format!("the topology: line {line}, column {column}: {message}");
-    Error::new(ErrorKind::Invalid, text)
+/// The text quotes no line: a file of another kind may have passwords in it.
+fn mistake(text: &str) -> Error {
+    Error::new(ErrorKind::Invalid, format!("the topology: {text}"))
 }
 
-/// As part of a larger file, with the same fields.
-impl<'de> Deserialize<'de> for Topology {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        File::deserialize(deserializer).map(Topology::from)
-    }
-}
-
-#[derive(Deserialize)]
+/// The model of a file, for reading and writing. Writing leaves defaults out.
+#[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
-    #[serde(default, deserialize_with = "each_once")]
+pub(super) struct File {
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     exchange: Vec<FileExchange>,
-    #[serde(default, deserialize_with = "each_once")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     queue: Vec<FileQueue>,
 }
 
-/// An object that the file describes under a name.
-trait Named {
-    const KIND: &'static str;
-
-    fn name(&self) -> &str;
-}
-
-impl Named for FileExchange {
-    const KIND: &'static str = "exchange";
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-}
-
-impl Named for FileQueue {
-    const KIND: &'static str = "queue";
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-}
-
-/// Objects of which no two have the same name: the second one would silently replace the first.
-fn each_once<'de, T, D>(deserializer: D) -> Result<Vec<T>, D::Error>
-where
-    T: Named + Deserialize<'de>,
-    D: Deserializer<'de>,
-{
-    let objects = Vec::<T>::deserialize(deserializer)?;
-    let mut names = HashSet::new();
-    match objects.iter().map(Named::name).find(|name| !names.insert(*name)) {
-        None => Ok(objects),
-        Some(name) => Err(de::Error::custom(format_args!(
-            "{} {name:?} is described twice: leave one of the two out, or put all its bindings into one `bind`",
-            T::KIND
-        ))),
-    }
-}
-
-#[derive(Deserialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct FileExchange {
     name: String,
     #[serde(rename = "type")]
     kind: String,
-    #[serde(default = "yes")]
-    durable: bool,
-    #[serde(default)]
-    auto_delete: bool,
-    #[serde(default)]
-    internal: bool,
+    durable: Option<bool>,
+    auto_delete: Option<bool>,
+    internal: Option<bool>,
     alternate: Option<String>,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Arguments::is_empty")]
     arguments: Arguments,
-    #[serde(default, alias = "binding", alias = "bindings")]
+    #[serde(default, alias = "binding", alias = "bindings", skip_serializing_if = "Vec::is_empty")]
     bind: Vec<FileBinding>,
 }
 
-#[derive(Deserialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct FileQueue {
     name: String,
     #[serde(rename = "type")]
-    queue_type: Option<FileQueueType>,
+    queue_type: Option<QueueType>,
     /// For this client alone, named by the broker.
-    #[serde(default)]
-    temporary: bool,
+    temporary: Option<bool>,
     durable: Option<bool>,
-    #[serde(default)]
-    exclusive: bool,
-    #[serde(default)]
-    auto_delete: bool,
+    exclusive: Option<bool>,
+    auto_delete: Option<bool>,
     message_ttl: Option<Time>,
     expires: Option<Time>,
     max_length: Option<u64>,
     max_length_bytes: Option<u64>,
-    overflow: Option<FileOverflow>,
+    overflow: Option<Overflow>,
     dead_letter_exchange: Option<String>,
     dead_letter_routing_key: Option<String>,
-    #[serde(default)]
-    dead_letter_at_least_once: bool,
+    /// Sets two arguments. Writing gives those.
+    dead_letter_at_least_once: Option<bool>,
     max_priority: Option<u8>,
-    #[serde(default)]
-    single_active_consumer: bool,
+    single_active_consumer: Option<bool>,
     delivery_limit: Option<u32>,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Arguments::is_empty")]
     arguments: Arguments,
-    #[serde(default, alias = "binding", alias = "bindings")]
+    #[serde(default, alias = "binding", alias = "bindings", skip_serializing_if = "Vec::is_empty")]
     bind: Vec<FileBinding>,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum FileQueueType {
-    Classic,
-    Quorum,
-    Stream,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum FileOverflow {
-    DropHead,
-    RejectPublish,
-    RejectPublishDlx,
-}
-
-#[derive(Deserialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FileBinding {
     exchange: String,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     key: String,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Arguments::is_empty")]
     arguments: Arguments,
 }
 
-type Arguments = BTreeMap<String, Argument>;
+impl TryFrom<File> for Topology {
+    type Error = String;
 
-fn yes() -> bool {
-    true
-}
-
-/// The names are known to differ, so nothing is looked for among many objects.
-impl From<File> for Topology {
-    fn from(file: File) -> Topology {
+    fn try_from(file: File) -> Result<Topology, String> {
+        each_once("exchange", file.exchange.iter().map(|exchange| &exchange.name))?;
+        each_once("queue", file.queue.iter().map(|queue| &queue.name))?;
         let mut topology = Topology::new();
-        for exchange in file.exchange {
-            topology.bindings.extend(exchange.bindings());
+        for mut exchange in file.exchange {
+            let destination = Destination::Exchange(exchange.name.clone());
+            topology.bindings.extend(bindings(destination, std::mem::take(&mut exchange.bind)));
             topology.exchanges.push(exchange.into());
         }
-        for queue in file.queue {
-            topology.bindings.extend(queue.bindings());
+        for mut queue in file.queue {
+            let destination = Destination::Queue(queue.name.clone());
+            topology.bindings.extend(bindings(destination, std::mem::take(&mut queue.bind)));
             topology.queues.push(queue.into());
         }
-        topology
+        drop_repeated(&mut topology.bindings);
+        Ok(topology)
     }
 }
 
-/// Each once. Those of different objects differ anyway.
-fn bindings_of(bind: &[FileBinding], to: impl Fn(String, String) -> Binding) -> Vec<Binding> {
-    let mut bindings = bind.iter().map(|binding| binding.to(&to)).collect();
-    drop_repeated(&mut bindings);
-    bindings
-}
-
-impl FileBinding {
-    fn to(&self, binding: impl FnOnce(String, String) -> Binding) -> Binding {
-        let binding = binding(self.exchange.clone(), self.key.clone());
-        self.arguments
-            .iter()
-            .fold(binding, |binding, (name, value)| binding.argument(name.clone(), value.0.clone()))
+/// The second object of a name would silently replace the first.
+fn each_once<'n>(kind: &str, mut names: impl Iterator<Item = &'n String>) -> Result<(), String> {
+    let mut known = HashSet::new();
+    match names.find(|name| !known.insert(*name)) {
+        None => Ok(()),
+        Some(name) => Err(format!(
+            "{kind} {name:?} is described twice: leave one of the two out, or put all its bindings into one `bind`"
+        )),
     }
 }
 
-impl FileExchange {
-    fn bindings(&self) -> Vec<Binding> {
-        bindings_of(&self.bind, |source, key| Binding::to_exchange(self.name.clone(), source, key))
-    }
+fn bindings(destination: Destination, bind: Vec<FileBinding>) -> impl Iterator<Item = Binding> {
+    bind.into_iter().map(move |FileBinding { exchange, key, arguments }| Binding {
+        source: exchange,
+        destination: destination.clone(),
+        routing_key: key,
+        arguments,
+    })
 }
 
-impl FileQueue {
-    fn bindings(&self) -> Vec<Binding> {
-        bindings_of(&self.bind, |source, key| Binding::to_queue(self.name.clone(), source, key))
+impl File {
+    fn of(topology: &Topology) -> Result<File, Error> {
+        let mut bind: HashMap<&Destination, Vec<FileBinding>> = HashMap::new();
+        for Binding { source, destination, routing_key, arguments } in &topology.bindings {
+            bind.entry(destination).or_default().push(FileBinding {
+                exchange: source.clone(),
+                key: routing_key.clone(),
+                arguments: arguments.clone(),
+            });
+        }
+        let mut bind_of = |destination| bind.remove(&destination).unwrap_or_default();
+        let exchange = |exchange: &Exchange| {
+            FileExchange::of(exchange, bind_of(Destination::Exchange(exchange.name.clone())))
+        };
+        let exchange = topology.exchanges.iter().map(exchange).collect();
+        let queue =
+            |queue: &Queue| FileQueue::of(queue, bind_of(Destination::Queue(queue.name.clone())));
+        let queue = topology.queues.iter().map(queue).collect();
+        match topology.bindings.iter().find(|binding| bind.contains_key(&binding.destination)) {
+            None => Ok(File { exchange, queue }),
+            Some(binding) => {
+                let text =
+                    format!("{binding} leads out of the topology, which a file has no form for");
+                Err(Error::new(ErrorKind::Invalid, text))
+            }
+        }
     }
 }
 
 impl From<FileExchange> for Exchange {
     fn from(file: FileExchange) -> Exchange {
         let mut exchange = Exchange::new(file.name, ExchangeKind::from(file.kind.as_str()));
-        exchange.durable = file.durable;
-        exchange.auto_delete = file.auto_delete;
-        exchange.internal = file.internal;
+        exchange.durable = file.durable.unwrap_or(true);
+        exchange.auto_delete = file.auto_delete == Some(true);
+        exchange.internal = file.internal == Some(true);
         if let Some(alternate) = file.alternate {
             exchange = exchange.alternate(alternate);
         }
-        file.arguments
-            .into_iter()
-            .fold(exchange, |exchange, (name, value)| exchange.argument(name, value.0))
+        exchange.arguments.0.extend(file.arguments.0);
+        exchange
+    }
+}
+
+impl FileExchange {
+    fn of(exchange: &Exchange, bind: Vec<FileBinding>) -> Self {
+        let mut arguments = exchange.arguments.clone();
+        FileExchange {
+            name: exchange.name.clone(),
+            kind: exchange.kind.to_string(),
+            durable: (!exchange.durable).then_some(false),
+            auto_delete: exchange.auto_delete.then_some(true),
+            internal: exchange.internal.then_some(true),
+            alternate: arguments.take("alternate-exchange", text),
+            arguments,
+            bind,
+        }
     }
 }
 
 impl From<FileQueue> for Queue {
     fn from(file: FileQueue) -> Queue {
-        let mut queue =
-            if file.temporary { Queue::temporary(file.name) } else { Queue::new(file.name) };
+        let mut queue = match file.temporary {
+            Some(true) => Queue::temporary(file.name),
+            _ => Queue::new(file.name),
+        };
         queue.durable = file.durable.unwrap_or(queue.durable);
-        queue.exclusive |= file.exclusive;
-        queue.auto_delete |= file.auto_delete;
-        let queue = given(queue, file.queue_type, |queue, kind| queue.of_type(kind.into()));
+        queue.exclusive |= file.exclusive == Some(true);
+        queue.auto_delete |= file.auto_delete == Some(true);
+        let queue = given(queue, file.queue_type, Queue::of_type);
         let queue = given(queue, file.message_ttl, |queue, ttl| queue.message_ttl(ttl.0));
         let queue = given(queue, file.expires, |queue, after| queue.expires(after.0));
         let queue = given(queue, file.max_length, Queue::max_length);
         let queue = given(queue, file.max_length_bytes, Queue::max_length_bytes);
-        let queue = given(queue, file.overflow, |queue, overflow| queue.overflow(overflow.into()));
+        let queue = given(queue, file.overflow, Queue::overflow);
         let queue = given(queue, file.dead_letter_exchange, Queue::dead_letter_to);
         let queue = given(queue, file.dead_letter_routing_key, Queue::dead_letter_key);
-        let at_least_once = file.dead_letter_at_least_once.then_some(());
-        let queue = given(queue, at_least_once, |queue, ()| queue.dead_letter_at_least_once());
+        let queue = given(queue, is_so(file.dead_letter_at_least_once), |queue, ()| {
+            queue.dead_letter_at_least_once()
+        });
         let queue = given(queue, file.max_priority, Queue::max_priority);
-        let one_at_a_time = file.single_active_consumer.then_some(());
-        let queue = given(queue, one_at_a_time, |queue, ()| queue.single_active_consumer());
-        let queue = given(queue, file.delivery_limit, Queue::delivery_limit);
-        file.arguments.into_iter().fold(queue, |queue, (name, value)| queue.argument(name, value.0))
+        let queue = given(queue, is_so(file.single_active_consumer), |queue, ()| {
+            queue.single_active_consumer()
+        });
+        let mut queue = given(queue, file.delivery_limit, Queue::delivery_limit);
+        queue.arguments.0.extend(file.arguments.0);
+        queue
     }
 }
 
@@ -324,90 +311,164 @@ fn given<T>(queue: Queue, value: Option<T>, set: impl FnOnce(Queue, T) -> Queue)
     }
 }
 
-impl From<FileQueueType> for QueueType {
-    fn from(file: FileQueueType) -> QueueType {
-        match file {
-            FileQueueType::Classic => QueueType::Classic,
-            FileQueueType::Quorum => QueueType::Quorum,
-            FileQueueType::Stream => QueueType::Stream,
+fn is_so(field: Option<bool>) -> Option<()> {
+    (field == Some(true)).then_some(())
+}
+
+impl FileQueue {
+    fn of(queue: &Queue, bind: Vec<FileBinding>) -> Self {
+        let is_temporary = queue.named_by_broker;
+        let mut arguments = queue.arguments.clone();
+        FileQueue {
+            name: queue.name.clone(),
+            temporary: is_temporary.then_some(true),
+            durable: (queue.durable == is_temporary).then_some(queue.durable),
+            exclusive: (queue.exclusive && !is_temporary).then_some(true),
+            auto_delete: (queue.auto_delete && !is_temporary).then_some(true),
+            queue_type: arguments.take("x-queue-type", one_of),
+            message_ttl: arguments.take("x-message-ttl", time),
+            expires: arguments.take("x-expires", time),
+            max_length: arguments.take("x-max-length", number),
+            max_length_bytes: arguments.take("x-max-length-bytes", number),
+            overflow: arguments.take("x-overflow", one_of),
+            dead_letter_exchange: arguments.take("x-dead-letter-exchange", text),
+            dead_letter_routing_key: arguments.take("x-dead-letter-routing-key", text),
+            dead_letter_at_least_once: None,
+            max_priority: arguments.take("x-max-priority", number),
+            single_active_consumer: arguments.take("x-single-active-consumer", truth),
+            delivery_limit: arguments.take("x-delivery-limit", number),
+            arguments,
+            bind,
         }
     }
 }
 
-impl From<FileOverflow> for Overflow {
-    fn from(file: FileOverflow) -> Overflow {
-        match file {
-            FileOverflow::DropHead => Overflow::DropHead,
-            FileOverflow::RejectPublish => Overflow::RejectPublish,
-            FileOverflow::RejectPublishDlx => Overflow::RejectPublishDlx,
-        }
+impl Arguments {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
+
+    /// Removes an argument and returns its value, if the field of a file can hold that.
+    fn take<T>(&mut self, name: &str, read: impl FnOnce(&Value<'_>) -> Option<T>) -> Option<T> {
+        let value = read(self.0.get(name)?)?;
+        self.0.remove(name);
+        Some(value)
+    }
+}
+
+fn text(value: &Value<'_>) -> Option<String> {
+    value.as_str().map(str::to_owned)
+}
+
+fn number<N: TryFrom<i64>>(value: &Value<'_>) -> Option<N> {
+    N::try_from(value.as_i64()?).ok()
+}
+
+fn time(value: &Value<'_>) -> Option<Time> {
+    Some(Time(Duration::from_millis(number(value)?)))
+}
+
+/// A field that is false sets no argument, so an argument that is false stays one.
+fn truth(value: &Value<'_>) -> Option<bool> {
+    value.as_bool().filter(|truth| *truth)
+}
+
+fn one_of<T: DeserializeOwned>(value: &Value<'_>) -> Option<T> {
+    T::deserialize(IntoDeserializer::<NotOneOfThem>::into_deserializer(value.as_str()?)).ok()
 }
 
 /// `4h`, `1500ms`; see [`crate::duration`].
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 struct Time(Duration);
 
-impl<'de> Deserialize<'de> for Time {
+impl TryFrom<String> for Time {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Time, String> {
+        crate::duration::parse(&text).map(Time)
+    }
+}
+
+impl From<Time> for String {
+    fn from(time: Time) -> String {
+        crate::duration::write(time.0)
+    }
+}
+
+/// Through the values of TOML, which are those of YAML without `null`.
+impl<'de> Deserialize<'de> for Arguments {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        crate::duration::parse(&text).map(Time).map_err(de::Error::custom)
+        let read = |(name, value)| match read(value) {
+            Ok(value) => Ok((name, value)),
+            Err(wrong) => Err(D::Error::custom(format_args!("argument {name:?}: {wrong}"))),
+        };
+        let arguments = BTreeMap::<String, Toml>::deserialize(deserializer)?;
+        arguments.into_iter().map(read).collect::<Result<_, _>>().map(Arguments)
+    }
+}
+
+impl Serialize for Arguments {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (name, value) in self.iter() {
+            match written(value) {
+                Some(value) => map.serialize_entry(name, &value)?,
+                None => {
+                    let text = "which a file has no form for";
+                    return Err(S::Error::custom(format_args!(
+                        "argument {name:?} is {value:?}, {text}"
+                    )));
+                }
+            }
+        }
+        map.end()
     }
 }
 
 /// The value of an argument, in the types that AMQP has.
-struct Argument(Value<'static>);
-
-impl<'de> Deserialize<'de> for Argument {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ArgumentVisitor)
-    }
+fn read(value: Toml) -> Result<Value<'static>, String> {
+    Ok(match value {
+        Toml::String(text) => text.into(),
+        Toml::Integer(number) => number.into(),
+        Toml::Float(number) => number.into(),
+        Toml::Boolean(truth) => truth.into(),
+        Toml::Datetime(time) => return Err(format!("write {time} in quotes, as text")),
+        Toml::Array(values) => {
+            let mut array = Array::new();
+            for value in values {
+                array.push(read(value)?).map_err(|error| error.to_string())?;
+            }
+            array.into()
+        }
+        Toml::Table(pairs) => {
+            let mut table = Table::new();
+            for (name, value) in pairs {
+                table.insert(name, read(value)?).map_err(|error| error.to_string())?;
+            }
+            table.into()
+        }
+    })
 }
 
-struct ArgumentVisitor;
-
-impl<'de> Visitor<'de> for ArgumentVisitor {
-    type Value = Argument;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("text, a number, true or false, a list or a table")
-    }
-
-    fn visit_bool<E: de::Error>(self, value: bool) -> Result<Argument, E> {
-        Ok(Argument(value.into()))
-    }
-
-    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Argument, E> {
-        Ok(Argument(value.into()))
-    }
-
-    fn visit_u64<E: de::Error>(self, value: u64) -> Result<Argument, E> {
-        let value = i64::try_from(value).map_err(|_| E::custom("a number beyond 63 bits"))?;
-        Ok(Argument(value.into()))
-    }
-
-    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Argument, E> {
-        Ok(Argument(value.into()))
-    }
-
-    fn visit_str<E: de::Error>(self, value: &str) -> Result<Argument, E> {
-        Ok(Argument(value.to_owned().into()))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Argument, A::Error> {
-        let mut array = Array::new();
-        while let Some(Argument(value)) = list.next_element()? {
-            array.push(value).map_err(de::Error::custom)?;
+/// `None` for bytes, times and void.
+fn written(value: &Value<'_>) -> Option<Toml> {
+    Some(match value {
+        Value::Bool(truth) => (*truth).into(),
+        Value::F32(number) => f64::from(*number).into(),
+        Value::F64(number) => (*number).into(),
+        Value::Str(text) => text.to_str().ok()?.into(),
+        Value::Array(array) => {
+            Toml::Array(array.iter().map(|value| written(&value)).collect::<Option<_>>()?)
         }
-        Ok(Argument(array.into()))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Argument, A::Error> {
-        let mut table = Table::new();
-        while let Some((name, Argument(value))) = map.next_entry::<String, Argument>()? {
-            table.insert(name, value).map_err(de::Error::custom)?;
+        Value::Table(table) => {
+            let pair = |(name, value): (ShortStr<'_>, Value<'_>)| {
+                Some((name.to_str().ok()?.to_owned(), written(&value)?))
+            };
+            Toml::Table(table.iter().map(pair).collect::<Option<_>>()?)
         }
-        Ok(Argument(table.into()))
-    }
+        other => other.as_i64()?.into(),
+    })
 }
 
 #[cfg(test)]
@@ -513,6 +574,10 @@ queue:
             ("[[queue]]\nname = \"q\"\ntype = \"quorom\"", ["line 3", "quorom", "quorum"]),
             ("[[queue]]\nname = \"q\"\nmessage-ttl = \"4 hours\"", ["line 3", "4 hours", "4h"]),
             ("[[queue]]\ntype = \"quorum\"", ["line 1", "name", "missing"]),
+            (
+                "[[queue]]\nname = \"q\"\narguments = { x-a = 2000-01-01 }",
+                ["line 3", "x-a", "in quotes"],
+            ),
         ];
         for (text, expected) in wrong {
             let error = Topology::from_toml(text).unwrap_err();
@@ -540,6 +605,53 @@ queue:
         ] {
             let text = format!("{error} {error:?}");
             assert!(text.contains("url") && !text.contains("sesame"), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_as_the_same() {
+        let topology = Topology::new()
+            .exchange(Exchange::topic("orders").alternate("unrouted").argument("x-a", 5i64))
+            .exchange(Exchange::fanout("audit").transient().internal().bind("orders", "#"))
+            .queue(
+                Queue::quorum("billing")
+                    .message_ttl(Duration::from_millis(90_500))
+                    .expires(Duration::from_secs(7200))
+                    .max_length(1000)
+                    .max_length_bytes(1 << 40)
+                    .overflow(Overflow::RejectPublish)
+                    .dead_letter_to("failed")
+                    .dead_letter_key("billing")
+                    .dead_letter_at_least_once()
+                    .delivery_limit(5)
+                    .single_active_consumer()
+                    .bind("orders", "order.*")
+                    .bind("orders", "bill.\"#\""),
+            )
+            .binding(Binding::to_queue("billing", "orders", "").argument("x-match", "all"))
+            .queue(Queue::classic("other").max_priority(9).transient().auto_delete())
+            // What its fields cannot have stays among the arguments.
+            .queue(
+                Queue::new("odd")
+                    .argument("x-queue-type", "later")
+                    .argument("x-overflow", 5i64)
+                    .argument("x-max-length", -1i64)
+                    .argument("x-single-active-consumer", false),
+            )
+            .queue(Queue::temporary("mine"));
+        let text = topology.to_toml().unwrap();
+        assert!(text.contains("message-ttl = \"90500ms\""), "{text}");
+        assert_eq!(Topology::from_toml(&text).unwrap().to_toml().unwrap(), text);
+        assert_eq!(Topology::from_toml(&text).unwrap(), topology, "{text}");
+        assert_eq!(Topology::new().to_toml().unwrap(), "");
+    }
+
+    #[test]
+    fn what_has_no_form_is_an_error() {
+        let leading_out = Topology::new().binding(Binding::to_queue("q", "x", "k"));
+        let of_nothing = Topology::new().queue(Queue::classic("q").argument("x-a", Value::Void));
+        for topology in [leading_out, of_nothing] {
+            assert_eq!(topology.to_toml().unwrap_err().kind(), ErrorKind::Invalid);
         }
     }
 }

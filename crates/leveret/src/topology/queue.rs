@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::arguments::Arguments;
 use super::binding::Binding;
 use crate::amqp::Value;
@@ -35,7 +37,8 @@ pub struct Queue {
 }
 
 /// The types of queues that RabbitMQ has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum QueueType {
     /// On one node.
     Classic,
@@ -57,7 +60,8 @@ impl QueueType {
 }
 
 /// What happens to a message that a full queue has no room for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Overflow {
     /// The oldest message makes room, and is dead-lettered or dropped.
     DropHead,
