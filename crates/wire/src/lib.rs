@@ -5,6 +5,8 @@
 //! encodes goes into one [`Outbound`] buffer; nothing a peer sends makes it panic or allocate more than
 //! the frame at hand.
 //!
+//! With the feature `serde`, properties and tables can be written as JSON and the like, and read again.
+//!
 //! | going out | coming in |
 //! |---|---|
 //! | [`Method`], [`Properties`], body → [`Outbound`] → socket | socket → [`Inbound`] → [`Frame`] → [`Method`], [`Assembler`] → [`Content`] |
@@ -62,6 +64,8 @@ pub mod method;
 mod outbound;
 mod properties;
 mod reply;
+#[cfg(feature = "serde")]
+mod serde;
 mod table;
 mod text;
 mod value;

@@ -35,8 +35,14 @@ macro_rules! properties {
         /// ```
         #[derive(Clone, Debug, Default, PartialEq)]
         #[cfg_attr(feature = "arbitrary", derive(arbitrary::Arbitrary))]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+        #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
         pub struct Properties<'a> {
-            $($(#[$doc])* pub $name: Option<$ty>,)*
+            $(
+                $(#[$doc])*
+                #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
+                pub $name: Option<$ty>,
+            )*
         }
 
         impl<'a> Properties<'a> {
@@ -114,6 +120,7 @@ properties! {
     /// Seconds since 1970.
     6 timestamp: u64,
     /// `type` on the wire: the application's name for this kind of message.
+    #[cfg_attr(feature = "serde", serde(rename = "type"))]
     5 kind: ShortStr<'a>,
     /// Who published it. The broker refuses a name other than the connection's.
     4 user_id: ShortStr<'a>,
