@@ -149,7 +149,7 @@ impl Message {
         if properties.message_id.is_some() {
             return self;
         }
-        let text = format!("{:016x}{:016x}", random::number(), random::number());
+        let text = format!("{:032x}", random::id());
         properties.message_id = ShortStr::try_from(text).ok();
         match properties.timestamp {
             Some(_) => self,

@@ -10,6 +10,11 @@ pub(crate) fn number() -> u64 {
     RandomState::new().hash_one(COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
+/// The same with 128 bits: an id.
+pub(crate) fn id() -> u128 {
+    u128::from(number()) << 64 | u128::from(number())
+}
+
 /// A number from 0 up to, but not including, 1.
 pub(crate) fn unit() -> f64 {
     // The 53 bits that a float holds exactly.

@@ -42,7 +42,7 @@ pub struct TraceContext {
 impl TraceContext {
     /// The beginning of a new trace, which is to be recorded.
     pub fn root() -> Self {
-        let trace_id = u128::from(random::number()) << 64 | u128::from(random::number());
+        let trace_id = random::id();
         let (state, baggage) = (None, None);
         TraceContext { trace_id: trace_id.max(1), span_id: new_span(), flags: 1, state, baggage }
     }

@@ -172,7 +172,7 @@ impl Sequence {
     /// Counts from 1 on for a sender whose name nobody had before: for programs that have nowhere to keep numbers. Receivers
     /// remember one sender more with each of them.
     pub fn fresh(prefix: &str) -> Self {
-        let sender = format!("{prefix}-{:016x}{:016x}", random::number(), random::number());
+        let sender = format!("{prefix}-{:032x}", random::id());
         Sequence::counting(sender, None, 1, u64::MAX, None)
     }
 
