@@ -47,6 +47,7 @@ mod liveness;
 mod options;
 mod outbound;
 mod publish;
+mod range_set;
 #[doc(hidden)]
 pub mod seam;
 mod settled;

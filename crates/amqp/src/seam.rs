@@ -11,6 +11,7 @@ pub use crate::delivery::{Envelope, Letter, Parts, Settles, Source};
 pub use crate::error::{close_reason, next_cause};
 pub use crate::handshake::deadline_in;
 pub use crate::publish::Prepared;
+pub use crate::range_set::RangeSet;
 
 /// Locks, whatever a panic elsewhere left behind: what is guarded here is never half changed.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -1,7 +1,8 @@
 //! Which numbers of an increasing sequence are done: delivery tags that were settled, publishes that were confirmed.
 
-use std::collections::VecDeque;
 use std::ops::RangeInclusive;
+
+use super::range_set::RangeSet;
 
 /// All numbers below a mark are done; of those above it, some.
 ///
@@ -11,8 +12,8 @@ use std::ops::RangeInclusive;
 pub(super) struct Settled {
     /// The lowest number that is not done.
     lowest: u64,
-    /// Runs of done numbers above `lowest`, in order, with at least one that is not done between two of them.
-    runs: VecDeque<RangeInclusive<u64>>,
+    /// The done numbers above `lowest`.
+    above: RangeSet,
     /// While it is not 0, all numbers count as done: it is yet to be said up to which they are, so many times.
     pauses: u32,
 }
@@ -31,7 +32,7 @@ pub(super) enum Mark {
 impl Settled {
     /// Numbers begin at 1, as delivery tags do.
     pub(super) fn new() -> Self {
-        Settled { lowest: 1, runs: VecDeque::new(), pauses: 0 }
+        Settled { lowest: 1, above: RangeSet::default(), pauses: 0 }
     }
 
     /// The lowest number that is not done.
@@ -41,29 +42,13 @@ impl Settled {
     }
 
     pub(super) fn contains(&self, number: u64) -> bool {
-        number < self.lowest
-            || self.runs.get(self.run_from(number)).is_some_and(|run| run.contains(&number))
+        number < self.lowest || self.above.contains(number)
     }
 
     /// Whether all of these are done.
     pub(super) fn contains_all(&self, numbers: RangeInclusive<u64>) -> bool {
         let (first, last) = numbers.into_inner();
-        let is_in_run = || {
-            let run = self.runs.get(self.run_from(first));
-            run.is_some_and(|run| run.contains(&first) && run.contains(&last))
-        };
-        last < self.lowest || is_in_run()
-    }
-
-    /// The place of the first run that does not end before this number.
-    fn run_from(&self, number: u64) -> usize {
-        match self.runs.back() {
-            // Nearly always, numbers become done in about their order.
-            Some(last) if *last.end() >= number => {
-                self.runs.partition_point(|run| *run.end() < number)
-            }
-            _ => self.runs.len(),
-        }
+        last < self.lowest || self.above.contains_all(first, last)
     }
 
     /// Until there was a [`Settled::resume`] for each of these, every number counts as done before.
@@ -89,25 +74,10 @@ impl Settled {
             self.pass_over_run();
             return Mark::InOrder;
         }
-        self.mark_ahead(number)
-    }
-
-    fn mark_ahead(&mut self, number: u64) -> Mark {
-        let place = self.run_from(number);
-        if self.runs.get(place).is_some_and(|run| run.contains(&number)) {
+        if self.above.contains(number) {
             return Mark::Again;
         }
-        let before = place.checked_sub(1).filter(|at| self.runs[*at].end() + 1 == number);
-        let after = self.runs.get(place).filter(|run| *run.start() == number + 1);
-        match (before, after.map(|run| *run.end())) {
-            (Some(before), Some(end)) => {
-                self.runs[before] = *self.runs[before].start()..=end;
-                self.runs.remove(place);
-            }
-            (Some(before), None) => self.runs[before] = *self.runs[before].start()..=number,
-            (None, Some(end)) => self.runs[place] = number..=end,
-            (None, None) => self.runs.insert(place, number..=number),
-        }
+        self.above.insert(number, number);
         Mark::Ahead
     }
 
@@ -119,8 +89,8 @@ impl Settled {
         let news = !self.contains(number);
         if number >= self.lowest {
             self.lowest = number + 1;
-            while self.runs.front().is_some_and(|run| *run.end() <= number) {
-                self.runs.pop_front();
+            while self.above.first().is_some_and(|(_, last)| last <= number) {
+                self.above.remove_first();
             }
             self.pass_over_run();
         }
@@ -130,11 +100,11 @@ impl Settled {
     /// The lowest number has moved on; it may have met a run.
     #[inline]
     fn pass_over_run(&mut self) {
-        if let Some(run) = self.runs.front()
-            && *run.start() <= self.lowest
+        if let Some((first, last)) = self.above.first()
+            && first <= self.lowest
         {
-            self.lowest = run.end() + 1;
-            self.runs.pop_front();
+            self.lowest = last + 1;
+            self.above.remove_first();
         }
     }
 }
@@ -151,10 +121,10 @@ mod tests {
         for number in 2..1_000_000 {
             assert_eq!(settled.mark(number), Mark::Ahead);
         }
-        assert_eq!(settled.runs.len(), 1);
+        assert_eq!(settled.above.len(), 1);
         assert_eq!(settled.mark(1), Mark::InOrder);
         assert_eq!(settled.lowest(), 1_000_000);
-        assert!(settled.runs.is_empty());
+        assert!(settled.above.is_empty());
     }
 
     #[test]
@@ -166,7 +136,7 @@ mod tests {
         assert_eq!(settled.mark(1), Mark::InOrder);
         assert_eq!(settled.lowest(), 4);
         assert_eq!(settled.mark(3), Mark::Again);
-        assert!(settled.runs.is_empty());
+        assert!(settled.above.is_empty());
     }
 
     #[test]

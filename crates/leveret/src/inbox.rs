@@ -80,7 +80,6 @@ use crate::retry::Failure;
 mod high_water;
 mod memory;
 pub(crate) mod once;
-mod ranges;
 mod remember;
 mod sequence;
 

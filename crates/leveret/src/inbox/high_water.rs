@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use super::ranges::Ranges;
+use crate::amqp::RangeSet;
 
 /// How many gaps there may be above the mark. Each costs some octets, with each change; who has so many is missing something else.
 const MOST_GAPS: usize = 10_000;
@@ -37,8 +37,8 @@ const FORM: u8 = 1;
 pub struct HighWater {
     mark: u64,
     /// Done or given up, and all of them beyond the number after the mark.
-    above: Ranges,
-    given_up: Ranges,
+    above: RangeSet,
+    given_up: RangeSet,
 }
 
 /// How far a number is.
@@ -204,7 +204,7 @@ fn take(bytes: &mut &[u8]) -> Option<u64> {
     None
 }
 
-fn take_ranges(bytes: &mut &[u8]) -> Option<Ranges> {
+fn take_ranges(bytes: &mut &[u8]) -> Option<RangeSet> {
     let count = take(bytes)?;
     let mut ranges = Vec::new();
     let mut before = 0u64;
@@ -217,7 +217,7 @@ fn take_ranges(bytes: &mut &[u8]) -> Option<Ranges> {
         ranges.push((from, to));
         before = to;
     }
-    Ranges::of(ranges)
+    RangeSet::of(ranges)
 }
 
 /// Octets that are no [`HighWater`].
