@@ -1,11 +1,12 @@
 //! Options as a URI, for people to read in logs.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
 
 use super::parameters as name;
-use crate::options::{Options, Tls};
+use crate::options::Options;
 
 /// Escaped in user and virtual host: all but what RFC 3986 calls unreserved.
 const COMPONENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
@@ -64,49 +65,28 @@ fn escape<'a>(text: &'a str, set: &'static AsciiSet) -> PercentEncode<'a> {
 /// What differs from the defaults, in the order in which a person would write it.
 fn parameters(options: &Options) -> Vec<(&'static str, String)> {
     let default = Options::default();
-    let mut list = Vec::new();
-    if let Some(heartbeat) = options.heartbeat {
-        list.push((name::HEARTBEAT, heartbeat.as_secs().to_string()));
-    }
-    if options.connection_timeout != default.connection_timeout {
-        let milliseconds = options.connection_timeout.as_millis();
-        list.push((name::CONNECTION_TIMEOUT, milliseconds.to_string()));
-    }
-    if options.channel_max != default.channel_max {
-        list.push((name::CHANNEL_MAX, options.channel_max.to_string()));
-    }
-    if options.frame_max != default.frame_max {
-        list.push((name::FRAME_MAX, options.frame_max.to_string()));
-    }
+    let tls = options.tls.as_ref();
+    let path = |file: Option<&PathBuf>| file.map(|path| path.to_string_lossy().into_owned());
+    let unless_default = |value: u128, default: u128| (value != default).then(|| value.to_string());
+    let timeouts = [options, &default].map(|options| options.connection_timeout.as_millis());
     let mechanisms: Vec<_> = options.auth_by_preference().map(|auth| auth.mechanism()).collect();
-    if mechanisms != [default.auth.mechanism()] {
-        let named = |mechanism: &str| (name::AUTH_MECHANISM, mechanism.to_ascii_lowercase());
-        list.extend(mechanisms.into_iter().map(named));
-    }
-    if let Some(tls) = &options.tls {
-        tls_parameters(tls, &mut list);
-    }
-    if let Some(connection_name) = &options.connection_name {
-        list.push((name::CONNECTION_NAME, connection_name.clone()));
-    }
-    list
-}
-
-fn tls_parameters(tls: &Tls, list: &mut Vec<(&'static str, String)>) {
-    let files = [
-        (name::CA_FILE, &tls.ca_file),
-        (name::CERT_FILE, &tls.cert_file),
-        (name::KEY_FILE, &tls.key_file),
+    let is_default = mechanisms == [default.auth.mechanism()];
+    let mechanism = |mechanism: &str| (name::AUTH_MECHANISM, Some(mechanism.to_ascii_lowercase()));
+    let limits = [
+        (name::HEARTBEAT, options.heartbeat.map(|interval| interval.as_secs().to_string())),
+        (name::CONNECTION_TIMEOUT, unless_default(timeouts[0], timeouts[1])),
+        (name::CHANNEL_MAX, unless_default(options.channel_max.into(), default.channel_max.into())),
+        (name::FRAME_MAX, unless_default(options.frame_max.into(), default.frame_max.into())),
     ];
-    for (name, file) in files {
-        if let Some(path) = file {
-            list.push((name, path.to_string_lossy().into_owned()));
-        }
-    }
-    if !tls.verify {
-        list.push((name::VERIFY, "verify_none".to_owned()));
-    }
-    if let Some(server_name) = &tls.server_name {
-        list.push((name::SERVER_NAME, server_name.clone()));
-    }
+    let others = [
+        (name::CA_FILE, path(tls.and_then(|tls| tls.ca_file.as_ref()))),
+        (name::CERT_FILE, path(tls.and_then(|tls| tls.cert_file.as_ref()))),
+        (name::KEY_FILE, path(tls.and_then(|tls| tls.key_file.as_ref()))),
+        (name::VERIFY, tls.filter(|tls| !tls.verify).map(|_| "verify_none".to_owned())),
+        (name::SERVER_NAME, tls.and_then(|tls| tls.server_name.clone())),
+        (name::CONNECTION_NAME, options.connection_name.clone()),
+    ];
+    let mechanisms = mechanisms.into_iter().filter(|_| !is_default).map(mechanism);
+    let all = limits.into_iter().chain(mechanisms).chain(others);
+    all.filter_map(|(name, value)| Some((name, value?))).collect()
 }

@@ -106,40 +106,30 @@ impl Parameter {
     }
 
     fn apply(self, options: &mut Options) -> Result<(), UriError> {
-        match self.name {
-            HEARTBEAT => {
+        match (self.name, &mut options.tls) {
+            (HEARTBEAT, _) => {
                 let seconds = self.number(0..=u16::MAX.into(), "of seconds")?;
                 options.heartbeat = Some(Duration::from_secs(seconds.into()));
             }
-            CONNECTION_TIMEOUT => {
+            (CONNECTION_TIMEOUT, _) => {
                 let milliseconds = self.number(1..=u32::MAX, "of milliseconds")?;
                 options.connection_timeout = Duration::from_millis(milliseconds.into());
             }
-            CHANNEL_MAX => {
+            (CHANNEL_MAX, _) => {
                 let channels = self.number(0..=u16::MAX.into(), "of channels")?;
                 options.channel_max = channels as u16;
             }
-            FRAME_MAX => options.frame_max = self.frame_max()?,
-            CONNECTION_NAME => options.connection_name = Some(self.text()?),
-            _ => self.apply_tls(options)?,
-        }
-        Ok(())
-    }
-
-    fn apply_tls(self, options: &mut Options) -> Result<(), UriError> {
-        let Some(tls) = &mut options.tls else {
-            return Err(UriError::new(
-                UriPart::Parameter(self.name),
-                "is about TLS: the URI needs amqps:// for it",
-            ));
-        };
-        match self.name {
-            CA_FILE => tls.ca_file = Some(self.path()?),
-            CERT_FILE => tls.cert_file = Some(self.path()?),
-            KEY_FILE => tls.key_file = Some(self.path()?),
-            VERIFY => tls.verify = self.verify()?,
-            SERVER_NAME => tls.server_name = Some(self.server_name()?),
-            other => unreachable!("{other} is a known parameter without a meaning"),
+            (FRAME_MAX, _) => options.frame_max = self.frame_max()?,
+            (CONNECTION_NAME, _) => options.connection_name = Some(self.text()?),
+            (CA_FILE, Some(tls)) => tls.ca_file = Some(self.path()?),
+            (CERT_FILE, Some(tls)) => tls.cert_file = Some(self.path()?),
+            (KEY_FILE, Some(tls)) => tls.key_file = Some(self.path()?),
+            (VERIFY, Some(tls)) => tls.verify = self.verify()?,
+            (SERVER_NAME, Some(tls)) => tls.server_name = Some(self.server_name()?),
+            _ => {
+                let part = UriPart::Parameter(self.name);
+                return Err(UriError::new(part, "is about TLS: the URI needs amqps:// for it"));
+            }
         }
         Ok(())
     }
