@@ -16,8 +16,7 @@ pub(super) struct Layout {
 const SWEEPS: usize = 8;
 
 pub(super) fn lay_out(graph: &Graph) -> Layout {
-    let forward = forward_edges(graph);
-    let column_of = columns(graph.nodes.len(), &forward);
+    let column_of = columns(graph);
     let count = column_of.iter().max().map_or(0, |last| last + 1);
     let mut columns = vec![Vec::new(); count];
     for (node, column) in column_of.iter().enumerate() {
@@ -41,8 +40,8 @@ fn neighbours(graph: &Graph) -> Vec<Vec<usize>> {
     neighbours
 }
 
-/// The edges without those that lead back to where one came from.
-fn forward_edges(graph: &Graph) -> Vec<(usize, usize)> {
+/// Each node stands right of all that lead to it, but for edges that lead back to where the search came from.
+fn columns(graph: &Graph) -> Vec<usize> {
     #[derive(Clone, Copy, PartialEq)]
     enum State {
         New,
@@ -50,7 +49,9 @@ fn forward_edges(graph: &Graph) -> Vec<(usize, usize)> {
         Done,
     }
     let mut state = vec![State::New; graph.nodes.len()];
-    let mut forward = Vec::new();
+    let mut forward = vec![Vec::new(); graph.nodes.len()];
+    // Each node behind all to which it leads forward.
+    let mut done = Vec::new();
     let mut is_target = vec![false; graph.nodes.len()];
     let mut targets = vec![Vec::new(); graph.nodes.len()];
     for edge in &graph.edges {
@@ -71,6 +72,7 @@ fn forward_edges(graph: &Graph) -> Vec<(usize, usize)> {
             let node = *node;
             let Some(&to) = targets[node].get(*next) else {
                 state[node] = State::Done;
+                done.push(node);
                 path.pop();
                 continue;
             };
@@ -78,33 +80,17 @@ fn forward_edges(graph: &Graph) -> Vec<(usize, usize)> {
             if state[to] == State::OnPath {
                 continue;
             }
-            forward.push((node, to));
+            forward[node].push(to);
             if state[to] == State::New {
                 state[to] = State::OnPath;
                 path.push((to, 0));
             }
         }
     }
-    forward
-}
-
-/// Each node stands right of all that lead to it. There is no circle among the edges.
-fn columns(nodes: usize, forward: &[(usize, usize)]) -> Vec<usize> {
-    let mut column_of = vec![0; nodes];
-    let (mut targets, mut awaited) = (vec![Vec::new(); nodes], vec![0; nodes]);
-    for &(from, to) in forward {
-        targets[from].push(to);
-        awaited[to] += 1;
-    }
-    // A node is final once all that lead to it are.
-    let mut last: Vec<usize> = (0..nodes).filter(|&node| awaited[node] == 0).collect();
-    while let Some(from) = last.pop() {
-        for &to in &targets[from] {
+    let mut column_of = vec![0; graph.nodes.len()];
+    for from in done.into_iter().rev() {
+        for &to in &forward[from] {
             column_of[to] = column_of[to].max(column_of[from] + 1);
-            awaited[to] -= 1;
-            if awaited[to] == 0 {
-                last.push(to);
-            }
         }
     }
     column_of
