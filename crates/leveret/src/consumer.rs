@@ -463,10 +463,9 @@ impl ConsumerBuilder {
 
     /// With a handler for each message: an async function whose arguments are picked by type, see [`FromIncoming`].
     pub fn handle<A: 'static>(self, handler: impl Handler<A>) -> Runner {
-        let shape = handler.shape();
         let checked = handler.check(&self.given(false));
         let call = self.layered(handler);
-        self.needing(checked.map(|()| Topology::new())).call(call).of_shape(shape)
+        self.needing(checked.map(|()| Topology::new())).call(call)
     }
 
     /// The same for another queue.

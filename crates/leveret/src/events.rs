@@ -146,8 +146,8 @@ impl Events {
         self.shared.exchange.name()
     }
 
-    /// The exchange that events are published to.
-    pub(crate) fn ingress(&self) -> &Exchange {
+    /// The exchange that events are published to, which may pass them on to the one at which they are heard.
+    pub fn ingress(&self) -> &Exchange {
         let Shared { ingress, exchange, topology, .. } = &*self.shared;
         topology.exchanges().iter().find(|known| known.name() == ingress).unwrap_or(exchange)
     }

@@ -113,7 +113,6 @@
 //! | `embedded` | off | [`Client::embedded`] and `memory://`: a broker in the process, for tests and demonstrations |
 
 pub mod amqp;
-mod asyncapi;
 mod client;
 mod clock;
 mod connection;
@@ -137,7 +136,6 @@ mod random;
 mod removal;
 pub mod retry;
 mod rpc;
-mod shape;
 mod telemetry;
 mod topology;
 mod trace;
@@ -148,7 +146,6 @@ pub use bytes::Bytes;
 #[doc(hidden)]
 pub use leveret_amqp::text;
 
-pub use asyncapi::AsyncApi;
 pub use client::ClientBuilder;
 pub use connection::{
     Backoff, CallerHealth, Client, ClientEvent, ClientEvents, ConnectLimits, ConnectionHealth,
@@ -188,7 +185,6 @@ pub use rpc::{
     Call, CallFuture, End, FromReply, IntoReply, Method, Replier, Replies, Reply, ReplyStream, Rpc,
     RpcBuilder, ServiceBuilder, StreamCall,
 };
-pub use shape::Shape;
 pub use topology::{
     Applied, Binding, Change, Destination, Exchange, ExchangeKind, Overflow, Plan, Queue,
     QueueType, Step, Topology,

@@ -8,7 +8,6 @@ use crate::amqp::{Properties, ShortStr, Table, Value};
 use crate::clock;
 use crate::error::{Error, ErrorKind};
 use crate::random;
-use crate::shape::Shape;
 
 /// The longest expiration that RabbitMQ takes.
 const LONGEST: Duration = Duration::from_millis(u32::MAX as u64);
@@ -222,14 +221,6 @@ impl Message {
 pub trait IntoMessage {
     /// The message.
     fn into_message(self) -> Result<Message, Error>;
-
-    /// What its body is, as far as this type tells.
-    fn shape() -> Option<Shape>
-    where
-        Self: Sized,
-    {
-        None
-    }
 }
 
 impl IntoMessage for Message {
@@ -239,7 +230,7 @@ impl IntoMessage for Message {
 }
 
 macro_rules! bodies {
-    ($($body:ty: $shape:expr),*) => {$(
+    ($($body:ty),*) => {$(
         impl From<$body> for Message {
             fn from(body: $body) -> Self {
                 Message::new(body)
@@ -250,21 +241,11 @@ macro_rules! bodies {
             fn into_message(self) -> Result<Message, Error> {
                 Ok(Message::new(self))
             }
-
-            fn shape() -> Option<Shape> {
-                Some($shape)
-            }
         }
     )*};
 }
 
-bodies!(
-    &'static str: Shape::text(),
-    String: Shape::text(),
-    &'static [u8]: Shape::bytes(),
-    Vec<u8>: Shape::bytes(),
-    Bytes: Shape::bytes()
-);
+bodies!(&'static str, String, &'static [u8], Vec<u8>, Bytes);
 
 #[cfg(test)]
 mod tests {

@@ -6,7 +6,6 @@ use serde::de::DeserializeOwned;
 
 use crate::error::{Error, ErrorKind};
 use crate::message::{IntoMessage, Message};
-use crate::shape::Shape;
 
 pub(crate) const JSON: &str = "application/json";
 pub(crate) const MSGPACK: &str = "application/msgpack";
@@ -36,10 +35,6 @@ impl<T: Serialize> IntoMessage for Json<T> {
         let body = serde_json::to_vec(&self.0).map_err(|error| cannot_encode("JSON", error))?;
         Ok(Message::new(body).content_type(JSON))
     }
-
-    fn shape() -> Option<Shape> {
-        Some(Shape::new::<T>(Some(JSON)))
-    }
 }
 
 impl<T: Serialize> IntoMessage for MsgPack<T> {
@@ -47,10 +42,6 @@ impl<T: Serialize> IntoMessage for MsgPack<T> {
         let body = rmp_serde::to_vec_named(&self.0)
             .map_err(|error| cannot_encode("MessagePack", error))?;
         Ok(Message::new(body).content_type(MSGPACK))
-    }
-
-    fn shape() -> Option<Shape> {
-        Some(Shape::new::<T>(Some(MSGPACK)))
     }
 }
 

@@ -247,11 +247,13 @@ impl Publisher {
         &self.shared().settings.exchange
     }
 
-    pub(crate) fn is_mandatory(&self) -> bool {
+    /// Whether a message that reaches no queue fails as unroutable, see [`PublisherBuilder::allow_unroutable`].
+    pub fn is_mandatory(&self) -> bool {
         self.shared().settings.mandatory
     }
 
-    pub(crate) fn is_persistent(&self) -> bool {
+    /// Whether the delivery mode of messages is persistent, see [`PublisherBuilder::transient`].
+    pub fn is_persistent(&self) -> bool {
         self.shared().settings.persistent
     }
 
@@ -334,7 +336,8 @@ impl Publisher {
         of(self) + self.handle.companion.get().map_or(0, of)
     }
 
-    pub(crate) fn client(&self) -> &Client {
+    /// The client it belongs to.
+    pub fn client(&self) -> &Client {
         &self.handle.client
     }
 

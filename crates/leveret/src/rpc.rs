@@ -44,7 +44,6 @@ pub(crate) use asker::{Asker, Question, Room, Seat, Settings as AskerSettings};
 pub use call::{Call, CallFuture};
 pub(crate) use correlation::new_correlation_id;
 pub(crate) use desk::{Failed, Wanted};
-pub(crate) use method::Shapes;
 pub use method::{End, IntoReply, Method};
 pub(crate) use receipt::Receipts;
 pub use replier::Replier;

@@ -2,7 +2,6 @@
 
 mod client {
     mod abuse;
-    mod asyncapi;
     mod batches;
     mod bounds;
     mod classifying;

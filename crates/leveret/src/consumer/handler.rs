@@ -12,14 +12,6 @@ use crate::message::Message;
 use crate::payload::{self, Json, MsgPack, Payload};
 use crate::retry::named;
 use crate::rpc::{IntoReply, Method};
-use crate::shape::Shape;
-
-impl Shape {
-    /// That of an argument of a handler, if it is made of the body.
-    pub fn of<M: FromIncoming>() -> Option<Self> {
-        M::shape()
-    }
-}
 
 /// A future in a box.
 pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -39,11 +31,6 @@ pub trait FromIncoming: Sized {
     /// Picks it. A failure counts as one of the message, which is not tried again.
     fn from_incoming(incoming: &Incoming) -> Result<Self, Error>;
 
-    /// What the body has to be, if this is made of it.
-    fn shape() -> Option<Shape> {
-        None
-    }
-
     /// Whether it can be picked at all, asked before the consumer begins.
     #[doc(hidden)]
     fn check(_given: &Given<'_>) -> Result<(), Error> {
@@ -55,19 +42,11 @@ impl<T: DeserializeOwned> FromIncoming for Json<T> {
     fn from_incoming(incoming: &Incoming) -> Result<Self, Error> {
         payload::from_json(incoming.body()).map(Json)
     }
-
-    fn shape() -> Option<Shape> {
-        Some(Shape::new::<T>(Some(payload::JSON)))
-    }
 }
 
 impl<T: DeserializeOwned> FromIncoming for MsgPack<T> {
     fn from_incoming(incoming: &Incoming) -> Result<Self, Error> {
         payload::from_msgpack(incoming.body()).map(MsgPack)
-    }
-
-    fn shape() -> Option<Shape> {
-        Some(Shape::new::<T>(Some(payload::MSGPACK)))
     }
 }
 
@@ -77,19 +56,11 @@ impl<T: DeserializeOwned> FromIncoming for Payload<T> {
         let content_type = properties.content_type.as_ref().and_then(|text| text.to_str().ok());
         payload::from_content_type(content_type, incoming.body()).map(Payload)
     }
-
-    fn shape() -> Option<Shape> {
-        Some(Shape::new::<T>(None))
-    }
 }
 
 impl FromIncoming for Bytes {
     fn from_incoming(incoming: &Incoming) -> Result<Self, Error> {
         Ok(incoming.body().clone())
-    }
-
-    fn shape() -> Option<Shape> {
-        Some(Shape::bytes())
     }
 }
 
@@ -99,10 +70,6 @@ impl FromIncoming for String {
         String::from_utf8(incoming.body().to_vec()).map_err(|error| {
             Error::caused(ErrorKind::Payload, "the body is not text in UTF-8", error)
         })
-    }
-
-    fn shape() -> Option<Shape> {
-        Some(Shape::text())
     }
 }
 
@@ -198,11 +165,6 @@ pub trait Handler<Arguments>: Send + Sync + 'static {
     /// Handles a message.
     fn call(&self, incoming: &Incoming) -> BoxFuture<Result<(), BoxError>>;
 
-    /// What the body has to be, as far as the arguments tell.
-    fn shape(&self) -> Option<Shape> {
-        None
-    }
-
     /// Whether the arguments can be picked at all, asked before the consumer begins.
     #[doc(hidden)]
     fn check(&self, _given: &Given<'_>) -> Result<(), Error> {
@@ -236,10 +198,6 @@ macro_rules! handlers {
                 Box::pin(async move { handling.await.into_outcome() })
             }
 
-            fn shape(&self) -> Option<Shape> {
-                [None, $($argument::shape()),*].into_iter().flatten().next()
-            }
-
             #[allow(unused_variables)]
             fn check(&self, given: &Given<'_>) -> Result<(), Error> {
                 $($argument::check(given)?;)*
@@ -261,18 +219,10 @@ macro_rules! handlers {
                 Box::pin(async move { handling.await.into_reply() })
             }
 
-            fn shape(&self) -> Option<Shape> {
-                [None, $($argument::shape()),*].into_iter().flatten().next()
-            }
-
             #[allow(unused_variables)]
             fn check(&self, given: &Given<'_>) -> Result<(), Error> {
                 $($argument::check(given)?;)*
                 Ok(())
-            }
-
-            fn reply_shape(&self) -> Option<Shape> {
-                Out::shape()
             }
         }
     )*};

@@ -16,7 +16,6 @@ use super::subscription::Subscription;
 use crate::error::{Error, ErrorKind};
 use crate::inbox::once::Passed;
 use crate::rpc::Receipts;
-use crate::shape::Shape;
 use crate::telemetry::Consumed;
 use crate::topology::Topology;
 
@@ -88,18 +87,11 @@ impl Summary {
 pub struct Runner {
     builder: ConsumerBuilder,
     call: Call,
-    shape: Option<Shape>,
 }
 
 impl Runner {
     pub(super) fn new(builder: ConsumerBuilder, call: Call) -> Self {
-        Runner { builder, call, shape: None }
-    }
-
-    /// With what its handler takes bodies as.
-    pub(super) fn of_shape(mut self, shape: Option<Shape>) -> Self {
-        self.shape = shape;
-        self
+        Runner { builder, call }
     }
 
     /// The queue it consumes.
@@ -107,17 +99,14 @@ impl Runner {
         &self.builder.settings.queue
     }
 
-    /// What the client has declared, and what this is going to declare.
-    pub(crate) fn topology(&self) -> Topology {
+    /// What the client has declared, and what this consumer declares when it begins.
+    pub fn topology(&self) -> Topology {
         self.builder.client.topology().and(self.builder.needs.topology())
     }
 
-    pub(crate) fn is_auto_ack(&self) -> bool {
+    /// Whether the broker takes messages as acked once it has sent them, see [`ConsumerBuilder::auto_ack`].
+    pub fn is_auto_ack(&self) -> bool {
         self.builder.settings.auto_ack
-    }
-
-    pub(crate) fn shape(&self) -> Option<Shape> {
-        self.shape
     }
 
     /// Handles messages until the client is closed.
@@ -133,7 +122,7 @@ impl Runner {
     /// It fails if the consumer cannot begin, or ends because its queue stays away. If `stop` is done before it has begun, it
     /// does not begin.
     pub async fn run_until(self, stop: impl Future) -> Result<Summary, Error> {
-        let Runner { mut builder, call, .. } = self;
+        let Runner { mut builder, call } = self;
         builder.check()?;
         let call = match builder.take_once() {
             Some(once) => once.around(call),

@@ -1,6 +1,6 @@
 //! The methods of a service: async functions whose arguments are picked from the request and whose result is the reply.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::address::ServiceAddress;
@@ -8,7 +8,6 @@ use crate::consumer::{BoxFuture, Given, Handler, Incoming};
 use crate::error::{BoxError, Error};
 use crate::message::{IntoMessage, Message};
 use crate::retry::{Failure, named};
-use crate::shape::Shape;
 
 /// An async function that is called for a request. Its arguments are picked by type, see
 /// [`FromIncoming`](crate::FromIncoming); what it returns is the reply, see [`IntoReply`].
@@ -25,16 +24,6 @@ use crate::shape::Shape;
 pub trait Method<Arguments>: Send + Sync + 'static {
     /// Handles a request.
     fn call(&self, incoming: &Incoming) -> BoxFuture<Result<Option<Message>, BoxError>>;
-
-    /// What the body of a request has to be, as far as the arguments tell.
-    fn shape(&self) -> Option<Shape> {
-        None
-    }
-
-    /// What the body of a reply is, as far as the result tells.
-    fn reply_shape(&self) -> Option<Shape> {
-        None
-    }
 
     /// Whether the arguments can be picked at all, asked before the service begins.
     #[doc(hidden)]
@@ -54,14 +43,6 @@ pub trait Method<Arguments>: Send + Sync + 'static {
 pub trait IntoReply {
     /// The reply; `None` to end without a value.
     fn into_reply(self) -> Result<Option<Message>, BoxError>;
-
-    /// What its body is, as far as this type tells.
-    fn shape() -> Option<Shape>
-    where
-        Self: Sized,
-    {
-        None
-    }
 }
 
 /// Ends the replies to a call without another value: for methods that have sent all they had with a
@@ -86,19 +67,11 @@ impl<T: IntoMessage> IntoReply for T {
         let message = self.into_message().and_then(|message| message.check().map(|()| message));
         message.map(Some).map_err(|error| Failure::permanent(error).kind("unencodable").into())
     }
-
-    fn shape() -> Option<Shape> {
-        <T as IntoMessage>::shape()
-    }
 }
 
 impl<T: IntoReply, E: Into<BoxError>> IntoReply for Result<T, E> {
     fn into_reply(self) -> Result<Option<Message>, BoxError> {
         self.map_err(named)?.into_reply()
-    }
-
-    fn shape() -> Option<Shape> {
-        T::shape()
     }
 }
 
@@ -110,32 +83,17 @@ type CheckArguments = Arc<dyn Fn(&Given<'_>) -> Result<(), Error> + Send + Sync>
 
 type Calling = dyn Fn(&Incoming) -> BoxFuture<Result<Option<Message>, BoxError>> + Send + Sync;
 
-/// What a method gets and gives, as far as its types tell.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Shapes {
-    pub(crate) request: Option<Shape>,
-    pub(crate) reply: Option<Shape>,
-}
-
-impl Shapes {
-    fn of<A>(method: &impl Method<A>) -> Self {
-        Shapes { request: method.shape(), reply: method.reply_shape() }
-    }
-}
-
 /// The methods of a service by their names.
 #[derive(Clone)]
 pub(super) struct Methods {
     pub(super) address: ServiceAddress,
     by_name: HashMap<Box<[u8]>, BoxMethod>,
-    /// What is asked and replied, by name.
-    shapes: BTreeMap<String, Shapes>,
     /// A name that was given to two of them.
     twice: Option<String>,
     /// Whether what was given to the service is enough for each method.
     checks: Vec<CheckArguments>,
-    /// What gets the requests for other methods, with what it gets and gives.
-    fallback: Option<(BoxMethod, Shapes)>,
+    /// What gets the requests for other methods.
+    fallback: Option<BoxMethod>,
 }
 
 impl Methods {
@@ -143,7 +101,6 @@ impl Methods {
         Methods {
             address,
             by_name: HashMap::new(),
-            shapes: BTreeMap::new(),
             twice: None,
             checks: Vec::new(),
             fallback: None,
@@ -151,7 +108,6 @@ impl Methods {
     }
 
     pub(super) fn add<A: 'static>(&mut self, name: &str, method: impl Method<A>) {
-        self.shapes.insert(name.to_owned(), Shapes::of(&method));
         let method = self.checked(method);
         if self.by_name.insert(name.as_bytes().into(), method).is_some() {
             self.twice = Some(name.to_owned());
@@ -164,8 +120,7 @@ impl Methods {
     }
 
     pub(super) fn set_fallback<A: 'static>(&mut self, method: impl Method<A>) {
-        let shapes = Shapes::of(&method);
-        self.fallback = Some((self.checked(method), shapes));
+        self.fallback = Some(self.checked(method));
     }
 
     /// The method as it is called. Its arguments are checked with those of the others.
@@ -185,14 +140,6 @@ impl Methods {
         self.fallback.is_some()
     }
 
-    pub(super) fn fallback_shapes(&self) -> Option<Shapes> {
-        self.fallback.as_ref().map(|(_, shapes)| *shapes)
-    }
-
-    pub(super) fn shapes(&self) -> &BTreeMap<String, Shapes> {
-        &self.shapes
-    }
-
     /// Their names, sorted.
     pub(super) fn names(&self) -> Vec<String> {
         let name = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
@@ -207,8 +154,7 @@ impl Methods {
         let properties = incoming.properties();
         let kind = properties.kind.as_ref().map(|kind| kind.as_bytes());
         let name = self.address.method(exchange.as_bytes(), key.as_bytes(), kind);
-        let fallback = || self.fallback.as_ref().map(|(method, _)| method);
-        self.by_name.get(name).or_else(fallback).ok_or_else(|| {
+        self.by_name.get(name).or(self.fallback.as_ref()).ok_or_else(|| {
             let service = &self.address.service;
             let text = match String::from_utf8_lossy(name) {
                 name if name.is_empty() => format!(

@@ -1,6 +1,5 @@
 //! A service: a consumer whose handler replies.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +8,7 @@ use tower::{Layer, Service};
 
 use super::address::{ServiceAddress, Style};
 use super::answering::Answering;
-use super::method::{Dispatch, Method, Methods, Shapes};
+use super::method::{Dispatch, Method, Methods};
 use super::replier::{Outlet, Replying, WayBack};
 use super::transaction::Transactions;
 use crate::amqp::ShortStr;
@@ -293,19 +292,19 @@ impl ServiceBuilder {
         self
     }
 
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.methods.address.service
+    }
+
     /// The names of its methods, sorted.
     pub fn method_names(&self) -> Vec<String> {
         self.methods.names()
     }
 
-    /// What its methods get and give, by their names.
-    pub(crate) fn shapes(&self) -> &BTreeMap<String, Shapes> {
-        self.methods.shapes()
-    }
-
-    /// What its fallback gets and gives, if it has one.
-    pub(crate) fn fallback_shapes(&self) -> Option<Shapes> {
-        self.methods.fallback_shapes()
+    /// Whether it has a [fallback](Self::fallback).
+    pub fn has_fallback(&self) -> bool {
+        self.methods.has_fallback()
     }
 
     /// What the service needs: its queue, and where it has an exchange that one, with a binding for each method. With a

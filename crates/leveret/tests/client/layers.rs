@@ -3,13 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const LAYERS: [&str; 31] = [
+const LAYERS: [&str; 29] = [
     // What everything may use.
     "clock",
     "duration",
     "random",
     "text",
-    "shape",
     "amqp",
     "deaths",
     "error",
@@ -35,7 +34,6 @@ const LAYERS: [&str; 31] = [
     "events",
     "profiles",
     "removal",
-    "asyncapi",
     // The facade.
     "client",
     "prelude",

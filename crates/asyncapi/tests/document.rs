@@ -1,15 +1,13 @@
-//! The document of what a program sends and receives, beside the schema that AsyncAPI publishes.
+//! Documents, validated by the JSON Schema that the AsyncAPI Initiative publishes.
 
 use boon::{Compiler, Schemas};
-use bytes::Bytes;
 use leveret::{
-    AsyncApi, BoxError, Client, Exchange, ExchangeKind, Incoming, Json, MsgPack, Payload, Queue,
-    Topology,
+    BoxError, Bytes, Client, ErrorKind, Exchange, ExchangeKind, Incoming, Json, MsgPack, Payload,
+    Queue, Topology,
 };
+use leveret_asyncapi::{AsyncApi, Methods};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-
-use crate::{broker, client_of};
 
 #[derive(Serialize, Deserialize)]
 struct Tick {
@@ -23,7 +21,7 @@ mod other {
     }
 }
 
-/// Fails the test if a document is not as the specification has it, and gives it back as it is read.
+/// The document as it is read. Fails the test if it violates the specification.
 #[track_caller]
 fn valid(document: &AsyncApi) -> Value {
     let document: Value = serde_json::from_str(&document.to_string()).unwrap();
@@ -34,7 +32,7 @@ fn valid(document: &AsyncApi) -> Value {
 }
 
 fn validated(document: &Value) -> Result<(), String> {
-    let schema: Value = serde_json::from_str(include_str!("../asyncapi/3.0.0.json")).unwrap();
+    let schema: Value = serde_json::from_str(include_str!("schema/3.0.0.json")).unwrap();
     let (mut schemas, mut compiler) = (Schemas::new(), Compiler::new());
     compiler.add_resource("asyncapi.json", schema).unwrap();
     let schema = compiler.compile("asyncapi.json", &mut schemas).unwrap();
@@ -42,7 +40,7 @@ fn validated(document: &Value) -> Result<(), String> {
     resolved(document, document)
 }
 
-/// Every reference leads somewhere, which the schema cannot tell.
+/// Fails if a reference has no target, which the schema does not check.
 fn resolved(document: &Value, part: &Value) -> Result<(), String> {
     if let Some(path) = part.get("$ref").and_then(Value::as_str) {
         let found = document.pointer(path.strip_prefix('#').expect("a path in the document"));
@@ -57,11 +55,11 @@ fn resolved(document: &Value, part: &Value) -> Result<(), String> {
 }
 
 async fn embedded() -> Client {
-    client_of(&broker()).await
+    Client::embedded().await.expect("a client of the embedded broker")
 }
 
 #[tokio::test]
-async fn what_is_sent_and_received_is_in_the_document() {
+async fn sent_and_received_events_are_in_the_document() {
     let client = embedded().await;
     let stock = client.events("stock");
     let subscription = stock.subscribe("prices-app", ["STOCK.IBM.#", "STOCK.KO.#"]);
@@ -71,7 +69,7 @@ async fn what_is_sent_and_received_is_in_the_document() {
         .server("production", "amqps://user:secret@rabbit.example.com/prices")
         .unwrap()
         .sends::<Json<Tick>>(&stock, "STOCK.{symbol}.{place}")
-        .receives(&runner)
+        .receives::<Json<Tick>>(&runner)
         .schema::<Tick>(json!({ "type": "object", "required": ["price"] }));
     let expected = json!({
         "asyncapi": "3.0.0",
@@ -143,37 +141,42 @@ async fn what_is_sent_and_received_is_in_the_document() {
 }
 
 #[tokio::test]
-async fn publishers_and_consumers_of_queues_are_described_as_well() {
+async fn publishers_and_consumers_of_queues_are_in_the_document() {
     let client = embedded().await;
     let topology = Topology::new()
         .exchange(Exchange::fanout("news"))
         .queue(Queue::classic("readers").bind("news", ""));
     client.apply(&topology).await.unwrap();
-    let (news, default) = (client.publisher("news"), client.publisher(""));
-    let (news, default) = (news.build().await.unwrap(), default.build().await.unwrap());
+    let news = client.publisher("news").build().await.unwrap();
+    let default = client.publisher("").build().await.unwrap();
+    let other = client.publisher("amq.topic").build().await.unwrap();
     let readers = client.consumer("readers").auto_ack().handle(async |_: String| ());
-    let unknown = client.consumer("of somebody else").handle(async || ());
+    let unknown = client.consumer("not declared here").handle(async || ());
     let document = AsyncApi::new("news", "1")
         .publishes::<String>(&news, "")
         .publishes::<MsgPack<Tick>>(&default, "readers")
-        .receives(&readers)
-        .receives(&unknown);
+        .receives::<String>(&readers)
+        .publishes::<String>(&other, "key")
+        .receives::<()>(&unknown);
     let document = valid(&document);
-    let exchange = |channel: &str| {
-        document["channels"][channel]["bindings"]["amqp"]["exchange"]["type"].as_str().unwrap()
-    };
-    assert_eq!((exchange("news"), exchange("readers")), ("fanout", "default"));
     let operations = &document["operations"];
     assert_eq!(operations["send-news"]["bindings"]["amqp"]["mandatory"], true);
     assert_eq!(operations["receive-readers-2"]["bindings"]["amqp"]["ack"], false);
-    assert_eq!(operations["receive-of_somebody_else"]["action"], "receive");
+    let known = |channel: &str, object: &str| {
+        document["channels"][channel]["bindings"]["amqp"][object].clone()
+    };
+    assert_eq!(operations["receive-not_declared_here"]["action"], "receive");
+    assert_eq!(known("not_declared_here", "queue"), json!({ "name": "not declared here" }));
+    assert_eq!(known("amq.topic_key", "exchange"), json!({ "name": "amq.topic" }));
+    assert_eq!(known("news", "exchange")["type"], "fanout");
+    assert_eq!(known("readers", "exchange"), json!({ "name": "", "type": "default" }));
     let messages = &document["components"]["messages"];
     assert_eq!(messages["String_text_plain"]["contentType"], "text/plain");
     assert_eq!(messages["Tick_application_msgpack"]["name"], "Tick");
 }
 
 #[tokio::test]
-async fn types_of_one_name_and_bodies_of_any_kind_are_told_apart() {
+async fn types_of_the_same_name_have_different_messages() {
     let client = embedded().await;
     let events = client.events("events");
     let document = AsyncApi::new("events", "1")
@@ -182,7 +185,7 @@ async fn types_of_one_name_and_bodies_of_any_kind_are_told_apart() {
         .sends::<Payload<other::Tick>>(&events, "tick")
         .sends::<Json<Vec<Tick>>>(&events, "ticks")
         .sends::<Bytes>(&events, "raw")
-        .receives(&events.listen(["#"]).handle(async |_: Incoming| ()))
+        .receives::<()>(&events.listen(["#"]).handle(async |_: Incoming| ()))
         .schema::<other::Tick>(json!({ "type": "object" }));
     let document = valid(&document);
     let messages = document["channels"]["events_tick"]["messages"].as_object().unwrap();
@@ -193,14 +196,14 @@ async fn types_of_one_name_and_bodies_of_any_kind_are_told_apart() {
     assert!(document["components"]["messages"]["Tick"].get("payload").is_none());
     assert!(messages.contains_key("Tick") && messages.contains_key("Tick_application_msgpack"));
     assert!(document["components"]["messages"].get("Vec_Tick").is_some());
-    // Whatever the broker calls it: the document is the same in each run.
+    // The broker's name of the queue differs in each run, the document does not.
     let listening = &document["channels"]["temporary_events"];
     assert_eq!(listening["address"], Value::Null);
     assert_eq!(listening["bindings"]["amqp"]["queue"]["exclusive"], true);
 }
 
 #[tokio::test]
-async fn services_reply() {
+async fn the_methods_of_a_service_are_operations_with_replies() {
     let client = embedded().await;
     let prices = client
         .service("prices")
@@ -208,8 +211,12 @@ async fn services_reply() {
         .method("quote", async |Json(_): Json<Tick>| "1")
         .method("list", async || Ok::<_, BoxError>(Json(Vec::<Tick>::new())))
         .method("forget", async || ());
-    let document = AsyncApi::new("prices", "1").serves(&prices).schema::<Tick>(json!({}));
-    let document = valid(&document);
+    let methods = Methods::new()
+        .method::<Json<Tick>, &str>("quote")
+        .method::<(), Json<Vec<Tick>>>("list")
+        .method::<(), ()>("forget");
+    let document = AsyncApi::new("prices", "1").serves(&prices, methods.clone()).unwrap();
+    let document = valid(&document.schema::<Tick>(json!({})));
     let operation = |method: &str| &document["operations"][format!("receive-prices.{method}")];
     let request = json!([{ "$ref": "#/channels/prices/messages/prices.quote" }]);
     assert_eq!(operation("quote")["messages"], request);
@@ -222,9 +229,11 @@ async fn services_reply() {
         let path = message.map(|name| format!("#/channels/prices_replies/messages/{name}"));
         assert_eq!(reply["messages"][0]["$ref"].as_str(), path.as_deref(), "{method}");
     }
-    // A consumer whose queue is called like a method is another one.
+    // A consumer of a queue that is named like a method is an operation of its own.
     let like_it = client.consumer("prices.quote").handle(async || ());
-    let both = valid(&AsyncApi::new("prices", "1").receives(&like_it).serves(&prices));
+    let both = valid(
+        &AsyncApi::new("prices", "1").receives::<()>(&like_it).serves(&prices, methods).unwrap(),
+    );
     assert_eq!(both["operations"].as_object().unwrap().len(), 4);
     let messages = &document["components"]["messages"];
     let quote = json!({
@@ -242,12 +251,14 @@ async fn services_reply() {
 }
 
 #[tokio::test]
-async fn what_a_service_does_with_other_requests_is_in_the_document() {
+async fn the_fallback_of_a_service_is_in_the_document() {
     let client = embedded().await;
+    let methods = || Methods::new().fallback::<String, String>();
     let service = client.service("prices").fallback(async |body: String| body);
-    let alone = valid(&AsyncApi::new("prices", "1").serves(&service));
-    let beside = service.method("quote", async |Json(_): Json<Tick>| ());
-    let beside = valid(&AsyncApi::new("prices", "1").serves(&beside));
+    let alone = valid(&AsyncApi::new("prices", "1").serves(&service, methods()).unwrap());
+    let service = service.method("quote", async |Json(_): Json<Tick>| ());
+    let methods = methods().method::<Json<Tick>, ()>("quote");
+    let beside = valid(&AsyncApi::new("prices", "1").serves(&service, methods).unwrap());
     for document in [&alone, &beside] {
         let other = &document["operations"]["receive-prices"];
         let text = "String_text_plain";
@@ -261,7 +272,41 @@ async fn what_a_service_does_with_other_requests_is_in_the_document() {
 }
 
 #[tokio::test]
-async fn odd_names_are_told_apart_and_lead_somewhere() {
+async fn methods_that_are_not_described_are_in_the_document() {
+    let client = embedded().await;
+    let handler = async |body: String| body;
+    let service = client.service("prices").method("quote", handler).fallback(handler);
+    let document = valid(&AsyncApi::new("prices", "1").serves(&service, Methods::new()).unwrap());
+    let operations = &document["operations"];
+    for (operation, message) in
+        [("receive-prices.quote", "prices.quote"), ("receive-prices", "prices.message")]
+    {
+        let request = format!("#/channels/prices/messages/{message}");
+        assert_eq!(operations[operation]["messages"], json!([{ "$ref": request }]));
+        assert_eq!(operations[operation]["reply"]["messages"], Value::Null);
+    }
+    let messages = &document["components"]["messages"];
+    assert_eq!(messages["prices.quote"], json!({ "name": "quote" }));
+    assert_eq!(messages["prices.message"], json!({ "name": "prices" }));
+}
+
+#[tokio::test]
+async fn a_description_that_does_not_fit_the_service_is_refused() {
+    let client = embedded().await;
+    let service = client.service("prices").method("quote", async |body: String| body);
+    for (methods, reason) in [
+        (Methods::new().method::<(), ()>("qoute"), "no method \"qoute\""),
+        (Methods::new().method::<(), ()>("quote").method::<(), String>("quote"), "twice"),
+        (Methods::new().fallback::<(), ()>(), "no fallback"),
+    ] {
+        let error = AsyncApi::new("prices", "1").serves(&service, methods).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains(reason), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn names_that_differ_in_forbidden_characters_have_different_identifiers() {
     let client = embedded().await;
     let (one, other) = (client.events("a"), client.events("a b"));
     let handler = async |_: Incoming| ();
@@ -276,9 +321,11 @@ async fn odd_names_are_told_apart_and_lead_somewhere() {
                 .method("m n", handler)
                 .method("m/~n", handler)
                 .method("m_n", handler),
-        );
+            Methods::new(),
+        )
+        .unwrap();
     for queue in queues {
-        document = document.receives(&client.consumer(queue).handle(handler));
+        document = document.receives::<()>(&client.consumer(queue).handle(handler));
     }
     let document = valid(&document);
     let channels = document["channels"].as_object().unwrap();
@@ -296,7 +343,7 @@ async fn odd_names_are_told_apart_and_lead_somewhere() {
 }
 
 #[tokio::test]
-async fn secrets_and_bad_addresses_stay_out() {
+async fn the_document_has_no_user_and_password() {
     let document = AsyncApi::new("a", "1").server("one", "amqp://me:secret@[::1]:5673").unwrap();
     let document = valid(&document);
     assert!(!document.to_string().contains("secret") && !document.to_string().contains("me:"));
@@ -306,7 +353,7 @@ async fn secrets_and_bad_addresses_stay_out() {
 }
 
 #[test]
-fn a_document_that_is_wrong_is_found_out() {
+fn an_invalid_document_fails_the_validation() {
     let good = AsyncApi::new("a", "1").to_json();
     validated(&good).unwrap();
     for (path, wrong) in [("asyncapi", json!("2.0.0")), ("info", json!({})), ("servers", json!([]))]
@@ -322,7 +369,7 @@ fn a_document_that_is_wrong_is_found_out() {
 }
 
 #[tokio::test]
-async fn exchanges_of_plugins_and_transient_messages_are_described_as_they_are() {
+async fn exchanges_of_plugins_and_transient_messages_are_in_the_document() {
     let client = embedded().await;
     let hashed = ExchangeKind::Other("x-consistent-hash".to_owned());
     let events = client.events("e").exchange(Exchange::new("hashed", hashed));
@@ -347,7 +394,7 @@ async fn exchanges_of_plugins_and_transient_messages_are_described_as_they_are()
 }
 
 #[tokio::test]
-async fn the_references_of_a_schema_lead_to_its_own_parts() {
+async fn the_references_of_a_schema_stay_valid() {
     let client = embedded().await;
     let events = client.events("e");
     let tick = json!({
