@@ -56,13 +56,10 @@ mod services;
 mod sharing;
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use leveret::{Client, ClientBuilder, Queue, Topology};
 use leveret_broker::{Broker, Permissions};
-
-/// Long enough for anything that is going to happen; most tests have paused time.
-const PATIENCE: Duration = Duration::from_secs(60);
+use leveret_testkit::{SOON as PATIENCE, soon};
 
 fn broker() -> Broker {
     Broker::builder().start().expect("a broker")
@@ -109,12 +106,4 @@ fn depth(broker: &Broker, queue: &str) -> Option<usize> {
 fn unsettled(broker: &Broker, queue: &str) -> Option<usize> {
     let snapshot = broker.snapshot();
     snapshot.virtual_host("/")?.queue(queue).map(|queue| queue.unsettled)
-}
-
-/// Fails the test if something takes longer than anything should.
-async fn soon<T>(what: &str, future: impl IntoFuture<Output = T>) -> T {
-    match tokio::time::timeout(PATIENCE, future).await {
-        Ok(value) => value,
-        Err(_) => panic!("{what} did not happen in {PATIENCE:?}"),
-    }
 }

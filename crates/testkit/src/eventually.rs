@@ -1,10 +1,13 @@
-//! Polling with a deadline.
+//! Polling and waiting with a deadline.
 
 use std::fmt::Display;
 use std::panic::Location;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+/// Longer than anything takes that a test awaits, also where others use the cores as well.
+pub const SOON: Duration = Duration::from_secs(60);
 
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 /// Long enough not to keep a core busy that the server needs, short enough not to be noticed in a
@@ -61,6 +64,18 @@ where
         }
         let last = reason.map_or(String::new(), |reason| format!("; at last: {reason}"));
         panic!("waited {deadline:?} for {what}, in vain (at {asked_at}){last}");
+    }
+}
+
+/// Awaits a future, and panics with `what` was awaited once [`SOON`] has passed.
+#[track_caller]
+pub fn soon<F: IntoFuture>(what: impl Display, future: F) -> impl Future<Output = F::Output> {
+    let asked_at = Location::caller();
+    async move {
+        match timeout(SOON, future).await {
+            Ok(value) => value,
+            Err(_) => panic!("{what} did not happen in {SOON:?} (at {asked_at})"),
+        }
     }
 }
 

@@ -10,7 +10,7 @@
 //! - [`certificates::Authority`]: certificates for TLS.
 //! - [`web`]: HTTP, and TLS before what has none.
 //! - [`FaultProxy`]: a TCP proxy that cuts, stalls, delays, splits and corrupts.
-//! - [`eventually`]: polling with a deadline that says what was awaited.
+//! - [`eventually`], [`soon`]: polling and waiting with a deadline that says what was awaited.
 //!
 //! A server that is needed and cannot be had is a panic that says what to do, never a skipped test.
 //! Whatever is started here ends with the test process, even when that one is killed (see
@@ -31,6 +31,6 @@ mod random;
 mod scratch;
 pub mod web;
 
-pub use eventually::{Answer, eventually};
+pub use eventually::{Answer, SOON, eventually, soon};
 pub use proxy::FaultProxy;
 pub use scratch::ScratchFolder;

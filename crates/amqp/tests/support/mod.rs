@@ -117,12 +117,10 @@ pub mod rabbit {
         Channel, Confirm, Connection, Consumer, Delivery, Error, Limits, Options, Publish,
         QueueOptions, Table, Value,
     };
+    pub use leveret_testkit::SOON;
     use leveret_testkit::eventually;
     use leveret_testkit::rabbitmq::Vhost;
     use tokio::time::timeout;
-
-    /// How long anything may take before it counts as hanging.
-    pub const SOON: Duration = Duration::from_secs(60);
 
     pub fn options(vhost: &Vhost) -> Options {
         Options::from_uri(&vhost.url()).unwrap()

@@ -3,46 +3,24 @@
 use std::time::Duration;
 
 use leveret::amqp::{
-    Access, Channel, Confirm, Connection, ConsumeOptions, Consumer, DeleteQueue, Delivery,
-    ErrorKind, ExchangeOptions, GetOptions, Options, Outcome, Properties, Publish, QueueOptions,
-    Refused, ReplyCode, Table, Tally,
+    Access, Channel, Connection, ConsumeOptions, DeleteQueue, ErrorKind, ExchangeOptions,
+    GetOptions, Options, Outcome, Properties, Publish, QueueOptions, Refused, ReplyCode, Table,
+    Tally,
 };
 use leveret_testkit::proxy::{Cut, Direction};
-use leveret_testkit::rabbitmq::{self, Vhost};
+use leveret_testkit::rabbitmq;
 use leveret_testkit::{FaultProxy, eventually};
 use tokio::time::timeout;
 
-const SOON: Duration = Duration::from_secs(60);
-
-async fn connect(vhost: &Vhost) -> Connection {
-    let options = Options::from_uri(&vhost.url()).unwrap();
-    Connection::open(&options).await.unwrap()
-}
-
-/// A connection, and a channel with confirms and an empty queue `q`.
-async fn confirming(vhost: &Vhost) -> (Connection, Channel<Confirm>) {
-    let connection = connect(vhost).await;
-    let channel = connection.open_channel().await.unwrap().into_confirm().await.unwrap();
-    channel.declare_queue("q", QueueOptions::default()).await.unwrap();
-    (connection, channel)
-}
-
-fn to_q(body: impl Into<bytes::Bytes>) -> Publish<'static> {
-    Publish { routing_key: "q", mandatory: true, body: body.into(), ..Publish::default() }
-}
-
-async fn next(consumer: &mut Consumer) -> Delivery {
-    let delivery = timeout(SOON, consumer.next()).await.expect("a delivery in time");
-    delivery.expect("the consumer goes on").unwrap()
-}
+use crate::support::rabbit::{SOON, connect, next, to, with_queue};
 
 #[tokio::test]
 async fn a_message_goes_through_a_queue() {
     let vhost = rabbitmq::vhost().await;
-    let (connection, channel) = confirming(&vhost).await;
+    let (connection, channel) = with_queue(&vhost).await;
     let properties =
         Properties { message_id: Some("id".try_into().unwrap()), ..Default::default() };
-    let publish = Publish { properties: properties.clone(), ..to_q("hello") };
+    let publish = Publish { properties: properties.clone(), ..to("q", "hello") };
     assert!(channel.publish(&publish).await.unwrap().await.is_acked());
 
     let mut consumer = channel.consume("q", ConsumeOptions::default()).await.unwrap();
@@ -81,11 +59,11 @@ async fn access_is_granted_to_whoever_asks() {
 #[tokio::test]
 async fn returned_messages_are_told_from_the_others_among_thousands() {
     let vhost = rabbitmq::vhost().await;
-    let (_connection, channel) = confirming(&vhost).await;
+    let (_connection, channel) = with_queue(&vhost).await;
     let mut confirmations = Vec::new();
     for n in 0..20_000u32 {
         let routing_key = if n % 10 == 3 { "nowhere" } else { "q" };
-        let publish = Publish { routing_key, ..to_q(n.to_string()) };
+        let publish = Publish { routing_key, ..to("q", n.to_string()) };
         confirmations.push((n, channel.publish(&publish).await.unwrap()));
     }
     for (n, confirmation) in confirmations {
@@ -106,21 +84,22 @@ async fn returned_messages_are_told_from_the_others_among_thousands() {
 #[tokio::test]
 async fn a_channel_error_names_its_cause_and_leaves_the_others_alone() {
     let vhost = rabbitmq::vhost().await;
-    let (connection, channel) = confirming(&vhost).await;
+    let (connection, channel) = with_queue(&vhost).await;
     let other = connection.open_channel().await.unwrap();
     // Deliveries are under way while the channel goes.
     for _ in 0..2000 {
-        drop(channel.publish(&to_q("x")).await.unwrap());
+        drop(channel.publish(&to("q", "x")).await.unwrap());
     }
     channel.confirmed(SOON).await.unwrap();
     let options = ConsumeOptions { prefetch: 0, ..Default::default() };
     let mut consumer = channel.consume("q", options).await.unwrap();
-    let lost = channel.publish(&Publish { exchange: "missing", ..to_q("x") }).await.unwrap().await;
+    let lost =
+        channel.publish(&Publish { exchange: "missing", ..to("q", "x") }).await.unwrap().await;
     let Outcome::Lost(error) = lost else { panic!("{lost:?}") };
     assert_eq!(error.kind(), ErrorKind::ChannelClosed(ReplyCode::NOT_FOUND));
     assert!(error.to_string().contains("no exchange \"missing\""), "{error}");
 
-    let later = channel.publish(&to_q("x")).await.unwrap_err();
+    let later = channel.publish(&to("q", "x")).await.unwrap_err();
     assert_eq!(later.reply_code(), Some(ReplyCode::NOT_FOUND));
     let ended = loop {
         if let Err(error) = timeout(SOON, consumer.next()).await.unwrap().unwrap() {
@@ -139,9 +118,9 @@ async fn a_channel_error_names_its_cause_and_leaves_the_others_alone() {
 #[tokio::test]
 async fn deliveries_are_settled_in_every_way() {
     let vhost = rabbitmq::vhost().await;
-    let (_connection, channel) = confirming(&vhost).await;
+    let (_connection, channel) = with_queue(&vhost).await;
     for n in 0..6 {
-        channel.publish(&to_q(n.to_string())).await.unwrap().await;
+        channel.publish(&to("q", n.to_string())).await.unwrap().await;
     }
     let mut consumer = channel.consume("q", ConsumeOptions::default()).await.unwrap();
     let mut deliveries = Vec::new();
@@ -172,9 +151,9 @@ async fn deliveries_are_settled_in_every_way() {
 #[tokio::test]
 async fn what_a_dropped_consumer_had_goes_back() {
     let vhost = rabbitmq::vhost().await;
-    let (_connection, channel) = confirming(&vhost).await;
+    let (_connection, channel) = with_queue(&vhost).await;
     for n in 0..100 {
-        drop(channel.publish(&to_q(n.to_string())).await.unwrap());
+        drop(channel.publish(&to("q", n.to_string())).await.unwrap());
     }
     channel.confirmed(SOON).await.unwrap();
     let mut consumer = channel.consume("q", ConsumeOptions::default()).await.unwrap();
@@ -191,10 +170,10 @@ async fn what_a_dropped_consumer_had_goes_back() {
 #[tokio::test]
 async fn get_takes_one_message_if_there_is_one() {
     let vhost = rabbitmq::vhost().await;
-    let (_connection, channel) = confirming(&vhost).await;
+    let (_connection, channel) = with_queue(&vhost).await;
     assert!(channel.get("q", GetOptions::default()).await.unwrap().is_none());
     for body in ["one", "two"] {
-        channel.publish(&to_q(body)).await.unwrap().await;
+        channel.publish(&to("q", body)).await.unwrap().await;
     }
     let one = channel.get("q", GetOptions::default()).await.unwrap().unwrap();
     let two = channel.get("q", GetOptions { auto_ack: true }).await.unwrap().unwrap();
@@ -208,7 +187,7 @@ async fn get_takes_one_message_if_there_is_one() {
 #[tokio::test]
 async fn a_deleted_queue_ends_its_consumer_with_a_reason() {
     let vhost = rabbitmq::vhost().await;
-    let (_connection, channel) = confirming(&vhost).await;
+    let (_connection, channel) = with_queue(&vhost).await;
     let mut consumer = channel.consume("q", ConsumeOptions::default()).await.unwrap();
     channel.delete_queue("q", DeleteQueue::default()).await.unwrap();
     let ended = timeout(SOON, consumer.next()).await.unwrap().unwrap().unwrap_err();
@@ -220,11 +199,11 @@ async fn a_deleted_queue_ends_its_consumer_with_a_reason() {
 #[tokio::test]
 async fn a_transaction_happens_when_it_is_committed() {
     let vhost = rabbitmq::vhost().await;
-    let (connection, reader) = confirming(&vhost).await;
+    let (connection, reader) = with_queue(&vhost).await;
     let channel = connection.open_channel().await.unwrap().into_tx().await.unwrap();
-    channel.publish(&to_q("rolled back")).await.unwrap();
+    channel.publish(&to("q", "rolled back")).await.unwrap();
     channel.rollback().await.unwrap();
-    channel.publish(&to_q("committed")).await.unwrap();
+    channel.publish(&to("q", "committed")).await.unwrap();
     assert!(reader.get("q", GetOptions::default()).await.unwrap().is_none());
     channel.commit().await.unwrap();
     let got = reader.get("q", GetOptions::default()).await.unwrap().unwrap();
@@ -282,11 +261,11 @@ async fn a_wrong_password_and_a_wrong_virtual_host_are_told_apart() {
 #[tokio::test]
 async fn large_messages_go_through() {
     let vhost = rabbitmq::vhost().await;
-    let (_connection, channel) = confirming(&vhost).await;
+    let (_connection, channel) = with_queue(&vhost).await;
     let mut consumer = channel.consume("q", ConsumeOptions::default()).await.unwrap();
     for size in [0, 1, 131_064, 131_065, 16 * 1024 * 1024] {
         let body: bytes::Bytes = (0..size).map(|n| (n % 253) as u8).collect();
-        assert!(channel.publish(&to_q(body.clone())).await.unwrap().await.is_acked());
+        assert!(channel.publish(&to("q", body.clone())).await.unwrap().await.is_acked());
         let delivery = next(&mut consumer).await;
         assert!(delivery.body() == &body, "{size} bytes");
         delivery.ack().unwrap();
@@ -338,7 +317,7 @@ async fn of_very_many_messages_each_is_confirmed_and_delivered_once() {
         Err(_) => 100_000_u64,
     };
     let vhost = rabbitmq::vhost().await;
-    let (connection, channel) = confirming(&vhost).await;
+    let (connection, channel) = with_queue(&vhost).await;
     let reader = connection.open_channel().await.unwrap();
     let options = ConsumeOptions { prefetch: 2000, ..Default::default() };
     let mut consumer = reader.consume("q", options).await.unwrap();
@@ -354,7 +333,7 @@ async fn of_very_many_messages_each_is_confirmed_and_delivered_once() {
     });
     let mut window = std::collections::VecDeque::new();
     for number in 0..count {
-        let publish = to_q(bytes::Bytes::copy_from_slice(&number.to_be_bytes()));
+        let publish = to("q", bytes::Bytes::copy_from_slice(&number.to_be_bytes()));
         window.push_back(channel.publish(&publish).await.unwrap());
         if window.len() == 1000 {
             let outcome = timeout(SOON, window.pop_front().unwrap()).await.unwrap();
@@ -371,7 +350,7 @@ async fn of_very_many_messages_each_is_confirmed_and_delivered_once() {
 #[tokio::test]
 async fn alike_messages_that_differ_in_a_header_are_told_apart() {
     let vhost = rabbitmq::vhost().await;
-    let (_connection, channel) = confirming(&vhost).await;
+    let (_connection, channel) = with_queue(&vhost).await;
     channel.declare_exchange("h", "headers", ExchangeOptions::default()).await.unwrap();
     let route = Table::from_pairs([("x-match", "all".into()), ("way", "in".into())]).unwrap();
     channel.bind_queue("q", "h", "", &route).await.unwrap();
@@ -380,7 +359,7 @@ async fn alike_messages_that_differ_in_a_header_are_told_apart() {
         let way = if n % 2 == 0 { "in" } else { "out" };
         let headers = Table::from_pairs([("z", 1.into()), ("way", way.into())]).unwrap();
         let properties = Properties { headers: Some(headers), ..Default::default() };
-        let publish = Publish { exchange: "h", routing_key: "", properties, ..to_q("same") };
+        let publish = Publish { exchange: "h", routing_key: "", properties, ..to("q", "same") };
         confirmations.push((way, channel.publish(&publish).await.unwrap()));
     }
     for (way, confirmation) in confirmations {
@@ -392,9 +371,9 @@ async fn alike_messages_that_differ_in_a_header_are_told_apart() {
 #[tokio::test]
 async fn a_rolled_back_ack_is_not_covered_by_a_later_one() {
     let vhost = rabbitmq::vhost().await;
-    let (connection, publisher) = confirming(&vhost).await;
+    let (connection, publisher) = with_queue(&vhost).await;
     for body in ["one", "two", "three"] {
-        publisher.publish(&to_q(body)).await.unwrap().await;
+        publisher.publish(&to("q", body)).await.unwrap().await;
     }
     let channel = connection.open_channel().await.unwrap().into_tx().await.unwrap();
     let mut consumer = channel.consume("q", ConsumeOptions::default()).await.unwrap();
@@ -414,7 +393,7 @@ async fn a_rolled_back_ack_is_not_covered_by_a_later_one() {
 #[tokio::test]
 async fn what_was_published_before_a_close_arrives() {
     let vhost = rabbitmq::vhost().await;
-    let (_reader, channel) = confirming(&vhost).await;
+    let (_reader, channel) = with_queue(&vhost).await;
     for round in 1..=5u32 {
         let connection = connect(&vhost).await;
         let plain = connection.open_channel().await.unwrap();
@@ -425,7 +404,7 @@ async fn what_was_published_before_a_close_arrives() {
                 .unwrap(),
         );
         for _ in 0..2000 {
-            plain.publish(&to_q("x")).await.unwrap();
+            plain.publish(&to("q", "x")).await.unwrap();
         }
         connection.close().await.unwrap();
         let messages = eventually(SOON, "all messages", async || {
@@ -440,9 +419,9 @@ async fn what_was_published_before_a_close_arrives() {
 #[tokio::test]
 async fn abandoned_consumers_and_cancels_cost_nobody_anything() {
     let vhost = rabbitmq::vhost().await;
-    let (connection, channel) = confirming(&vhost).await;
+    let (connection, channel) = with_queue(&vhost).await;
     for _ in 0..500 {
-        drop(channel.publish(&to_q("x")).await.unwrap());
+        drop(channel.publish(&to("q", "x")).await.unwrap());
     }
     channel.confirmed(SOON).await.unwrap();
     for round in 0..150u64 {
@@ -467,18 +446,18 @@ async fn a_return_of_before_confirms_is_nobodys_outcome() {
     let vhost = rabbitmq::vhost().await;
     let connection = connect(&vhost).await;
     let plain = connection.open_channel().await.unwrap();
-    plain.publish(&Publish { routing_key: "nowhere", ..to_q("early") }).await.unwrap();
+    plain.publish(&Publish { routing_key: "nowhere", ..to("q", "early") }).await.unwrap();
     let channel = plain.into_confirm().await.unwrap();
     assert_eq!(channel.take_returned()[0].body, "early");
     let outcome =
-        channel.publish(&Publish { routing_key: "nowhere", ..to_q("late") }).await.unwrap();
+        channel.publish(&Publish { routing_key: "nowhere", ..to("q", "late") }).await.unwrap();
     assert!(matches!(outcome.await, Outcome::Returned(returned) if returned.body == "late"));
 }
 
 #[tokio::test]
 async fn a_consumer_name_that_is_taken_is_refused_here() {
     let vhost = rabbitmq::vhost().await;
-    let (_connection, channel) = confirming(&vhost).await;
+    let (_connection, channel) = with_queue(&vhost).await;
     let named = || ConsumeOptions { tag: "me".to_owned(), ..Default::default() };
     let mut first = channel.consume("q", named()).await.unwrap();
     let error = channel.consume("q", named()).await.unwrap_err();
@@ -486,7 +465,7 @@ async fn a_consumer_name_that_is_taken_is_refused_here() {
     first.cancel().await.unwrap();
     let mut second = channel.consume("q", named()).await.unwrap();
     drop(first);
-    channel.publish(&to_q("for the second")).await.unwrap().await;
+    channel.publish(&to("q", "for the second")).await.unwrap().await;
     next(&mut second).await.ack().unwrap();
 }
 
@@ -520,7 +499,7 @@ async fn dropped_handles_leave_no_connection_behind() {
     if vhost.broker().is_embedded() {
         return;
     }
-    let (connection, channel) = confirming(&vhost).await;
+    let (connection, channel) = with_queue(&vhost).await;
     let consumer = channel.consume("q", ConsumeOptions::default()).await.unwrap();
     eventually(SOON, "the connection to be listed", async || {
         vhost.connections().await.is_ok_and(|list| list.len() == 1)

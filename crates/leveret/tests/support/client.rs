@@ -6,22 +6,7 @@ use leveret::{Client, ClientBuilder, ClientEvent, ClientEvents, Deliveries, Deli
 use leveret::{Queue, Topology};
 use leveret_testkit::eventually;
 use leveret_testkit::rabbitmq::Vhost;
-use tokio::time::timeout;
-
-/// How long anything may take before it counts as hanging.
-pub const SOON: Duration = Duration::from_secs(60);
-
-/// Fails the test if something takes longer than anything should.
-#[track_caller]
-pub fn soon<F: IntoFuture>(what: &str, future: F) -> impl Future<Output = F::Output> {
-    let asked_at = std::panic::Location::caller();
-    async move {
-        match timeout(SOON, future).await {
-            Ok(value) => value,
-            Err(_) => panic!("{what} did not happen in {SOON:?} (at {asked_at})"),
-        }
-    }
-}
+pub use leveret_testkit::{SOON, soon};
 
 pub fn builder(vhost: &Vhost) -> ClientBuilder {
     Client::builder().endpoint(vhost.url()).unwrap()
