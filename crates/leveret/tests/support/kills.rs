@@ -7,9 +7,9 @@ use leveret_testkit::rabbitmq::{RabbitNode, Version};
 
 use super::client::soon;
 
-/// RabbitMQ sends a dead letter again if the next queue has not confirmed it for three minutes, as one may not that is just
-/// starting.
-pub const PATIENCE: Duration = Duration::from_secs(240);
+/// RabbitMQ resends a dead letter that the next queue does not confirm, as one may not that is just starting. Nodes of the test kit
+/// do so every half minute.
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// How many messages: `LEVERET_CHAOS_MESSAGES`, or so many.
 pub fn count(usual: u64) -> u64 {

@@ -61,10 +61,11 @@ impl Certificates {
 const CTL_PORTS: (u16, u16) = (5_000, 9_999);
 
 /// Two cores are shared by all nodes, the client and the test: idle schedulers must not spin.
-/// Distribution stays on loopback like everything else. Quorum queues count when they tick, for which
-/// `rabbitmq.conf` has no word: as often as all others.
+/// Distribution stays on loopback like everything else. `rabbitmq.conf` has no key for the rest: quorum queues count when they
+/// tick, as often as all others; and they resend an unconfirmed dead letter after half a minute, not after three.
 const ERLANG_ARGUMENTS: &str = "+sbwt none +sbwtdcpu none +sbwtdio none -start_epmd false \
-    -kernel inet_dist_use_interface {127,0,0,1} -rabbit quorum_tick_interval 500";
+    -kernel inet_dist_use_interface {127,0,0,1} -rabbit quorum_tick_interval 500 \
+    -rabbit dead_letter_worker_publisher_confirm_timeout 30000";
 
 /// The folder of the plugins that a node finds.
 const OFFERED: &str = "plugins";
