@@ -48,12 +48,8 @@ mod deployments;
 mod drops;
 #[path = "support/examples.rs"]
 mod examples;
-#[path = "support/removal.rs"]
-mod removal;
 #[path = "support/services.rs"]
 mod services;
-#[path = "support/sharing.rs"]
-mod sharing;
 
 use std::net::SocketAddr;
 

@@ -1,7 +1,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leveret::{BatchOptions, BatchOutcome, Incoming, Queue, Retry};
+use leveret::{BatchOptions, Incoming, Queue};
 
 use crate::{broker, client_with, depth, soon};
 
@@ -26,35 +26,6 @@ async fn full_batches_come_at_once_and_the_rest_after_a_time() {
     assert_eq!(summary.handled, 12);
     client.close().await;
     assert_eq!(depth(&broker, "q"), Some(0));
-}
-
-#[tokio::test(start_paused = true)]
-async fn of_a_batch_that_failed_in_part_only_that_part_comes_again() {
-    let broker = broker();
-    let client = client_with(&broker, Queue::classic("q")).await;
-    let publisher = client.publisher("").build().await.unwrap();
-    publisher.publish_batch((0..5).map(|n| ("q", n.to_string()))).await.unwrap();
-    let batches = Arc::new(Mutex::new(Vec::new()));
-    let seen = Arc::clone(&batches);
-    let handler = move |batch: Vec<Incoming>| {
-        let bodies: Vec<String> =
-            batch.iter().map(|one| String::from_utf8_lossy(one.body()).into_owned()).collect();
-        seen.lock().unwrap().push(bodies);
-        let each = |one: &Incoming| match one.redelivered() || one.body() == "0" {
-            true => Ok(()),
-            false => Err("not yet".into()),
-        };
-        let outcome = BatchOutcome::Each(batch.iter().map(each).collect());
-        async move { outcome }
-    };
-    let stop = tokio::time::sleep(Duration::from_secs(10));
-    let runner = client
-        .consumer("q")
-        .retry(Retry::in_place(Duration::from_millis(100)))
-        .handle_batches(FIVE, handler);
-    let summary = soon("the end", runner.run_until(stop)).await.unwrap();
-    assert_eq!((summary.handled, summary.failed), (5, 4));
-    assert_eq!(*batches.lock().unwrap(), [vec!["0", "1", "2", "3", "4"], vec!["1", "2", "3", "4"]]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -202,47 +202,6 @@ async fn a_delay_is_no_retry() {
     assert_eq!(client.inspect_queue("q.parked").await.unwrap().messages, 0);
 }
 
-/// Publishes a message for an hour from now, deletes something, and gives the parked message.
-async fn parked_without(client: &Client, publisher: &leveret::Publisher, key: &str, queue: bool) {
-    publisher.publish_in(key, "homeless", HOUR).await.unwrap();
-    match queue {
-        true => drop(client.delete_queue("q", Default::default()).await.unwrap()),
-        false => client.delete_exchange("orders", Default::default()).await.unwrap(),
-    }
-    sleep(HOUR + SECOND).await;
-    assert_eq!(client.delays().unroutable().await.unwrap(), 1);
-    assert_eq!(client.delays().pending().await.unwrap(), 0);
-    let parked = client.get(PARKED, GetOptions::default()).await.unwrap().expect("a message");
-    assert_eq!(parked.body(), "homeless");
-    assert_eq!(parked.routing_key(), key);
-    parked.ack().unwrap();
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_finds_its_target_gone_is_parked() {
-    for queue_type in [QueueType::Classic, QueueType::Quorum] {
-        let broker = broker();
-        let client = client_of(&broker).await;
-        client.delays().declare(queue_type).await.unwrap();
-        let topology = Topology::new()
-            .exchange(Exchange::topic("orders"))
-            .queue(Queue::classic("q").bind("orders", "#"));
-        client.apply(&topology).await.unwrap();
-        let to_exchange = client.publisher("orders").build().await.unwrap();
-        parked_without(&client, &to_exchange, "order.paid", false).await;
-        let to_queue = client.publisher("").build().await.unwrap();
-        parked_without(&client, &to_queue, "q", true).await;
-
-        // Made anew, both are found again.
-        client.apply(&topology).await.unwrap();
-        to_exchange.publish_in("order.paid", "one", HOUR).await.unwrap();
-        to_queue.publish_in("q", "two", HOUR).await.unwrap();
-        sleep(HOUR + SECOND).await;
-        assert_eq!(depth(&broker, "q"), Some(2));
-        assert_eq!(client.delays().unroutable().await.unwrap(), 0);
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_target_that_somebody_else_made_anew_is_bound_again() {
     let broker = broker();

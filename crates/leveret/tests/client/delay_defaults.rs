@@ -146,21 +146,6 @@ async fn delayed(client: &Client) -> Topology {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_target_that_is_deleted_and_declared_again_gets_what_was_delayed_before() {
-    for broker in both() {
-        let client = client_of(&broker).await;
-        let topology = delayed(&client).await;
-        client.delete_queue("q", Default::default()).await.unwrap();
-        client.delete_exchange("orders", Default::default()).await.unwrap();
-        sleep(HOUR / 2).await;
-        client.apply(&topology).await.unwrap();
-        sleep(HOUR).await;
-        assert_eq!((depth(&broker, "q"), depth(&broker, "paid")), (Some(1), Some(1)));
-        assert_eq!(client.delays().unroutable().await.unwrap(), 0);
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_consumed_target_that_another_client_deletes_gets_what_was_delayed_before() {
     let broker = broker();
     let client = client_of(&broker).await;

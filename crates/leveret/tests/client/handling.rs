@@ -3,21 +3,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::Bytes;
-use leveret::{
-    Client, ConsumerBuilder, FromIncoming, Headers, Incoming, Json, Message, MsgPack, Payload,
-    Queue, Retry, State, Summary,
-};
-use serde::{Deserialize, Serialize};
+use leveret::{Client, ConsumerBuilder, FromIncoming, Incoming, Message, Queue, Retry};
 use tokio::sync::mpsc;
 
 use crate::client::failover::Log;
 use crate::{broker, client_with, depth, soon, unsettled};
-
-#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
-struct Order {
-    id: u32,
-}
 
 fn pending() -> Retry {
     Retry::in_place(Duration::from_millis(10))
@@ -27,89 +17,6 @@ fn pending() -> Retry {
 fn consumers(client: &Client, workers: usize) -> [ConsumerBuilder; 2] {
     let consumer = client.consumer("q").workers(workers);
     [consumer.clone(), consumer.in_one_task()]
-}
-
-#[tokio::test(start_paused = true)]
-async fn arguments_are_picked_by_type() {
-    let broker = broker();
-    let client = client_with(&broker, Queue::classic("q")).await;
-    let publisher = client.publisher("").build().await.unwrap();
-    publisher.publish("q", Json(&Order { id: 1 })).await.unwrap();
-    type Seen = (Order, Bytes, usize, String);
-    let (sender, mut seen) = mpsc::channel::<Seen>(10);
-    let handler = async |Json(order): Json<Order>,
-                         Payload(same): Payload<Order>,
-                         body: Bytes,
-                         Headers(headers): Headers,
-                         incoming: Incoming,
-                         State(sender): State<mpsc::Sender<Seen>>| {
-        assert_eq!(order, same);
-        sender.send((order, body, headers.len(), incoming.queue().to_owned())).await
-    };
-    let runner = client.consumer("q").state(sender).handle(handler);
-    let summary = soon(
-        "the end",
-        runner.run_until(async {
-            let seen = seen.recv().await.unwrap();
-            assert_eq!(seen, (Order { id: 1 }, Bytes::from(r#"{"id":1}"#), 0, "q".to_owned()));
-        }),
-    )
-    .await
-    .unwrap();
-    assert_eq!((summary.handled, summary.failed), (1, 0));
-}
-
-#[tokio::test(start_paused = true)]
-async fn messagepack_comes_back_as_it_went() {
-    let broker = broker();
-    let client = client_with(&broker, Queue::classic("q")).await;
-    let publisher = client.publisher("").build().await.unwrap();
-    publisher.publish("q", MsgPack(&Order { id: 7 })).await.unwrap();
-    let (sender, mut seen) = mpsc::channel(1);
-    let handler = move |Payload(order): Payload<Order>| {
-        let sender = sender.clone();
-        async move { sender.send(order).await }
-    };
-    let stop = async { assert_eq!(seen.recv().await.unwrap(), Order { id: 7 }) };
-    soon("the end", client.consumer("q").handle(handler).run_until(stop)).await.unwrap();
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_failed_message_comes_again_and_a_panic_fails_it_alone() {
-    for (workers, kind) in [(1, 0), (4, 0), (4, 1)] {
-        let broker = broker();
-        let client = client_with(&broker, Queue::classic("q")).await;
-        let publisher = client.publisher("").build().await.unwrap();
-        for body in ["fails", "panics", "fine"] {
-            publisher.publish("q", body).await.unwrap();
-        }
-        let (sender, mut done) = mpsc::unbounded_channel();
-        let handler = move |body: String, incoming: Incoming| {
-            let sender = sender.clone();
-            async move {
-                if !incoming.redelivered() {
-                    match body.as_str() {
-                        "fails" => return Err("not now"),
-                        "panics" => panic!("at the first sight"),
-                        _ => {}
-                    }
-                }
-                sender.send(body).map_err(|_| "nobody listens")
-            }
-        };
-        let stop = async {
-            let mut all = Vec::new();
-            for _ in 0..3 {
-                all.push(done.recv().await.unwrap());
-            }
-            all.sort();
-            assert_eq!(all, ["fails", "fine", "panics"]);
-        };
-        let consumer = consumers(&client, workers)[kind].clone();
-        let runner = consumer.retry(pending()).handle(handler);
-        let summary = soon("the end", runner.run_until(stop)).await.unwrap();
-        assert_eq!((summary.handled, summary.failed), (3, 2));
-    }
 }
 
 /// An error whose text cannot be made.
@@ -307,109 +214,6 @@ async fn arguments_are_picked_at_the_same_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_decoded_is_parked_and_never_loops() {
-    let broker = broker();
-    let client = client_with(&broker, Queue::classic("q")).await;
-    client.publisher("").build().await.unwrap().publish("q", "{").await.unwrap();
-    let handler = async |Json(_): Json<Order>| {};
-    let stop = async {
-        while depth(&broker, "q.parked") != Some(1) {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    let summary = soon("the end", client.consumer("q").handle(handler).run_until(stop)).await;
-    assert_eq!(summary.unwrap().failed, 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn as_many_are_handled_at_once_as_there_are_workers_and_no_more() {
-    let broker = broker();
-    let client = client_with(&broker, Queue::classic("q")).await;
-    let publisher = client.publisher("").build().await.unwrap();
-    for consumer in consumers(&client, 8) {
-        publisher.publish_batch((0..100).map(|n| ("q", n.to_string()))).await.unwrap();
-        let running = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0)));
-        let handler = |State(running): State<Arc<(AtomicUsize, AtomicUsize, AtomicUsize)>>| async move {
-            let now = running.0.fetch_add(1, Ordering::SeqCst) + 1;
-            running.1.fetch_max(now, Ordering::SeqCst);
-            tokio::time::sleep(Duration::from_millis(10)).await;
-            running.0.fetch_sub(1, Ordering::SeqCst);
-            running.2.fetch_add(1, Ordering::SeqCst);
-        };
-        let all = Arc::clone(&running);
-        let stop = async move {
-            while all.2.load(Ordering::SeqCst) < 100 {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        };
-        let runner = consumer.state(Arc::clone(&running)).handle(handler);
-        let summary = soon("the end", runner.run_until(stop)).await.unwrap();
-        assert_eq!((summary.handled, running.1.load(Ordering::SeqCst)), (100, 8));
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_pool_of_subscribers_shares_the_queue() {
-    let broker = broker();
-    let client = client_with(&broker, Queue::classic("q")).await;
-    let publisher = client.publisher("").build().await.unwrap();
-    let seen = Arc::new(Mutex::new(Vec::<String>::new()));
-    let handler = |body: String, State(seen): State<Arc<Mutex<Vec<String>>>>| async move {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-        seen.lock().unwrap().push(body);
-    };
-    let all = Arc::clone(&seen);
-    let stop = async {
-        publisher.publish_batch((0..100).map(|n| ("q", n.to_string()))).await.unwrap();
-        while all.lock().unwrap().len() < 100 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        assert_eq!(client.health().consumers.len(), 5);
-    };
-    let runner = client.consumer("q").subscribers(5).prefetch(1).state(Arc::clone(&seen));
-    let summary = soon("the end", runner.handle(handler).run_until(stop)).await.unwrap();
-    let mut seen = seen.lock().unwrap().clone();
-    seen.sort();
-    seen.dedup();
-    assert_eq!((summary.handled, seen.len()), (100, 100));
-}
-
-#[tokio::test(start_paused = true)]
-async fn stopping_lets_handlers_finish_and_gives_the_rest_back() {
-    for (workers, kind) in [(1, 0), (4, 0), (4, 1)] {
-        let broker = broker();
-        let client = client_with(&broker, Queue::classic("q")).await;
-        let publisher = client.publisher("").build().await.unwrap();
-        publisher.publish_batch((0..50).map(|n| ("q", n.to_string()))).await.unwrap();
-        let handler = || tokio::time::sleep(Duration::from_secs(5));
-        let stop = tokio::time::sleep(Duration::from_secs(1));
-        let runner = consumers(&client, workers)[kind].clone().handle(handler);
-        let summary = soon("the end", runner.run_until(stop)).await.unwrap();
-        assert_eq!(summary.handled, workers as u64);
-        client.close().await;
-        assert_eq!(depth(&broker, "q"), Some(50 - workers));
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_handler_that_does_not_end_is_abandoned_and_its_message_goes_back() {
-    for (workers, kind) in [(1, 0), (4, 0), (4, 1)] {
-        let broker = broker();
-        let client = client_with(&broker, Queue::classic("q")).await;
-        let publisher = client.publisher("").build().await.unwrap();
-        publisher.publish("q", "1").await.unwrap();
-        let handler = std::future::pending::<()>;
-        let runner =
-            consumers(&client, workers)[kind].clone().drain(Duration::from_secs(2)).handle(handler);
-        let stop = tokio::time::sleep(Duration::from_secs(1));
-        let summary = soon("the end", runner.run_until(stop)).await.unwrap();
-        assert_eq!((summary.handled, summary.abandoned), (0, 1));
-        client.close().await;
-        assert_eq!(depth(&broker, "q"), Some(1));
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_layer_times_a_handler_out() {
     let broker = broker();
     let client = client_with(&broker, Queue::classic("q")).await;
@@ -428,25 +232,6 @@ async fn a_layer_times_a_handler_out() {
     let stop = tokio::time::sleep(Duration::from_secs(5));
     let summary = soon("the end", runner.run_until(stop)).await.unwrap();
     assert_eq!((summary.handled, summary.failed), (1, 1));
-}
-
-#[tokio::test(start_paused = true)]
-async fn at_most_once_skips_what_was_delivered_before() {
-    let broker = broker();
-    let client = client_with(&broker, Queue::classic("q")).await;
-    let publisher = client.publisher("").build().await.unwrap();
-    publisher.publish("q", "1").await.unwrap();
-    let mut deliveries = client.consumer("q").stream().await.unwrap();
-    soon("a delivery", deliveries.next()).await.unwrap().unwrap().requeue().unwrap();
-    deliveries.cancel().await.unwrap();
-    drop(deliveries);
-    publisher.publish("q", Message::new("2")).await.unwrap();
-    let handler = async || Err::<(), _>("it does not matter");
-    let stop = tokio::time::sleep(Duration::from_secs(5));
-    let runner = client.consumer("q").at_most_once().handle(handler);
-    let summary: Summary = soon("the end", runner.run_until(stop)).await.unwrap();
-    assert_eq!((summary.skipped, summary.failed, summary.handled), (1, 1, 0));
-    assert_eq!(depth(&broker, "q"), Some(0));
 }
 
 #[tokio::test(start_paused = true)]

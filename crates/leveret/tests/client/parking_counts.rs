@@ -2,24 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use leveret::{
-    Client, Draft, ErrorKind, Filter, Message, ParkedMessage, Progress, Queue, Target, Task,
-    Topology,
-};
-use leveret_broker::{Broker, Profile};
+use leveret::{Draft, ErrorKind, Filter, Message, ParkedMessage, Progress, Target, Task};
+use leveret_broker::Broker;
 
+use super::parking_cuts::{filled, lots};
 use crate::{client_with, depth, soon};
-
-/// A client of a broker with 800 messages in `lot`.
-async fn filled(profile: Profile, lot: Queue) -> (Broker, Client) {
-    let broker = Broker::builder().profile(profile).start().unwrap();
-    let client = client_with(&broker, lot).await;
-    client.apply(&Topology::new().queue(Queue::classic("other"))).await.unwrap();
-    let publisher = client.publisher("").build().await.unwrap();
-    let message = |n: u32| Message::new(n.to_string()).header("odd", i64::from(n % 2));
-    publisher.publish_batch((0..800).map(|n| ("lot", message(n)))).await.unwrap();
-    (broker, client)
-}
 
 /// Runs a task, and cuts all connections when it has counted so many.
 async fn cut_at(broker: &Broker, task: Task<'_>, at: u64) -> Progress {
@@ -33,17 +20,6 @@ async fn cut_at(broker: &Broker, task: Task<'_>, at: u64) -> Progress {
     let done = soon("a task", task.progress(progress).run()).await.unwrap();
     assert!(is_cut, "it was not cut at {at}: {done:?}");
     done
-}
-
-fn lots() -> [(Profile, Queue); 4] {
-    // As it is for parked messages: what is lost to the limit is counted by nobody.
-    let quorum = || Queue::quorum("lot").argument("x-delivery-limit", 1_000_000_000i64);
-    [
-        (Profile::RabbitMq3_10, quorum()),
-        (Profile::RabbitMq3_10, Queue::classic("lot")),
-        (Profile::RabbitMq4_3, quorum()),
-        (Profile::RabbitMq4_3, Queue::classic("lot")),
-    ]
 }
 
 #[tokio::test(start_paused = true)]

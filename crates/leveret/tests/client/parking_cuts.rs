@@ -14,19 +14,19 @@ use crate::{client_with, depth, soon};
 
 const COUNT: u32 = 800;
 
-/// A client of a broker with messages `0`, `1` and so on in `lot`.
-async fn filled(profile: Profile, lot: Queue) -> (Broker, Client) {
+/// A client of a broker with messages `0`, `1` and so on in `lot`, each of which says whether its number is odd.
+pub(super) async fn filled(profile: Profile, lot: Queue) -> (Broker, Client) {
     let broker = Broker::builder().profile(profile).start().unwrap();
     let client = client_with(&broker, lot).await;
     client.apply(&Topology::new().queue(Queue::classic("other"))).await.unwrap();
     let publisher = client.publisher("").build().await.unwrap();
-    let messages = (0..COUNT).map(|n| ("lot", Message::new(n.to_string())));
-    publisher.publish_batch(messages).await.unwrap();
+    let message = |n: u32| Message::new(n.to_string()).header("odd", i64::from(n % 2));
+    publisher.publish_batch((0..COUNT).map(|n| ("lot", message(n)))).await.unwrap();
     (broker, client)
 }
 
-fn lots() -> [(Profile, Queue); 4] {
-    // Nothing is lost to the limit if a connection is cut.
+/// Nothing is lost to their limit if a connection is cut.
+pub(super) fn lots() -> [(Profile, Queue); 4] {
     let quorum = || Queue::quorum("lot").argument("x-delivery-limit", 1_000_000_000i64);
     [
         (Profile::RabbitMq3_10, quorum()),

@@ -1,5 +1,3 @@
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leveret::amqp::{Options, Outcome, Publish};
@@ -43,21 +41,6 @@ async fn all_channels_are_open_from_the_start_and_there_are_never_more() {
     drop(borrowed.pop());
     soon("a channel", pool.borrow()).await.unwrap();
     assert_eq!(channels(&broker), 5);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_channel_that_broke_is_replaced() {
-    let broker = broker();
-    let client = client(&broker).await;
-    let pool = client.channel_pool().size(1).build().await.unwrap();
-    let channel = pool.borrow().await.unwrap();
-    let missing = Publish { exchange: "missing", ..letter("1") };
-    let outcome = channel.publish(&missing).await.unwrap().await;
-    assert!(matches!(outcome, Outcome::Lost(_)), "{outcome:?}");
-    drop(channel);
-    let channel = soon("a channel", pool.borrow()).await.unwrap();
-    assert!(channel.publish(&letter("2")).await.unwrap().await.is_acked());
-    assert_eq!((channels(&broker), pool.size()), (1, 1));
 }
 
 #[tokio::test(start_paused = true)]
@@ -144,66 +127,10 @@ async fn without_a_size_each_borrower_gets_a_channel_of_its_own() {
     .await;
 }
 
-/// 200 borrowers, channels that break at random: never above the maximum, none missing afterwards, and each borrower
-/// sees its own confirms and no others.
-#[tokio::test(start_paused = true)]
-async fn many_borrowers_get_their_own_confirms_while_channels_break() {
-    const SIZE: usize = 7;
-    let broker = broker();
-    let client = client(&broker).await;
-    let pool = client.channel_pool().size(SIZE).connections(3).build().await.unwrap();
-    let most = Arc::new(AtomicUsize::new(0));
-    let mut tasks = tokio::task::JoinSet::new();
-    for borrower in 0..200 {
-        let (pool, broker, most) = (pool.clone(), broker.clone(), Arc::clone(&most));
-        tasks.spawn(async move {
-            for round in 0..5 {
-                let channel = pool.borrow().await.unwrap();
-                most.fetch_max(channels(&broker), Ordering::SeqCst);
-                let count = 1 + (borrower + round) % 4;
-                let mut confirmations = Vec::new();
-                for _ in 0..count {
-                    confirmations.push(channel.publish(&letter("1")).await.unwrap());
-                }
-                if (borrower + round) % 5 == 0 {
-                    let missing = Publish { exchange: "missing", ..letter("1") };
-                    drop(channel.publish(&missing).await);
-                    continue;
-                }
-                for confirmation in confirmations {
-                    let outcome = confirmation.await;
-                    assert!(outcome.is_acked(), "{outcome:?}");
-                }
-                assert_eq!(channel.give_back().await.unwrap().acked as usize, count);
-            }
-        });
-    }
-    while let Some(done) = soon("the borrowers", tasks.join_next()).await {
-        done.unwrap();
-    }
-    assert!(most.load(Ordering::SeqCst) <= SIZE, "{most:?} channels");
-    eventually(PATIENCE, "all channels", async || pool.idle() == SIZE).await;
-}
-
 /// A client that does not look after its pools from time to time.
 async fn unchecked_client(broker: &Broker) -> Client {
     let never = Duration::from_secs(24 * 3600);
     crate::builder_of(broker).check_every(never).connect().await.unwrap()
-}
-
-#[tokio::test(start_paused = true)]
-async fn after_a_reconnect_all_channels_are_opened_before_any_is_borrowed() {
-    let broker = broker();
-    let client = unchecked_client(&broker).await;
-    let pool = client.channel_pool().size(5).connections(2).build().await.unwrap();
-    for _ in 0..2 {
-        broker.faults().cut_all_connections();
-        eventually(PATIENCE, "the loss of the channels", async || channels(&broker) == 0).await;
-        eventually(PATIENCE, "all channels", async || {
-            (channels(&broker), client.health().pools[0].open, pool.idle()) == (5, 5, 5)
-        })
-        .await;
-    }
 }
 
 #[tokio::test(start_paused = true)]

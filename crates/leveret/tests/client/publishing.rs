@@ -5,148 +5,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use leveret::amqp::Properties;
-use leveret::{ClientEvent, ErrorKind, Exchange, Message, OnLoss, Overflow, Queue, Topology};
+use leveret::{ClientEvent, ErrorKind, Exchange, Message, OnLoss, Queue, Topology};
 use leveret_broker::Broker;
 
 use crate::{broker, client_of, client_with, depth, soon};
-
-#[tokio::test(start_paused = true)]
-async fn a_published_message_is_in_its_queue_and_persistent_with_an_id() {
-    let broker = broker();
-    let client = client_with(&broker, Queue::classic("q")).await;
-    let publisher = client.publisher("").build().await.unwrap();
-    publisher.publish("q", "hello").await.unwrap();
-
-    let mut deliveries = client.consumer("q").stream().await.unwrap();
-    let delivery = soon("a delivery", deliveries.next()).await.unwrap().unwrap();
-    assert_eq!(delivery.body(), "hello");
-    assert_eq!(delivery.properties().delivery_mode, Some(2));
-    assert!(delivery.properties().message_id.is_some());
-    delivery.ack().unwrap();
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_unroutable_message_is_an_error_that_holds_it() {
-    let broker = broker();
-    let client = client_of(&broker).await;
-    let publisher = client.publisher("amq.direct").build().await.unwrap();
-    let error = publisher.publish("nowhere", "lost?").await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unroutable);
-    let returned = error.returned().expect("the message");
-    assert_eq!((&returned.body[..], &*returned.routing_key), (&b"lost?"[..], "nowhere"));
-
-    let lenient = client.publisher("amq.direct").allow_unroutable().build().await.unwrap();
-    lenient.publish("nowhere", "who cares").await.unwrap();
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_full_queue_nacks() {
-    let broker = broker();
-    let queue = Queue::classic("q").max_length(1).overflow(Overflow::RejectPublish);
-    let client = client_with(&broker, queue).await;
-    let publisher = client.publisher("").build().await.unwrap();
-    publisher.publish("q", "one").await.unwrap();
-    let error = publisher.publish("q", "two").await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Nacked);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_missing_exchange_fails_what_was_published_to_it_and_nothing_else() {
-    let broker = broker();
-    let client = client_with(&broker, Queue::classic("q")).await;
-    let wrong = client.publisher("missing").build().await.unwrap();
-    let right = client.publisher("").build().await.unwrap();
-    let tickets: Vec<_> = {
-        let mut tickets = Vec::new();
-        for number in 0..20 {
-            tickets.push((true, right.send("q", format!("{number}")).await.unwrap()));
-            tickets.push((false, wrong.send("q", format!("{number}")).await.unwrap()));
-        }
-        tickets
-    };
-    for (is_right, ticket) in tickets {
-        match soon("an outcome", ticket).await {
-            Ok(()) => assert!(is_right),
-            Err(error) => {
-                assert!(!is_right, "{error}");
-                assert_eq!(error.kind(), ErrorKind::Missing, "{error}");
-            }
-        }
-    }
-    // It is not broken for good.
-    client
-        .apply(&Topology::new().exchange(Exchange::fanout("missing").bind("missing", "")))
-        .await
-        .ok();
-    client.apply(&Topology::new().queue(Queue::classic("q").bind("missing", "q"))).await.unwrap();
-    soon("a publish", wrong.publish("q", "now")).await.unwrap();
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_exchange_that_was_deleted_is_declared_again() {
-    let broker = broker();
-    let client = client_of(&broker).await;
-    let topology = Topology::new()
-        .exchange(Exchange::topic("orders"))
-        .queue(Queue::classic("q").bind("orders", "#"));
-    client.apply(&topology).await.unwrap();
-    let publisher = client.publisher("orders").build().await.unwrap();
-    publisher.publish("a", "1").await.unwrap();
-
-    let other = client_of(&broker).await;
-    other.delete_exchange("orders", Default::default()).await.unwrap();
-    soon("a publish", publisher.publish("b", "2")).await.unwrap();
-    assert_eq!(depth(&broker, "q"), Some(2));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_message_that_the_broker_refuses_fails_alone() {
-    let broker = broker();
-    let client = client_with(&broker, Queue::classic("q")).await;
-    let publisher = client.publisher("").build().await.unwrap();
-    let mut tickets = Vec::new();
-    for number in 0..10 {
-        let mut message = Message::new(format!("{number}"));
-        if number == 4 {
-            // The broker closes the channel with 406: no such user is connected.
-            message = Message::with_properties(
-                "4",
-                leveret::amqp::Properties {
-                    user_id: Some("nobody".try_into().unwrap()),
-                    ..Default::default()
-                },
-            );
-        }
-        tickets.push(publisher.send("q", message).await.unwrap());
-    }
-    for (number, ticket) in tickets.into_iter().enumerate() {
-        let outcome = soon("an outcome", ticket).await;
-        assert_eq!(outcome.is_ok(), number != 4, "{number}: {outcome:?}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_is_unconfirmed_when_the_connection_is_cut_is_replayed_in_order() {
-    let broker = broker();
-    let client = client_with(&broker, Queue::classic("q")).await;
-    let publisher = client.publisher("").build().await.unwrap();
-    broker.faults().freeze();
-    let mut tickets = Vec::new();
-    for number in 0..100 {
-        tickets.push(publisher.send("q", format!("{number}")).await.unwrap());
-    }
-    assert_eq!(publisher.unconfirmed(), 100);
-    broker.faults().cut_all_connections();
-    broker.faults().thaw();
-    for ticket in tickets {
-        soon("a confirmation", ticket).await.unwrap();
-    }
-    let messages = broker.peek("/", "q", 200).unwrap();
-    let bodies: Vec<String> =
-        messages.iter().map(|m| String::from_utf8_lossy(&m.body).into_owned()).collect();
-    let expected: Vec<String> = (0..100).map(|number| number.to_string()).collect();
-    assert_eq!(bodies[bodies.len() - 100..], expected[..]);
-}
 
 /// What is on its way out of a connection that failed may take its time to be given up. Time is paused, so it would stand still
 /// if anybody tried again and again meanwhile.
@@ -209,33 +71,6 @@ async fn a_publish_that_is_never_confirmed_times_out() {
     soon("a publish", publisher.publish("q", "2")).await.unwrap();
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_batch_says_which_messages_failed() {
-    let broker = broker();
-    let client = client_with(&broker, Queue::classic("q")).await;
-    let publisher = client.publisher("").build().await.unwrap();
-    assert_eq!(publisher.publish_batch((0..10).map(|n| ("q", n.to_string()))).await.unwrap(), 10);
-    let error = publisher
-        .publish_batch([("q", "1"), ("nowhere", "2"), ("q", "3"), ("nowhere", "4")])
-        .await
-        .unwrap_err();
-    assert_eq!(error.confirmed(), 2);
-    let failed: Vec<usize> = error.failed().iter().map(|(index, _)| *index).collect();
-    assert_eq!(failed, [1, 3]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn flushing_waits_for_all_outcomes() {
-    let broker = broker();
-    let client = client_with(&broker, Queue::classic("q")).await;
-    let publisher = client.publisher("").build().await.unwrap();
-    for number in 0..1000 {
-        drop(publisher.send("q", format!("{number}")).await.unwrap());
-    }
-    soon("a flush", publisher.flush()).await.unwrap();
-    assert_eq!((publisher.unconfirmed(), depth(&broker, "q")), (0, Some(1000)));
-}
-
 /// The broker closes the channel because of a message, and the publisher has its next one before the flush looks again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn flushing_ends_when_messages_have_cost_the_channel() {
@@ -278,29 +113,6 @@ async fn a_publish_that_waits_and_is_not_polled_keeps_one_place_and_no_more() {
     }
     soon("a place", unpolled).await.unwrap().await.unwrap();
     assert_eq!(depth(&broker, "q"), Some(13));
-}
-
-#[tokio::test(start_paused = true)]
-async fn nothing_can_be_published_once_the_client_is_closed() {
-    let broker = broker();
-    let client = client_with(&broker, Queue::classic("q")).await;
-    let publisher = client.publisher("").build().await.unwrap();
-    soon("closing", client.close()).await;
-    soon("closing again", client.close()).await;
-    let error = soon("an outcome", publisher.publish("q", "1")).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
-}
-
-#[tokio::test(start_paused = true)]
-async fn without_confirms_messages_are_written_and_that_is_all() {
-    let broker = broker();
-    let client = client_with(&broker, Queue::classic("q")).await;
-    let publisher = client.publisher("").build_unconfirmed().await.unwrap();
-    for number in 0..10 {
-        publisher.publish("q", format!("{number}")).await.unwrap();
-    }
-    broker.faults().cut_all_connections();
-    soon("a publish", publisher.publish("nowhere", "gone")).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -394,7 +206,7 @@ async fn a_publish_that_is_dropped_while_it_waits_lets_others_through_and_is_not
 
 /// Those that are sent again have other delivery tags than before, with gaps where others were confirmed.
 #[tokio::test(start_paused = true)]
-async fn each_ticket_gets_its_own_outcome_after_a_reconnect() {
+async fn each_ticket_gets_its_own_outcome_after_a_reconnect_and_messages_keep_their_order() {
     let broker = broker();
     let client = client_of(&broker).await;
     let queue = Queue::classic("q").bind("jobs", "a");
@@ -408,6 +220,7 @@ async fn each_ticket_gets_its_own_outcome_after_a_reconnect() {
         let key = if number % 3 == 0 { "nowhere" } else { "a" };
         tickets.push(publisher.send(key, number.to_string()).await.unwrap());
     }
+    assert_eq!(publisher.unconfirmed(), 100);
     // The last is awaited first, and some not at all.
     let late = tickets.split_off(50);
     drop(tickets.split_off(40));
@@ -422,6 +235,11 @@ async fn each_ticket_gets_its_own_outcome_after_a_reconnect() {
     }
     assert_eq!(soon("an outcome", fresh).await.unwrap_err().kind(), ErrorKind::Unroutable);
     assert_eq!(publisher.unconfirmed(), 0);
+    // They were sent again in their order, after those that the broker had got before.
+    let arrived = broker.peek("/", "q", 200).unwrap();
+    let arrived: Vec<_> = arrived.iter().map(|message| message.body.clone()).collect();
+    let expected: Vec<_> = (0..100).filter(|n| n % 3 != 0).map(|n| n.to_string()).collect();
+    assert_eq!(arrived[arrived.len() - expected.len()..], expected[..]);
 }
 
 fn check_outcome(number: usize, outcome: Result<(), leveret::Error>) {

@@ -116,23 +116,6 @@ async fn connections_find_together_again_however_slow_a_handshake_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_listener_hears_of_every_change() {
-    let broker = broker();
-    let client = client_with(&broker, Queue::classic("q")).await;
-    let mut listeners = [client.watch(), client.watch()];
-    broker.faults().cut_all_connections();
-    for events in &mut listeners {
-        assert!(matches!(soon("an event", events.next()).await, Some(ClientEvent::Lost { .. })));
-        let connected = soon("an event", events.next()).await;
-        assert!(
-            matches!(connected, Some(ClientEvent::Connected { again: true, .. })),
-            "{connected:?}"
-        );
-    }
-    assert!(client.health().is_healthy());
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_broker_that_blocks_publishers_is_seen_and_does_not_delay_acks() {
     let broker = broker();
     let client = client_with(&broker, Queue::classic("q")).await;
@@ -163,43 +146,6 @@ async fn a_broker_that_blocks_publishers_is_seen_and_does_not_delay_acks() {
     broker.faults().unblock();
     assert!(matches!(soon("an event", events.next()).await, Some(ClientEvent::Unblocked { .. })));
     soon("a publish", publisher.publish("q", "3")).await.unwrap();
-}
-
-#[tokio::test(start_paused = true)]
-async fn health_knows_a_consumer_that_is_gone() {
-    let broker = broker();
-    let client = client_with(&broker, Queue::classic("q")).await;
-    let mut deliveries = client.consumer("q").stream().await.unwrap();
-    assert!(client.health().is_healthy());
-    assert_eq!(broker.faults().cancel_consumers("/", "q"), 1);
-    // Nobody reads the stream, and still it is known.
-    soon("the truth", async {
-        while client.health().is_healthy() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    })
-    .await;
-    let _ = deliveries.next_within(Duration::from_secs(1)).await;
-    assert!(client.health().is_healthy(), "{:?}", client.health());
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_object_that_cannot_be_restored_is_reported_and_tried_again() {
-    let broker = broker();
-    let client = builder_of(&broker).connect().await.unwrap();
-    let topology = Topology::new().queue(Queue::classic("a")).queue(Queue::classic("b"));
-    client.apply(&topology).await.unwrap();
-    let mut events = client.watch();
-    broker.faults().refuse_declares(1);
-    broker.faults().cut_all_connections();
-    let mut seen = Vec::new();
-    while !matches!(seen.last(), Some(ClientEvent::Restored { .. })) {
-        seen.push(soon("an event", events.next()).await.unwrap());
-    }
-    let not_restored =
-        seen.iter().filter(|event| matches!(event, ClientEvent::NotRestored { .. })).count();
-    assert_eq!(not_restored, 1, "{seen:?}");
-    assert!(seen.iter().any(|event| matches!(event, ClientEvent::Connected { .. })));
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,10 +3,8 @@
 use std::time::Duration;
 
 use leveret::amqp::{Array, GetOptions, Properties};
-use leveret::{
-    Client, ClientEvent, Exchange, Message, ParkReason, Queue, QueueType, Target, Topology,
-};
-use leveret_broker::{Broker, Permissions, Profile};
+use leveret::{Client, Exchange, Message, Queue, Target, Topology};
+use leveret_broker::{Broker, Permissions};
 use tokio::time::{Instant, sleep};
 
 use crate::{
@@ -33,41 +31,6 @@ async fn client_with_orders(broker: &Broker) -> Client {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_target_exchange_has_no_queue_for_is_parked() {
-    for profile in [Profile::RabbitMq3_10, Profile::RabbitMq4_3] {
-        for queue_type in [QueueType::Classic, QueueType::Quorum] {
-            let broker = Broker::builder().profile(profile).start().unwrap();
-            let client = client_with_orders(&broker).await;
-            client.delays().declare(queue_type).await.unwrap();
-            let publisher = client.publisher("orders").build().await.unwrap();
-            let mut events = client.watch();
-            publisher.publish_in("order.paid", "somebody's", HOUR).await.unwrap();
-            publisher.publish_in("unheard.of", "nobody's", HOUR).await.unwrap();
-            sleep(HOUR + SECOND).await;
-            assert_eq!(depth(&broker, "paid"), Some(1));
-            assert_eq!(client.delays().unroutable().await.unwrap(), 1);
-            assert_eq!(client.delays().pending().await.unwrap(), 0);
-            let parked = client.get(PARKED, GetOptions::default()).await.unwrap().unwrap();
-            assert_eq!(
-                (parked.body().as_ref(), parked.routing_key().as_bytes()),
-                (&b"nobody's"[..], &b"unheard.of"[..])
-            );
-            let said = |name| parked.header(name).unwrap().as_str().unwrap().to_owned();
-            assert_eq!(said("x-leveret-exchange"), "orders");
-            assert_eq!(said("x-leveret-reason"), "unroutable");
-            let told = soon("an event", async {
-                loop {
-                    if let ClientEvent::Parked { reason, .. } = events.next().await.unwrap() {
-                        return reason;
-                    }
-                }
-            });
-            assert_eq!(told.await, ParkReason::Unroutable);
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_parked_one_can_be_replayed_once_there_is_a_queue_for_it() {
     let broker = broker();
     let client = client_with_orders(&broker).await;
@@ -88,73 +51,6 @@ async fn a_parked_one_can_be_replayed_once_there_is_a_queue_for_it() {
     let names: Vec<String> =
         headers.iter().map(|(name, _)| name.to_str_lossy().into_owned()).collect();
     assert_eq!(names, ["tenant"]);
-}
-
-/// What a client could not send on as it is delivered: the broker takes `BCC` away, and a `user-id` from nobody but that user.
-fn peculiar() -> [Message; 3] {
-    let copies = Array::from_values(["unheard.of.too".into()]).unwrap();
-    let user_id = Some("guest".try_into().unwrap());
-    let properties = Properties { user_id, ..Properties::default() };
-    [
-        Message::new("plain"),
-        Message::new("blind").header("BCC", copies),
-        Message::with_properties("signed", properties),
-    ]
-}
-
-#[tokio::test(start_paused = true)]
-async fn with_nobody_there_messages_wait_for_somebody_and_none_is_dropped() {
-    for profile in [Profile::RabbitMq3_10, Profile::RabbitMq4_3] {
-        for queue_type in [QueueType::Classic, QueueType::Quorum] {
-            let broker = Broker::builder().profile(profile).start().unwrap();
-            let client = client_with_orders(&broker).await;
-            client.delays().declare(queue_type).await.unwrap();
-            let publisher = client.publisher("orders").build().await.unwrap();
-            for message in peculiar() {
-                publisher.publish_in("unheard.of", message.clone(), HOUR).await.unwrap();
-                publisher.publish_in("order.paid", message, HOUR).await.unwrap();
-            }
-            client.close().await;
-            sleep(2 * HOUR).await;
-
-            let client = client_of(&broker).await;
-            assert_eq!(client.delays().pending().await.unwrap(), 6);
-            client.delays().relay().await.unwrap();
-            sleep(SECOND).await;
-            assert_eq!((depth(&broker, "paid"), depth(&broker, PARKED)), (Some(3), Some(3)));
-            assert_eq!(client.delays().pending().await.unwrap(), 0);
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn whatever_the_target_exchange_has_no_queue_for_is_parked() {
-    let broker = broker();
-    let client = client_with_orders(&broker).await;
-    let publisher = client.publisher("orders").build().await.unwrap();
-    for message in peculiar() {
-        publisher.publish_in("unheard.of", message, HOUR).await.unwrap();
-    }
-    sleep(HOUR + 5 * SECOND).await;
-    assert_eq!(depth(&broker, PARKED), Some(3));
-}
-
-#[tokio::test(start_paused = true)]
-async fn messages_of_one_time_keep_their_order() {
-    let broker = broker();
-    let client = client_with_orders(&broker).await;
-    let publisher = client.publisher("orders").build().await.unwrap();
-    for n in 0..500 {
-        drop(publisher.send_in("order.paid", n.to_string(), HOUR).await.unwrap());
-    }
-    publisher.flush().await.unwrap();
-    let mut deliveries = client.consumer("paid").stream().await.unwrap();
-    for n in 0..500 {
-        let delivery = deliveries.next().await.unwrap().unwrap();
-        assert_eq!(delivery.body(), n.to_string().as_bytes());
-        delivery.ack().unwrap();
-    }
-    assert_eq!(depth(&broker, "paid"), Some(0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -190,25 +86,6 @@ async fn a_relay_goes_on_after_its_broker_has_started_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn blind_copies_are_made_and_stay_blind() {
-    let broker = broker();
-    let client = client_with_orders(&broker).await;
-    let publisher = client.publisher("orders").build().await.unwrap();
-    publisher.publish_in("order.paid", "for a relay", HOUR).await.unwrap();
-    let copies = Array::from_values(["order.lost".into()]).unwrap();
-    let message = Message::new("twice").header("BCC", copies);
-    publisher.publish_in("order.paid", message, HOUR).await.unwrap();
-    sleep(HOUR + SECOND).await;
-    assert_eq!((depth(&broker, "paid"), depth(&broker, "lost")), (Some(2), Some(1)));
-    for queue in ["paid", "paid", "lost"] {
-        let delivery = client.get(queue, GetOptions::default()).await.unwrap().unwrap();
-        let told = ["BCC", "x-leveret-bcc"].map(|name| delivery.header(name).is_some());
-        assert_eq!(told, [false, false]);
-        delivery.ack().unwrap();
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_parked_one_still_tells_who_was_to_get_blind_copies() {
     let broker = broker();
     let client = client_with_orders(&broker).await;
@@ -231,29 +108,6 @@ async fn what_somebody_has_deleted_is_made_anew_to_park_a_message() {
     other.delete_queue(PARKED, Default::default()).await.unwrap();
     sleep(HOUR + 5 * SECOND).await;
     assert_eq!(depth(&broker, PARKED), Some(1));
-}
-
-/// Nobody relays here.
-#[tokio::test(start_paused = true)]
-async fn to_an_exchange_with_an_alternate_the_broker_takes_the_last_step() {
-    for profile in [Profile::RabbitMq3_10, Profile::RabbitMq4_3] {
-        for queue_type in [QueueType::Classic, QueueType::Quorum] {
-            let broker = Broker::builder().profile(profile).start().unwrap();
-            let client = client_of(&broker).await;
-            client.delays().declare(queue_type).await.unwrap();
-            let orders = Exchange::topic("orders").alternate(PARKED);
-            let paid = Queue::classic("paid").bind("orders", "order.paid");
-            client.apply(&Topology::new().exchange(orders).queue(paid)).await.unwrap();
-            let publisher = client.publisher("orders").build().await.unwrap();
-            for message in peculiar() {
-                publisher.publish_in("unheard.of", message.clone(), HOUR).await.unwrap();
-                publisher.publish_in("order.paid", message, HOUR).await.unwrap();
-            }
-            client.close().await;
-            sleep(HOUR + SECOND).await;
-            assert_eq!((depth(&broker, "paid"), depth(&broker, PARKED)), (Some(3), Some(3)));
-        }
-    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,26 +1,40 @@
-use crate::{broker, client_of, removal};
+use leveret::{ErrorKind, Queue, Retry, Topology};
 
-#[tokio::test(start_paused = true)]
-async fn a_queue_is_deleted_with_all_that_belongs_to_it_once_no_message_is_in_it() {
-    removal::all_that_belongs_to_a_queue(&client_of(&broker()).await).await;
-}
+use crate::{broker, client_of, soon};
 
-#[tokio::test(start_paused = true)]
-async fn a_wait_queue_that_the_policy_does_not_name_keeps_its_queue() {
-    removal::a_wait_queue_of_another_policy(&client_of(&broker()).await).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_queue_with_a_consumer_is_not_deleted() {
-    removal::a_consumed_queue(&client_of(&broker()).await).await;
-}
-
+/// The broker deletes a classic queue only while it is empty: what is confirmed meanwhile is there. RabbitMQ may confirm a message
+/// that was routed before and comes to the queue after that, so this is for the embedded broker alone.
 #[tokio::test(start_paused = true)]
 async fn what_is_confirmed_while_a_classic_queue_is_deleted_is_not_lost() {
-    removal::a_message_that_comes_meanwhile(&client_of(&broker()).await).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_queue_that_dead_letters_goes_first_and_an_error_says_what_is_gone() {
-    removal::a_removal_that_ends_half_way(&client_of(&broker()).await).await;
+    let client = client_of(&broker()).await;
+    let publisher = soon("a publisher", client.publisher("").build()).await.unwrap();
+    let mut kept = 0;
+    for round in 0..60 {
+        let jobs = Topology::new().queue(Queue::classic("jobs"));
+        soon("a queue", client.apply(&jobs)).await.unwrap();
+        let removal = client.queue_removal("jobs").retry(Retry::discard());
+        let publish = async {
+            for _ in 0..round {
+                tokio::task::yield_now().await;
+            }
+            publisher.publish("jobs", "job").await
+        };
+        let (removed, published) =
+            soon("both", async { tokio::join!(removal.run(), publish) }).await;
+        let left = soon("a count", client.inspect_queue("jobs")).await;
+        match published {
+            Ok(()) => {
+                kept += 1;
+                assert_eq!(removed.unwrap_err().kind(), ErrorKind::Conflict, "round {round}");
+                assert_eq!(left.unwrap().messages, 1, "round {round}");
+                soon("an end", client.delete_queue("jobs", Default::default())).await.unwrap();
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Unroutable, "{error}");
+                assert_eq!(removed.unwrap()[0].messages, 0, "round {round}");
+                assert!(left.is_err(), "round {round}");
+            }
+        }
+    }
+    assert!(kept > 0);
 }

@@ -1,67 +1,10 @@
 use std::time::Duration;
 
-use leveret::{Client, ClientEvent, ConsumerBuilder, Queue, Retry};
-use leveret_broker::{Broker, Profile};
+use leveret::{ClientEvent, ConsumerBuilder, Queue, Retry};
 use leveret_testkit::eventually;
 use tokio::sync::mpsc;
 
-use crate::{PATIENCE, broker, client_of, client_with, sharing, soon, unsettled};
-
-async fn two() -> (Broker, Client, Client) {
-    let broker = broker();
-    let (one, other) = (client_of(&broker).await, client_of(&broker).await);
-    (broker, one, other)
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_pool_handles_as_many_messages_at_a_time_as_it_has_subscribers() {
-    let (_broker, client, _) = two().await;
-    sharing::a_pool(&client).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_pool_of_an_exclusive_queue_is_busy() {
-    let (_broker, client, _) = two().await;
-    sharing::a_pool_of_an_exclusive_queue(&client).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn messages_that_fail_in_place_keep_no_others_waiting() {
-    let (_broker, client, _) = two().await;
-    sharing::beside_messages_that_fail_in_place(&client).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn waiting_messages_are_shared_by_two_clients() {
-    let (_broker, one, other) = two().await;
-    sharing::two_clients(&one, &other).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn waiting_requests_are_shared_by_two_instances_of_a_service() {
-    let (_broker, one, other) = two().await;
-    sharing::two_instances_of_a_service(&one, &other).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn waiting_events_are_shared_by_two_subscribers() {
-    let (_broker, one, other) = two().await;
-    sharing::two_subscribers_of_events(&one, &other).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn waiting_batches_are_shared_by_two_clients() {
-    let (_broker, one, other) = two().await;
-    sharing::two_clients_with_batches(&one, &other).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn messages_that_cannot_be_parked_do_not_stop_a_consumer() {
-    for profile in [Profile::RabbitMq3_10, Profile::RabbitMq4_3] {
-        let broker = Broker::builder().profile(profile).start().unwrap();
-        sharing::beside_messages_that_cannot_be_parked(&client_of(&broker).await).await;
-    }
-}
+use crate::{PATIENCE, broker, client_with, soon, unsettled};
 
 /// The broker takes no publishes, so that nothing can be moved; but what can be handled is, which may be what frees its memory.
 #[tokio::test(start_paused = true)]

@@ -4,26 +4,7 @@ use leveret::{Backoff, ClientEvent, ErrorKind, Exchange, ExchangeKind, Queue, To
 use leveret_broker::{Broker, Profile};
 use tokio::time::timeout;
 
-use crate::{broker, builder_of, client_of, client_with, soon};
-
-#[tokio::test(start_paused = true)]
-async fn applying_twice_changes_nothing_and_counts_what_is_there() {
-    let broker = broker();
-    let client = client_of(&broker).await;
-    let topology = Topology::new()
-        .exchange(Exchange::topic("orders"))
-        .queue(Queue::quorum("billing").bind("orders", "order.*"))
-        .queue(Queue::temporary("mine").bind("orders", "#"));
-    client.apply(&topology).await.unwrap();
-    let name = client.queue_name("mine");
-    assert!(name.starts_with("amq.gen-"), "{name}");
-    client.publisher("orders").build().await.unwrap().publish("order.new", "1").await.unwrap();
-
-    let applied = client.apply(&topology).await.unwrap();
-    assert_eq!(applied.queue("billing").unwrap().messages, 1);
-    assert_eq!(applied.queue("mine").unwrap().name, name);
-    assert_eq!(client.topology(), topology);
-}
+use crate::{broker, builder_of, client_of, soon};
 
 /// Before RabbitMQ 4, an unknown kind of exchange costs the connection.
 #[tokio::test(start_paused = true)]
@@ -41,24 +22,6 @@ async fn an_object_that_costs_the_connection_is_told_and_not_tried_for_ever() {
         lost += u32::from(matches!(event, ClientEvent::Lost { .. }));
     }
     assert_eq!(lost, 2);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_conflict_names_object_argument_wanted_and_found() {
-    let broker = broker();
-    let there = Queue::classic("billing").message_ttl(Duration::from_secs(60));
-    let client = client_with(&broker, there).await;
-    let other = client_of(&broker).await;
-    let wanted = Queue::classic("billing").message_ttl(Duration::from_secs(30));
-    let topology = Topology::new().queue(wanted).queue(Queue::classic("fine"));
-    let error = other.apply(&topology).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Conflict);
-    let [conflict] = error.conflicts() else { panic!("one conflict: {error}") };
-    assert_eq!(conflict.object, "queue \"billing\"");
-    assert_eq!(conflict.argument, "x-message-ttl");
-    assert_eq!((&*conflict.wanted, &*conflict.found), ("30000", "60000"));
-    // The rest was declared, and nobody else was hurt.
-    assert!(client.inspect_queue("fine").await.is_ok());
 }
 
 #[tokio::test(start_paused = true)]
@@ -80,16 +43,6 @@ async fn everything_is_back_after_a_restart_that_forgot_it() {
     assert_ne!(before, after);
     assert_eq!(client.inspect_queue("mine").await.unwrap().messages, 1);
     assert_eq!(client.inspect_queue("q").await.unwrap().messages, 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_is_deleted_is_not_restored() {
-    let broker = broker();
-    let client = client_with(&broker, Queue::classic("q")).await;
-    client.delete_queue("q", Default::default()).await.unwrap();
-    broker.faults().cut_all_connections();
-    let error = soon("an answer", client.inspect_queue("q")).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Missing, "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -10,10 +10,8 @@ pub mod drops;
 pub mod examples;
 pub mod kills;
 pub mod plan;
-pub mod removal;
 pub mod scene;
 pub mod services;
-pub mod sharing;
 
 #[path = "../../../amqp/tests/support/mod.rs"]
 mod engine;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use leveret::{
-    BatchOptions, BatchOutcome, Headers, Incoming, Json, Message, MsgPack, Payload, Queue, Retry,
-    State, Topology,
+    BatchOptions, BatchOutcome, Client, ConsumerBuilder, Headers, Incoming, IntoMessage as _, Json,
+    MsgPack, Payload, Queue, Retry, State, Topology,
 };
 use leveret_testkit::{eventually, rabbitmq};
 use serde::{Deserialize, Serialize};
@@ -25,13 +25,19 @@ fn at_once() -> Retry {
     Retry::in_place(Duration::ZERO)
 }
 
+/// A consumer that handles one message at a time, one with a task for each of four, and one that handles four in its own task; each
+/// with its number of workers.
+fn consumers(client: &Client) -> [(ConsumerBuilder, usize); 3] {
+    let four = || client.consumer("q").workers(4);
+    [(client.consumer("q").workers(1), 1), (four(), 4), (four().in_one_task(), 4)]
+}
+
 #[tokio::test]
 async fn arguments_are_picked_by_type() {
     let vhost = rabbitmq::vhost().await;
     let client = client_with(&vhost, Queue::classic("q")).await;
     let publisher = publisher(&client).await;
-    let body = serde_json::to_vec(&Order { id: 1 }).unwrap();
-    let message = Message::new(body).content_type("application/json").header("n", 5);
+    let message = Json(&Order { id: 1 }).into_message().unwrap().header("n", 5);
     soon("an outcome", publisher.publish("q", message)).await.unwrap();
     type Seen = (Order, Bytes, Option<i64>, String);
     let (sender, mut seen) = mpsc::channel::<Seen>(1);
@@ -76,31 +82,34 @@ async fn messagepack_comes_back_as_it_went_and_what_cannot_be_read_is_parked() {
 
 #[tokio::test]
 async fn a_failed_message_comes_again_and_a_panic_fails_it_alone() {
-    let vhost = rabbitmq::vhost().await;
-    let client = client_with(&vhost, Queue::classic("q")).await;
-    let publisher = publisher(&client).await;
-    publisher.publish_batch(["fails", "panics", "fine"].map(|body| ("q", body))).await.unwrap();
-    let (sender, mut done) = mpsc::unbounded_channel();
-    let handler = move |body: String, incoming: Incoming| {
-        let sender = sender.clone();
-        async move {
-            match body.as_str() {
-                "fails" if !incoming.redelivered() => return Err("not now"),
-                "panics" if !incoming.redelivered() => panic!("at the first sight"),
-                _ => {}
+    for kind in 0..3 {
+        let vhost = rabbitmq::vhost().await;
+        let client = client_with(&vhost, Queue::classic("q")).await;
+        let (consumer, workers) = consumers(&client)[kind].clone();
+        let publisher = publisher(&client).await;
+        publisher.publish_batch(["fails", "panics", "fine"].map(|body| ("q", body))).await.unwrap();
+        let (sender, mut done) = mpsc::unbounded_channel();
+        let handler = move |body: String, incoming: Incoming| {
+            let sender = sender.clone();
+            async move {
+                match body.as_str() {
+                    "fails" if !incoming.redelivered() => return Err("not now"),
+                    "panics" if !incoming.redelivered() => panic!("at the first sight"),
+                    _ => {}
+                }
+                sender.send(body).map_err(|_| "nobody listens")
             }
-            sender.send(body).map_err(|_| "nobody listens")
-        }
-    };
-    let stop = async {
-        let mut all = BTreeSet::new();
-        while all.len() < 3 {
-            all.insert(done.recv().await.unwrap());
-        }
-    };
-    let runner = client.consumer("q").retry(at_once()).handle(handler);
-    let summary = soon("the end", runner.run_until(stop)).await.unwrap();
-    assert_eq!((summary.handled, summary.failed), (3, 2));
+        };
+        let stop = async {
+            let mut all = BTreeSet::new();
+            while all.len() < 3 {
+                all.insert(done.recv().await.unwrap());
+            }
+        };
+        let runner = consumer.retry(at_once()).handle(handler);
+        let summary = soon("the end", runner.run_until(stop)).await.unwrap();
+        assert_eq!((summary.handled, summary.failed), (3, 2), "{workers} workers");
+    }
 }
 
 #[tokio::test]
@@ -171,9 +180,10 @@ async fn a_pool_of_subscribers_shares_the_queue_and_goes_on_after_a_cut() {
 
 #[tokio::test]
 async fn stopping_lets_handlers_finish_and_gives_the_rest_back() {
-    for workers in [1, 4] {
+    for kind in 0..3 {
         let vhost = rabbitmq::vhost().await;
         let client = client_with(&vhost, Queue::classic("q")).await;
+        let (consumer, workers) = consumers(&client)[kind].clone();
         let publisher = publisher(&client).await;
         publisher.publish_batch((0..50).map(|n| ("q", n.to_string()))).await.unwrap();
         let (begun, go_on) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
@@ -189,8 +199,7 @@ async fn stopping_lets_handlers_finish_and_gives_the_rest_back() {
             until_depth(&client, "q", 50 - workers as u32).await;
             (0..workers).for_each(|_| go_on.notify_one());
         };
-        let consumer = client.consumer("q").workers(workers).prefetch(20);
-        let runner = consumer.state(state).handle(handler);
+        let runner = consumer.prefetch(20).state(state).handle(handler);
         let running = soon("the end", runner.run_until(stop));
         let (summary, ()) = tokio::join!(running, releasing);
         assert_eq!(summary.unwrap().handled, workers as u64);
@@ -202,20 +211,19 @@ async fn stopping_lets_handlers_finish_and_gives_the_rest_back() {
 
 #[tokio::test]
 async fn a_handler_that_does_not_end_is_abandoned_and_its_message_goes_back() {
-    for workers in [1, 4] {
-        let vhost = rabbitmq::vhost().await;
-        let client = client_with(&vhost, Queue::classic("q")).await;
-        soon("an outcome", publisher(&client).await.publish("q", "1")).await.unwrap();
+    let vhost = rabbitmq::vhost().await;
+    let client = client_with(&vhost, Queue::classic("q")).await;
+    soon("an outcome", publisher(&client).await.publish("q", "1")).await.unwrap();
+    for (consumer, workers) in consumers(&client) {
         let begun = Arc::new(Notify::new());
         let handler = |State(begun): State<Arc<Notify>>| async move {
             begun.notify_one();
             std::future::pending::<()>().await;
         };
         let drain = Duration::from_millis(100);
-        let runner = client.consumer("q").workers(workers).drain(drain).state(Arc::clone(&begun));
-        let running = runner.handle(handler).run_until(begun.notified());
-        let summary = soon("the end", running).await.unwrap();
-        assert_eq!((summary.handled, summary.abandoned), (0, 1));
+        let runner = consumer.drain(drain).state(Arc::clone(&begun)).handle(handler);
+        let summary = soon("the end", runner.run_until(begun.notified())).await.unwrap();
+        assert_eq!((summary.handled, summary.abandoned), (0, 1), "{workers} workers");
         until_depth(&client, "q", 1).await;
     }
 }
