@@ -7,11 +7,9 @@ use leveret::amqp::{
 };
 use leveret_testkit::certificates::{Authority, Identity};
 use leveret_testkit::rabbitmq::{Builder, RabbitNode, Version};
-use leveret_testkit::{ScratchFolder, eventually};
+use leveret_testkit::{SOON, ScratchFolder, eventually};
 use serde_json::json;
 use tokio::time::timeout;
-
-const SOON: Duration = Duration::from_secs(60);
 
 /// Files that the URIs of a test name.
 struct Files(ScratchFolder);
@@ -86,15 +84,25 @@ async fn send_and_receive(channel: &Channel<Confirm>, bodies: &[Vec<u8>]) {
     consumer.cancel().await.unwrap();
 }
 
+/// One node serves all of these. It would like to see a certificate of its clients, and does not insist.
 #[tokio::test]
-async fn a_server_is_believed_by_its_authority_and_its_name() {
-    let files = Files::new();
+async fn tls_works_with_a_node_that_asks_for_no_certificate() {
     let authority = Authority::new("authority");
     let node = node(&authority)
         .config("ssl_options.verify = verify_peer")
         .config("ssl_options.fail_if_no_peer_cert = false")
         .start()
         .await;
+    a_server_is_believed_by_its_authority_and_its_name(&node, &authority).await;
+    a_port_of_the_other_sort_is_named_as_such(&node, &authority).await;
+    much_goes_through_tls_in_both_directions(&node, &authority).await;
+}
+
+async fn a_server_is_believed_by_its_authority_and_its_name(
+    node: &RabbitNode,
+    authority: &Authority,
+) {
+    let files = Files::new();
     let port = node.tls_port();
     let own = files.write("own.pem", &authority.certificate());
     let foreign = files.write("foreign.pem", &Authority::new("other").certificate());
@@ -120,11 +128,8 @@ async fn a_server_is_believed_by_its_authority_and_its_name() {
     assert_says(&error, ErrorKind::Authentication, &[]);
 }
 
-#[tokio::test]
-async fn a_port_of_the_other_sort_is_named_as_such() {
+async fn a_port_of_the_other_sort_is_named_as_such(node: &RabbitNode, authority: &Authority) {
     let files = Files::new();
-    let authority = Authority::new("authority");
-    let node = node(&authority).start().await;
     let own = files.write("own.pem", &authority.certificate());
 
     for _ in 0..50 {
@@ -135,11 +140,8 @@ async fn a_port_of_the_other_sort_is_named_as_such() {
     }
 }
 
-#[tokio::test]
-async fn much_goes_through_tls_in_both_directions() {
+async fn much_goes_through_tls_in_both_directions(node: &RabbitNode, authority: &Authority) {
     let files = Files::new();
-    let authority = Authority::new("authority");
-    let node = node(&authority).start().await;
     let own = files.write("own.pem", &authority.certificate());
     let uri = format!("amqps://localhost:{}?cacertfile={own}", node.tls_port());
 

@@ -24,14 +24,26 @@ async fn forget_consumers(node: &RabbitNode, vhost: &Vhost, queue: &str) {
     node.ctl(&["eval", &forget]).await;
 }
 
+/// One node serves all of these, each in a virtual host of its own. The last three mostly wait.
 #[tokio::test]
-async fn a_consumer_that_the_broker_has_forgotten_is_found_and_begins_anew() {
+async fn consumers_that_the_broker_forgets_are_found_and_others_alarm_nobody() {
     let node = RabbitNode::start(Version::under_test()).await;
+    a_consumer_that_the_broker_has_forgotten_is_found_and_begins_anew(&node).await;
+    tokio::join!(
+        a_consumer_that_is_forgotten_right_after_a_reconnect_is_found_without_being_asked_for(
+            &node
+        ),
+        a_consumer_that_is_forgotten_before_another_one_begins_is_found(&node),
+        standbys_that_a_quorum_queue_does_not_count_alarm_nobody(&node),
+    );
+}
+
+async fn a_consumer_that_the_broker_has_forgotten_is_found_and_begins_anew(node: &RabbitNode) {
     let vhost = node.vhost().await;
     let client = client_with(&vhost, Queue::quorum("q")).await;
     let mut deliveries = client.consumer("q").stream().await.unwrap();
     // No check has gone before: the broker was asked as soon as the consumer had begun.
-    forget_consumers(&node, &vhost, "q").await;
+    forget_consumers(node, &vhost, "q").await;
     soon("an outcome", publisher(&client).await.publish("q", "1")).await.unwrap();
     assert!(matches!(deliveries.next_within(BRIEFLY).await, Next::TimedOut));
     assert!(client.health().is_healthy(), "it does not know yet");
@@ -42,17 +54,17 @@ async fn a_consumer_that_the_broker_has_forgotten_is_found_and_begins_anew() {
 }
 
 /// With default settings, and nothing that asks for health.
-#[tokio::test]
-async fn a_consumer_that_is_forgotten_right_after_a_reconnect_is_found_without_being_asked_for() {
-    let node = RabbitNode::start(Version::under_test()).await;
+async fn a_consumer_that_is_forgotten_right_after_a_reconnect_is_found_without_being_asked_for(
+    node: &RabbitNode,
+) {
     let vhost = node.vhost().await;
     let client = client_with(&vhost, Queue::quorum("q")).await;
     let publisher = publisher(&client).await;
     let mut deliveries = client.consumer("q").stream().await.unwrap();
-    node.ctl(&["close_all_connections", "a reconnect"]).await;
+    node.ctl(&["close_all_connections", "--vhost", vhost.name(), "a reconnect"]).await;
     soon("an outcome", publisher.publish("q", "1")).await.unwrap();
     next(&mut deliveries).await.ack().unwrap();
-    forget_consumers(&node, &vhost, "q").await;
+    forget_consumers(node, &vhost, "q").await;
     soon("an outcome", publisher.publish("q", "2")).await.unwrap();
     assert!(matches!(deliveries.next_within(BRIEFLY).await, Next::TimedOut));
     let delivery = next(&mut deliveries).await;
@@ -61,15 +73,13 @@ async fn a_consumer_that_is_forgotten_right_after_a_reconnect_is_found_without_b
 }
 
 /// With default settings, and nothing that asks for health.
-#[tokio::test]
-async fn a_consumer_that_is_forgotten_before_another_one_begins_is_found() {
-    let node = RabbitNode::start(Version::under_test()).await;
+async fn a_consumer_that_is_forgotten_before_another_one_begins_is_found(node: &RabbitNode) {
     let vhost = node.vhost().await;
     let client = client_with(&vhost, Queue::quorum("q")).await;
     let publisher = publisher(&client).await;
     let mut forgotten = client.consumer("q").prefetch(1).stream().await.unwrap();
     until_consumed(&client, "q").await;
-    forget_consumers(&node, &vhost, "q").await;
+    forget_consumers(node, &vhost, "q").await;
     let mut other = client.consumer("q").prefetch(1).stream().await.unwrap();
     soon("outcomes", publisher.publish_batch([("q", "1"), ("q", "2")])).await.unwrap();
     let (first, second) = tokio::join!(next(&mut forgotten), next(&mut other));
@@ -92,9 +102,7 @@ async fn a_consumer_that_is_forgotten_before_another_one_begins_is_found() {
 }
 
 /// With default settings, for longer than it takes to find one that was forgotten.
-#[tokio::test]
-async fn standbys_that_a_quorum_queue_does_not_count_alarm_nobody() {
-    let node = RabbitNode::start(Version::under_test()).await;
+async fn standbys_that_a_quorum_queue_does_not_count_alarm_nobody(node: &RabbitNode) {
     let vhost = node.vhost().await;
     let theirs = client_with(&vhost, Queue::quorum("q").single_active_consumer()).await;
     let publisher = publisher(&theirs).await;

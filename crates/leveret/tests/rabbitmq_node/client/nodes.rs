@@ -1,17 +1,26 @@
 use leveret::ClientEvent;
-use leveret_testkit::rabbitmq::{RabbitNode, Version};
+use leveret_testkit::rabbitmq::{RabbitNode, Version, Vhost};
 
 use crate::support::client::{soon, until_event, until_healthy, until_unhealthy};
 use crate::support::scene::{DURABLE, MINE, Scene};
 
-fn url(node: &RabbitNode) -> String {
-    format!("{}?heartbeat=1", node.url())
+fn url(vhost: &Vhost) -> String {
+    format!("{}?heartbeat=1", vhost.url())
 }
 
+/// One node serves all of these, one after the other: to start one takes longer than most of them.
 #[tokio::test]
-async fn a_node_that_was_stopped_or_killed_is_found_again() {
+async fn a_client_survives_whatever_happens_to_its_node() {
     let mut node = RabbitNode::start(Version::under_test()).await;
-    let scene = Scene::at(&url(&node)).await;
+    a_memory_alarm_stops_publishers_and_not_consumers(&node).await;
+    a_node_that_is_silent_is_given_up_and_found_again(&node).await;
+    a_node_that_was_stopped_or_killed_is_found_again(&mut node).await;
+    on_a_node_without_its_data_everything_is_declared_again(&mut node).await;
+}
+
+async fn a_node_that_was_stopped_or_killed_is_found_again(node: &mut RabbitNode) {
+    let vhost = node.vhost().await;
+    let scene = Scene::at(&url(&vhost)).await;
     let before = scene.client.queue_name(MINE);
 
     node.stop().await;
@@ -28,10 +37,9 @@ async fn a_node_that_was_stopped_or_killed_is_found_again() {
     scene.ends().await;
 }
 
-#[tokio::test]
-async fn on_a_node_without_its_data_everything_is_declared_again() {
-    let mut node = RabbitNode::start(Version::under_test()).await;
-    let scene = Scene::at(&url(&node)).await;
+async fn on_a_node_without_its_data_everything_is_declared_again(node: &mut RabbitNode) {
+    // Its virtual host is one that a node has by itself.
+    let scene = Scene::at(&format!("{}?heartbeat=1", node.url())).await;
     node.kill().await;
     node.forget_data();
     tokio::join!(scene.publish(), node.start_again());
@@ -41,10 +49,9 @@ async fn on_a_node_without_its_data_everything_is_declared_again() {
     scene.ends().await;
 }
 
-#[tokio::test]
-async fn a_node_that_is_silent_is_given_up_and_found_again() {
-    let node = RabbitNode::start(Version::under_test()).await;
-    let scene = Scene::at(&url(&node)).await;
+async fn a_node_that_is_silent_is_given_up_and_found_again(node: &RabbitNode) {
+    let vhost = node.vhost().await;
+    let scene = Scene::at(&url(&vhost)).await;
     node.suspend().await;
     scene.knows_that_the_broker_is_away().await;
     let resuming = async { node.resume() };
@@ -53,10 +60,9 @@ async fn a_node_that_is_silent_is_given_up_and_found_again() {
     scene.ends().await;
 }
 
-#[tokio::test]
-async fn a_memory_alarm_stops_publishers_and_not_consumers() {
-    let node = RabbitNode::start(Version::under_test()).await;
-    let scene = Scene::at(&url(&node)).await;
+async fn a_memory_alarm_stops_publishers_and_not_consumers(node: &RabbitNode) {
+    let vhost = node.vhost().await;
+    let scene = Scene::at(&url(&vhost)).await;
     let waiting = scene.client.publisher("").build().await.unwrap();
     scene
         .client
