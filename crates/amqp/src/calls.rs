@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 
 use super::connection::Core;
 use super::consumer::ConsumerQueue;
+use super::delivery::is_of_stream;
 use super::error::{Error, ErrorKind};
 use super::link::ChannelState;
 use super::lock;
@@ -73,7 +74,7 @@ impl Drop for Got {
             && !self.auto_ack
         {
             let tag = content.method.delivery_tag;
-            self.core.give_back(&self.channel, tag, &content.properties);
+            self.core.requeue(&self.channel, tag, is_of_stream(&content.properties));
         }
     }
 }

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::calls::{Reply, Subject};
 use super::confirm::{ConfirmSink, Returned, Tally};
 use super::consumer::{Bound, Consumer, ConsumerQueue};
-use super::delivery::{Delivery, Envelope, Letter, Parts, Refused, Settles, Source};
+use super::delivery::{Acker, Delivery, DeliveryInfo, Refused, is_of_stream};
 use super::error::Error;
 use super::link::Link;
 
@@ -481,11 +481,9 @@ impl<M> Channel<M> {
         let Some(content) = got.take() else { return Ok(None) };
         let Content { method, properties, body } = *content;
         let link = (!options.auto_ack).then(|| Arc::clone(&self.link));
-        let source = Source::copied(method.exchange.as_bytes(), method.routing_key.as_bytes());
-        let (tag, redelivered) = (method.delivery_tag, method.redelivered);
-        let method = Envelope { tag, redelivered, source };
-        let letter = Letter { method, properties, body };
-        Ok(Some(Delivery::new(Parts { settles: Settles::new(link, tag), letter })))
+        let acker = Acker::new(link, method.delivery_tag, is_of_stream(&properties));
+        let content = Content { method: DeliveryInfo::of_get(&method), properties, body };
+        Ok(Some(Delivery::new(acker, content)))
     }
 
     /// Acks a delivery that was let go of without settling it.

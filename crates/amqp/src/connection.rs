@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leveret_wire::method::{Encode, basic, channel, connection};
-use leveret_wire::{FrameMax, Method, Outbound, RawProperties, ReplyCode, Secret, ShortStr, Table};
+use leveret_wire::{FrameMax, Method, Outbound, ReplyCode, Secret, ShortStr, Table};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -168,12 +168,11 @@ impl Core {
         timeout(patience, gone).await.map_err(late)
     }
 
-    /// A delivery that was dropped unsettled goes back to its queue. If the channel is gone, it has gone back already.
+    /// Returns a delivery that was dropped unsettled to its queue. If the channel is gone, the broker has done so already.
     ///
-    /// Nothing goes back to a stream, and before 4.3 RabbitMQ closes the connection on that; so what seems to come from one
-    /// is left as it is.
-    pub(super) fn give_back(&self, channel: &ChannelState, tag: u64, properties: &RawProperties) {
-        if !self.agreed.is_4_3_or_later() && properties.header("x-stream-offset").is_some() {
+    /// A stream takes nothing back, and RabbitMQ before 4.3 closes the connection on the attempt: there nothing is sent.
+    pub(super) fn requeue(&self, channel: &ChannelState, tag: u64, is_of_stream: bool) {
+        if is_of_stream && !self.agreed.is_4_3_or_later() {
             return;
         }
         let mut settled = lock(&channel.settled);

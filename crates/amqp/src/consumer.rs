@@ -2,17 +2,17 @@
 
 use std::collections::VecDeque;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker, ready};
 
 use futures_core::Stream;
-use leveret_wire::ShortStr;
+use leveret_wire::{Content, ShortStr};
 use tokio::sync::Notify;
 
 use super::channel::Channel;
 use super::connection::Connection;
-use super::delivery::{Delivery, Letter, Parts, Settles};
+use super::delivery::{Acker, Delivery, DeliveryInfo, is_of_stream};
 use super::error::Error;
 use super::link::Link;
 use super::lock;
@@ -27,8 +27,10 @@ pub(super) struct ConsumerQueue {
     pub(super) auto_ack: bool,
     /// It gets direct replies, whose delivery tags mean nothing.
     pub(super) replies: bool,
-    /// Deliveries up to this tag are of no more use: a recover has them delivered anew.
+    /// Deliveries up to this tag are stale: after a recover the broker delivers them again.
     stale_through: AtomicU64,
+    /// Whether all deliveries so far came from a stream.
+    is_stream: AtomicBool,
     bound: Bound,
 }
 
@@ -41,7 +43,7 @@ pub(super) struct Bound {
 
 #[derive(Debug, Default)]
 struct State {
-    waiting: VecDeque<Letter>,
+    waiting: VecDeque<Content<DeliveryInfo>>,
     /// The bodies of those that wait.
     bytes: usize,
     /// How many deliveries came, and the tags of the first and the last one.
@@ -74,24 +76,25 @@ impl ConsumerQueue {
             auto_ack,
             replies,
             stale_through: AtomicU64::new(0),
+            is_stream: AtomicBool::new(true),
             bound,
         }
     }
 
-    /// Everything up to this tag is delivered anew: what waits here is of no more use.
+    /// After a recover: the broker delivers everything up to this tag again.
     pub(super) fn set_stale(&self, tag: u64) {
         if !self.auto_ack {
             self.stale_through.store(tag, Ordering::Relaxed);
-            lock(&self.state).waiting.retain(|one| one.method.tag > tag);
+            lock(&self.state).waiting.retain(|one| one.method.delivery_tag() > tag);
         }
     }
 
-    fn is_stale(&self, waiting: &Letter) -> bool {
-        waiting.method.tag <= self.stale_through.load(Ordering::Relaxed)
+    fn is_stale(&self, waiting: &Content<DeliveryInfo>) -> bool {
+        waiting.method.delivery_tag() <= self.stale_through.load(Ordering::Relaxed)
     }
 
-    /// The broker has agreed to deliver. Says whether it is to be cancelled at once, because nobody wants it any
-    /// longer. (Not before: RabbitMQ does not answer a consume that is cancelled at once.)
+    /// The broker has agreed to deliver. True if the consumer was dropped meanwhile and has to be cancelled now. (Not before:
+    /// RabbitMQ does not answer a consume that is cancelled at once.)
     pub(super) fn begin(&self) -> bool {
         let mut state = lock(&self.state);
         state.begun = true;
@@ -100,7 +103,7 @@ impl ConsumerQueue {
         cancel
     }
 
-    /// Whether a cancel may be sent: there is to be one at most.
+    /// Whether a cancel may be sent: one at most.
     pub(super) fn begin_cancel(&self) -> bool {
         let mut state = lock(&self.state);
         let cancel = state.begun && !state.cancelling && state.end.is_none();
@@ -113,24 +116,27 @@ impl ConsumerQueue {
         lock(&self.state).end.is_none()
     }
 
-    /// Gives it back if nobody wants it.
+    /// Returns the delivery if its consumer was dropped.
     #[inline]
-    pub(super) fn push(&self, delivery: Letter) -> Option<Letter> {
+    pub(super) fn push(&self, delivery: Content<DeliveryInfo>) -> Option<Content<DeliveryInfo>> {
         let mut state = lock(&self.state);
         if state.abandoned {
             return Some(delivery);
         }
         state.bytes += delivery.body.len();
         if state.delivered == 0 {
-            state.first_tag = delivery.method.tag;
+            state.first_tag = delivery.method.delivery_tag();
+        }
+        if self.is_stream.load(Ordering::Relaxed) && !is_of_stream(&delivery.properties) {
+            self.is_stream.store(false, Ordering::Relaxed);
         }
         state.delivered += 1;
-        state.last_tag = delivery.method.tag;
+        state.last_tag = delivery.method.delivery_tag();
         state.waiting.push_back(delivery);
         None
     }
 
-    /// To be called once after a run of pushes: one wake-up for all of them.
+    /// Wakes the consumer, once after a run of pushes.
     pub(super) fn wake(&self) {
         let waker = lock(&self.state).waker.take();
         if let Some(waker) = waker {
@@ -163,8 +169,8 @@ impl ConsumerQueue {
         self.taken.notify_waiters();
     }
 
-    /// The consumer is gone: gives back what waits for it.
-    fn abandon(&self) -> VecDeque<Letter> {
+    /// The consumer was dropped: returns the deliveries that wait for it.
+    fn abandon(&self) -> VecDeque<Content<DeliveryInfo>> {
         let mut state = lock(&self.state);
         state.abandoned = true;
         self.taken.notify_waiters();
@@ -219,7 +225,7 @@ impl Pulse {
         Some(Connection::over(guard))
     }
 
-    /// Somebody knows that the broker no longer delivers to it. It is asked not to, all the same.
+    /// Ends a consumer that the broker no longer knows. A cancel is sent all the same.
     #[doc(hidden)]
     pub fn stop(&self, error: Error) {
         let Some(queue) = self.queue.upgrade() else { return };
@@ -244,7 +250,7 @@ pub struct Consumer {
     link: Arc<Link>,
     queue: Arc<ConsumerQueue>,
     /// Taken from the queue in one go, so that most deliveries cost no lock.
-    taken: VecDeque<Letter>,
+    taken: VecDeque<Content<DeliveryInfo>>,
     ended: bool,
 }
 
@@ -272,8 +278,8 @@ impl Consumer {
         loop {
             match ready!(self.poll_ready(context)) {
                 Ok(true) => {
-                    if let Some(parts) = self.take() {
-                        return Poll::Ready(Some(Ok(Delivery::new(parts))));
+                    if let Some(delivery) = self.take() {
+                        return Poll::Ready(Some(Ok(delivery)));
                     }
                 }
                 Ok(false) => return Poll::Ready(None),
@@ -282,7 +288,8 @@ impl Consumer {
         }
     }
 
-    /// Waits until there is one to be [taken](Self::take): true. False once it ended, after the reason for it.
+    /// Ready with true when a delivery can be [taken](Self::take), with false once the consumer has ended, after the error that
+    /// ended it.
     #[inline]
     #[doc(hidden)]
     pub fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<bool, Error>> {
@@ -295,11 +302,11 @@ impl Consumer {
         self.poll_queue(context)
     }
 
-    /// Whether there is one to be taken. What is of no more use is passed over.
+    /// Whether a delivery can be taken. Drops stale ones.
     #[inline]
     fn is_ready(&mut self) -> bool {
-        while let Some(letter) = self.taken.front() {
-            if !self.queue.is_stale(letter) {
+        while let Some(delivery) = self.taken.front() {
+            if !self.queue.is_stale(delivery) {
                 return true;
             }
             self.taken.pop_front();
@@ -307,7 +314,7 @@ impl Consumer {
         false
     }
 
-    /// Looks for more where the reader puts them.
+    /// Takes what the reader has queued, or registers the waker.
     fn poll_queue(&mut self, context: &mut Context<'_>) -> Poll<Result<bool, Error>> {
         let mut state = lock(&self.queue.state);
         while !state.waiting.is_empty() {
@@ -337,16 +344,18 @@ impl Consumer {
         }
     }
 
-    /// The next one, if it is here already: to be settled.
+    /// The next one, if it is here already.
     #[inline]
     #[doc(hidden)]
-    pub fn take(&mut self) -> Option<Parts> {
+    pub fn take(&mut self) -> Option<Delivery> {
         if !self.is_ready() {
             return None;
         }
-        let letter = self.taken.pop_front()?;
+        let content = self.taken.pop_front()?;
         let link = (!self.queue.auto_ack).then(|| Arc::clone(&self.link));
-        Some(Parts { settles: Settles::new(link, letter.method.tag), letter })
+        let is_of_stream = self.queue.is_stream.load(Ordering::Relaxed);
+        let acker = Acker::new(link, content.method.delivery_tag(), is_of_stream);
+        Some(Delivery::new(acker, content))
     }
 
     /// The delivery tag of the next one, if it is here already.
@@ -359,10 +368,10 @@ impl Consumer {
             drop(state);
             self.queue.taken.notify_waiters();
         }
-        self.is_ready().then(|| self.taken.front().map(|letter| letter.method.tag))?
+        self.is_ready().then(|| self.taken.front().map(|next| next.method.delivery_tag()))?
     }
 
-    /// What came for it has woken so many, and they may publish something over its connection: see
+    /// Hints that so many woken tasks may publish over its connection soon: see
     /// [`Sender::expect`](super::outbound::Sender::expect).
     #[doc(hidden)]
     pub fn expect(&self, publishes: usize) {
@@ -375,7 +384,7 @@ impl Consumer {
         Channel::over(Arc::clone(&self.link))
     }
 
-    /// For others to tell whether the broker still delivers to it.
+    /// Observes whether the broker still delivers to it.
     #[doc(hidden)]
     pub fn pulse(&self) -> Pulse {
         Pulse { queue: Arc::downgrade(&self.queue), link: Arc::downgrade(&self.link) }
@@ -411,7 +420,8 @@ impl Drop for Consumer {
         }
         if !self.queue.auto_ack {
             for delivery in waiting {
-                self.link.give_back(delivery.method.tag, &delivery.properties);
+                let is_of_stream = is_of_stream(&delivery.properties);
+                self.link.requeue(delivery.method.delivery_tag(), is_of_stream);
             }
         }
     }

@@ -1,73 +1,88 @@
-//! A message in the application's hands.
+//! A delivered message, and its settlement.
 
 use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use leveret_wire::method::basic;
 use leveret_wire::{Content, Properties, RawProperties, ShortStr};
 
 use super::error::Error;
 use super::link::Link;
 
-/// Exchange and routing key of a delivery, by reference to the frame they came in.
+/// What the broker says about a message that it delivers.
 #[derive(Clone, Debug)]
 #[doc(hidden)]
-pub struct Source {
-    /// The exchange, one octet that is the key's length, the key.
+pub struct DeliveryInfo {
+    delivery_tag: u64,
+    redelivered: bool,
+    /// Exchange and routing key as in the frame, whose memory it shares: each follows its length in one octet.
     names: Bytes,
-    exchange: usize,
 }
 
-impl Source {
-    pub(super) fn new(names: Bytes, exchange: usize) -> Self {
-        Source { names, exchange }
+impl DeliveryInfo {
+    #[inline]
+    pub(super) fn new(delivery_tag: u64, redelivered: bool, names: Bytes) -> Self {
+        DeliveryInfo { delivery_tag, redelivered, names }
     }
 
-    pub(super) fn copied(exchange: &[u8], routing_key: &[u8]) -> Self {
-        Source { names: [exchange, &[0], routing_key].concat().into(), exchange: exchange.len() }
+    pub(super) fn of_get(get: &basic::GetOk<'_>) -> Self {
+        let mut names = Vec::new();
+        for name in [&get.exchange, &get.routing_key] {
+            // A short string has at most 255 octets.
+            names.push(name.len() as u8);
+            names.extend_from_slice(name.as_bytes());
+        }
+        DeliveryInfo::new(get.delivery_tag, get.redelivered, names.into())
+    }
+
+    #[inline]
+    #[doc(hidden)]
+    pub fn delivery_tag(&self) -> u64 {
+        self.delivery_tag
+    }
+
+    #[doc(hidden)]
+    pub fn redelivered(&self) -> bool {
+        self.redelivered
     }
 
     #[doc(hidden)]
     pub fn exchange(&self) -> ShortStr<'_> {
-        let name = self.names.get(..self.exchange).unwrap_or_default();
-        ShortStr::from_bytes(name).unwrap_or_default()
+        let name = self.names.get(1..self.routing_key_offset());
+        ShortStr::from_bytes(name.unwrap_or_default()).unwrap_or_default()
     }
 
     #[doc(hidden)]
     pub fn routing_key(&self) -> ShortStr<'_> {
-        let key = self.names.get(self.exchange + 1..).unwrap_or_default();
-        ShortStr::from_bytes(key).unwrap_or_default()
+        let key = self.names.get(self.routing_key_offset() + 1..);
+        ShortStr::from_bytes(key.unwrap_or_default()).unwrap_or_default()
+    }
+
+    /// Where the length of the routing key is.
+    fn routing_key_offset(&self) -> usize {
+        1 + usize::from(self.names.first().copied().unwrap_or_default())
     }
 }
 
-/// What came with a message, besides what it holds.
-#[derive(Clone, Debug)]
-#[doc(hidden)]
-pub struct Envelope {
-    pub tag: u64,
-    pub redelivered: bool,
-    pub source: Source,
-}
-
-/// A message as the reader makes it. It stays in one piece from there on: to take it apart, and put the pieces somewhere else,
-/// costs more than it does to move.
-#[doc(hidden)]
-pub type Letter = Content<Envelope>;
-
-/// How a delivery is settled, once: afterwards, and in auto-ack mode, settling sends nothing.
+/// Settles one delivery, once: afterwards, and in auto-ack mode, it sends nothing. Dropped before, it returns the message to its
+/// queue.
 #[derive(Debug)]
 #[doc(hidden)]
-pub struct Settles {
+pub struct Acker {
     link: Option<Arc<Link>>,
-    pub tag: u64,
+    delivery_tag: u64,
+    is_of_stream: bool,
 }
 
-impl Settles {
-    pub(super) fn new(link: Option<Arc<Link>>, tag: u64) -> Self {
-        Settles { link, tag }
+impl Acker {
+    /// Without a link in auto-ack mode.
+    #[inline]
+    pub(super) fn new(link: Option<Arc<Link>>, delivery_tag: u64, is_of_stream: bool) -> Self {
+        Acker { link, delivery_tag, is_of_stream }
     }
 
-    /// Whether it may still be settled: its channel is open.
+    /// Whether it may still settle: it has not, and its channel is open.
     #[doc(hidden)]
     pub fn is_held(&self) -> bool {
         self.link.as_ref().is_some_and(|link| link.channel.check_open().is_ok())
@@ -76,48 +91,49 @@ impl Settles {
     #[inline]
     #[doc(hidden)]
     pub fn ack(&mut self) -> Result<(), Error> {
-        self.link.take().map_or(Ok(()), |link| link.ack(self.tag))
+        match self.link.take() {
+            Some(link) => link.ack(self.delivery_tag),
+            None => Ok(()),
+        }
     }
 
     #[doc(hidden)]
     pub fn ack_all_before(&mut self) -> Result<(), Error> {
-        self.link.take().map_or(Ok(()), |link| link.ack_through(self.tag))
+        self.link.take().map_or(Ok(()), |link| link.ack_through(self.delivery_tag))
     }
 
     #[doc(hidden)]
     pub fn nack(&mut self, refused: Refused) -> Result<(), Error> {
-        self.link.take().map_or(Ok(()), |link| link.nack(self.tag, refused))
+        self.link.take().map_or(Ok(()), |link| link.nack(self.delivery_tag, refused))
     }
 
     fn nack_all_before(&mut self, refused: Refused) -> Result<(), Error> {
-        self.link.take().map_or(Ok(()), |link| link.nack_through(self.tag, refused))
+        self.link.take().map_or(Ok(()), |link| link.nack_through(self.delivery_tag, refused))
     }
 
     fn reject(&mut self, refused: Refused) -> Result<(), Error> {
-        self.link.take().map_or(Ok(()), |link| link.reject(self.tag, refused))
+        self.link.take().map_or(Ok(()), |link| link.reject(self.delivery_tag, refused))
     }
 
-    /// Nobody has settled it: it goes back to its queue, if it may.
-    #[inline]
+    /// Leaves the delivery unsettled until its channel settles its tag, or closes.
     #[doc(hidden)]
-    pub fn give_back(&mut self, properties: &RawProperties) {
-        if let Some(link) = self.link.take() {
-            link.give_back(self.tag, properties);
-        }
-    }
-
-    /// It is settled in another way, or not before its channel is closed.
-    fn leave(&mut self) -> Settles {
-        Settles { link: self.link.take(), tag: self.tag }
+    pub fn forget(mut self) {
+        self.link = None;
     }
 }
 
-/// What a delivery is made of.
-#[derive(Debug)]
-#[doc(hidden)]
-pub struct Parts {
-    pub settles: Settles,
-    pub letter: Letter,
+impl Drop for Acker {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(link) = self.link.take() {
+            link.requeue(self.delivery_tag, self.is_of_stream);
+        }
+    }
+}
+
+/// Whether a message came from a stream, or has the headers of one that did.
+pub(super) fn is_of_stream(properties: &RawProperties) -> bool {
+    properties.has_headers() && properties.header("x-stream-offset").is_some()
 }
 
 /// A message that a consumer or `get` received.
@@ -126,7 +142,10 @@ pub struct Parts {
 /// [`reject`](Delivery::reject). One that is dropped unsettled goes back to its queue. In auto-ack mode settling sends
 /// nothing.
 #[must_use = "a delivery that is dropped goes back to its queue"]
-pub struct Delivery(Parts);
+pub struct Delivery {
+    acker: Acker,
+    content: Content<DeliveryInfo>,
+}
 
 /// Where a message goes that is not acked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,92 +158,80 @@ pub enum Refused {
 
 impl Delivery {
     #[inline]
-    pub(super) fn new(parts: Parts) -> Self {
-        Delivery(parts)
+    pub(super) fn new(acker: Acker, content: Content<DeliveryInfo>) -> Self {
+        Delivery { acker, content }
     }
 
-    /// What it is made of, to be settled by whoever gets it.
+    /// The message, and what settles it.
+    #[inline]
     #[doc(hidden)]
-    pub fn into_parts(mut self) -> Parts {
-        Parts { settles: self.0.settles.leave(), letter: self.0.letter.clone() }
+    pub fn split(self) -> (Acker, Content<DeliveryInfo>) {
+        (self.acker, self.content)
     }
 
     /// The body.
     pub fn body(&self) -> &Bytes {
-        &self.0.letter.body
+        &self.content.body
     }
 
     /// The properties, decoded.
     pub fn properties(&self) -> Properties<'_> {
-        self.0.letter.properties.get()
+        self.content.properties.get()
     }
 
     /// The properties as they came, to keep or to send on.
     pub fn raw_properties(&self) -> &RawProperties {
-        &self.0.letter.properties
+        &self.content.properties
     }
 
     /// The exchange it was published to.
     pub fn exchange(&self) -> ShortStr<'_> {
-        self.0.letter.method.source.exchange()
+        self.content.method.exchange()
     }
 
     /// The routing key it was published with.
     pub fn routing_key(&self) -> ShortStr<'_> {
-        self.0.letter.method.source.routing_key()
+        self.content.method.routing_key()
     }
 
-    /// Whether it was delivered before, to anyone.
+    /// Whether the broker has delivered it before, to any consumer.
     pub fn redelivered(&self) -> bool {
-        self.0.letter.method.redelivered
+        self.content.method.redelivered
     }
 
     /// Its number on its channel.
     pub fn delivery_tag(&self) -> u64 {
-        self.0.settles.tag
+        self.content.method.delivery_tag
     }
 
-    /// It is done: the broker may forget it.
+    /// Acknowledges it: the broker removes the message.
     ///
-    /// The ack is in the outbound buffer when this returns. It fails if the channel is gone; the message then goes to
-    /// whoever consumes the queue next. It fails as [`Stale`](super::ErrorKind::Stale) if the delivery was settled
-    /// together with a later one, or is delivered anew after a recover.
+    /// The ack is in the outbound buffer when this returns. It fails if the channel is gone; the message then goes to the
+    /// next consumer of the queue. It fails as [`Stale`](super::ErrorKind::Stale) if the delivery was settled together with a
+    /// later one, or is delivered again after a recover.
     pub fn ack(mut self) -> Result<(), Error> {
-        self.0.settles.ack()
+        self.acker.ack()
     }
 
-    /// This one and all before it on the same channel are done, those of other consumers of the channel included.
+    /// Acknowledges it and all before it on its channel, those of other consumers of the channel included.
     pub fn ack_all_before(mut self) -> Result<(), Error> {
-        self.0.settles.ack_all_before()
+        self.acker.ack_all_before()
     }
 
-    /// It is not done.
+    /// Refuses it by `basic.nack`.
     pub fn nack(mut self, refused: Refused) -> Result<(), Error> {
-        self.0.settles.nack(refused)
+        self.acker.nack(refused)
     }
 
-    /// This one and all before it on the same channel are not done.
+    /// Refuses it and all before it on its channel.
     pub fn nack_all_before(mut self, refused: Refused) -> Result<(), Error> {
-        self.0.settles.nack_all_before(refused)
+        self.acker.nack_all_before(refused)
     }
 
-    /// Lets go of it without settling it: it is out until its tag is settled, or the channel closed.
-    #[doc(hidden)]
-    pub fn leave(self) -> (Source, RawProperties, Bytes) {
-        let Letter { method, properties, body } = self.into_parts().letter;
-        (method.source, properties, body)
-    }
-
-    /// It is not done, said by `basic.reject`. RabbitMQ counts it where it does not count a nack: from 4.3 on, only a
+    /// Refuses it by `basic.reject`. RabbitMQ counts it where it does not count a nack: from 4.3 on, only a
     /// reject raises the delivery count of a quorum queue.
     pub fn reject(mut self, refused: Refused) -> Result<(), Error> {
-        self.0.settles.reject(refused)
-    }
-}
-
-impl Drop for Delivery {
-    fn drop(&mut self) {
-        self.0.settles.give_back(&self.0.letter.properties);
+        self.acker.reject(refused)
     }
 }
 

@@ -22,7 +22,7 @@ use super::calls::{Begun, Got, Reply, Subject};
 use super::confirm::Returned;
 use super::connection::Core;
 use super::consumer::{ConsumerQueue, End};
-use super::delivery::{Envelope, Source};
+use super::delivery::{DeliveryInfo, is_of_stream};
 use super::error::{ClosedWith, Error, ErrorKind, closed_by_broker};
 use super::handshake::Reader;
 use super::handshake::deadline_in;
@@ -113,7 +113,7 @@ impl Kind {
 #[derive(Debug)]
 enum Carrier {
     /// For the consumer at this place, or for one that ended.
-    Deliver(Option<usize>, Envelope),
+    Deliver(Option<usize>, DeliveryInfo),
     /// For a consumer that ended, without a need to be settled.
     Passed,
     // In boxes, because all that is moved with each delivery is as large as the largest of these.
@@ -471,13 +471,13 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
         let Some(Slot::Open(lane)) = self.channels.get_mut(index) else { return Ok(()) };
         let Content { method, properties, body } = content;
         match method {
-            Carrier::Deliver(place, envelope) => {
-                let tag = envelope.tag;
+            Carrier::Deliver(place, info) => {
+                let tag = info.delivery_tag();
                 let queue = place.and_then(|place| lane.consumers.get(place));
                 if queue.is_some_and(|queue| queue.auto_ack && !queue.replies) {
                     lock(&lane.state.settled).mark(tag);
                 }
-                let content = Content { method: envelope, properties, body };
+                let content = Content { method: info, properties, body };
                 let unwanted = match queue {
                     Some(queue) => queue.push(content),
                     None => Some(content),
@@ -490,7 +490,7 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
                     }
                     // The consumer was dropped.
                     (Some(content), queue) if queue.is_none_or(|queue| !queue.auto_ack) => {
-                        self.core.give_back(&lane.state, tag, &content.properties);
+                        self.core.requeue(&lane.state, tag, is_of_stream(&content.properties));
                     }
                     _ => {}
                 }
@@ -637,13 +637,11 @@ impl Lane {
         if place.is_none() && kind.auto_ack {
             return Ok(Carrier::Passed);
         }
-        // Exchange and routing key are the last two fields: kept as one piece.
-        let (exchange, key) = (deliver.exchange.len(), deliver.routing_key.len());
-        let names = &payload[payload.len() - key - 1 - exchange..];
-        let source = Source::new(batch.keep(names), exchange);
-        let envelope =
-            Envelope { tag: deliver.delivery_tag, redelivered: deliver.redelivered, source };
-        Ok(Carrier::Deliver(place, envelope))
+        // Exchange and routing key are the last two fields: kept as one piece, with the octets of their lengths.
+        let names = 1 + deliver.exchange.len() + 1 + deliver.routing_key.len();
+        let names = batch.keep(&payload[payload.len() - names..]);
+        let info = DeliveryInfo::new(deliver.delivery_tag, deliver.redelivered, names);
+        Ok(Carrier::Deliver(place, info))
     }
 
     fn end_consumer(&mut self, tag: &ShortStr<'_>, end: End) {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use leveret_wire::method::{Encode, basic, tx};
-use leveret_wire::{FrameMax, Method, Outbound, RawProperties, ShortStr};
+use leveret_wire::{FrameMax, Method, Outbound, ShortStr};
 use tokio::sync::Notify;
 use tokio::sync::oneshot::Receiver;
 use tokio::time::timeout;
@@ -455,9 +455,9 @@ impl Link {
         })
     }
 
-    /// For what was dropped unsettled. If the channel is gone, the broker has it back already.
-    pub(super) fn give_back(&self, tag: u64, properties: &RawProperties) {
-        self.connection.core.give_back(&self.channel, tag, properties);
+    /// Returns a delivery that was dropped unsettled to its queue.
+    pub(super) fn requeue(&self, tag: u64, is_of_stream: bool) {
+        self.connection.core.requeue(&self.channel, tag, is_of_stream);
     }
 
     /// For what is still under way to those who are gone. RabbitMQ counts what goes back with its channel against the

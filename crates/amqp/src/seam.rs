@@ -2,12 +2,12 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use leveret_wire::{EncodeProperties, EncodedProperties, PlainProperties};
+pub use leveret_wire::{Content, EncodeProperties, EncodedProperties, PlainProperties};
 
 pub use crate::channel::{DIRECT_REPLIES, Tracked};
 pub use crate::confirm::{ConfirmSink, ConfirmTracker, Fingerprint, Fingerprints, Likeness};
 pub use crate::consumer::Pulse;
-pub use crate::delivery::{Envelope, Letter, Parts, Settles, Source};
+pub use crate::delivery::{Acker, DeliveryInfo};
 pub use crate::error::{close_reason, next_cause};
 pub use crate::handshake::deadline_in;
 pub use crate::publish::Prepared;

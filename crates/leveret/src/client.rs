@@ -14,7 +14,7 @@ use crate::connection::{
     Backoff, Client, ClientEvent, ClientEvents, ConnectLimits, Health, IntoEndpoints, checkup,
     health,
 };
-use crate::consumer::Common;
+use crate::consumer::ConsumerContext;
 use crate::delay::ready::Ready;
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
@@ -335,8 +335,8 @@ impl Client {
         let name = name.as_str();
         let get = move |channel: Channel| async move { channel.get(name, options).await };
         let got = self.on_channel(&what, get).await?;
-        let common = Common::of_queue(queue);
-        Ok(got.map(|delivery| Delivery::new(delivery.into_parts(), &common)))
+        let context = ConsumerContext::of_queue(queue);
+        Ok(got.map(|delivery| Delivery::new(delivery, &context)))
     }
 
     /// What happens to the client from now on. Any number may listen.

@@ -46,7 +46,7 @@ pub(crate) use failure::OnPark;
 pub(crate) use handler::BoxFuture;
 pub(crate) use handler_tasks::Abandoned;
 use handler_tasks::HandlerTasks;
-pub(crate) use incoming::Common;
+pub(crate) use incoming::ConsumerContext;
 pub use incoming::Given;
 use incoming::States;
 pub(crate) use instrumented::InstrumentedHandler;
@@ -624,9 +624,9 @@ impl ConsumerBuilder {
     /// The same, once all is declared.
     async fn begin(self, retry: &Arc<dyn RetryProfile>) -> Result<Deliveries, Error> {
         let ConsumerBuilder { client, settings, running, needs } = self;
-        let common = Common::new(&settings.queue, Arc::clone(retry), running.states);
+        let context = ConsumerContext::new(&settings.queue, Arc::clone(retry), running.states);
         let source = Source::new(&client, settings, needs.temporary)?;
         let consumer = source.first().await?;
-        Ok(Deliveries::new(source, consumer, client, common))
+        Ok(Deliveries::new(source, consumer, client, context))
     }
 }

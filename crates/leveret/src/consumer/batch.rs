@@ -427,5 +427,5 @@ fn settle_all(mut batch: Vec<Delivery>) {
 
 /// The messages, as a handler sees them.
 fn contents(batch: &[Delivery]) -> Vec<Incoming> {
-    batch.iter().map(|delivery| delivery.content().clone()).collect()
+    batch.iter().map(|delivery| delivery.incoming().clone()).collect()
 }

@@ -170,7 +170,7 @@ impl FailureHandler {
         let now = clock::now();
         let properties = delivery.raw_properties();
         let queue = delivery.queue().to_owned();
-        let failures = self.profile.failures(properties, &queue).saturating_add(1);
+        let failures = delivery.incoming().failures().saturating_add(1);
         let first = self.profile.first_failure(properties, &queue).unwrap_or(now);
         let facts = Facts {
             failures,
@@ -190,7 +190,7 @@ impl FailureHandler {
             first,
             at: now,
             queue: &queue,
-            origin: self.profile.origin(properties, &queue).unwrap_or_else(|| Origin {
+            origin: delivery.incoming().origin().cloned().unwrap_or_else(|| Origin {
                 exchange: delivery.exchange().into_owned(),
                 routing_key: delivery.routing_key().into_owned(),
             }),

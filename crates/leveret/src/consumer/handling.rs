@@ -50,19 +50,19 @@ impl MessageHandler {
 
     fn admit_new(&self, delivery: &mut Delivery) -> Admission {
         if self.mode == Mode::AtMostOnce && delivery.redelivered() {
-            report(delivery.ack_early());
+            report(delivery.acker().ack());
             return Admission::Settled(Disposition::Skipped);
         }
-        let key = self.seen.as_ref().and_then(|seen| seen.key_of(delivery.content()));
+        let key = self.seen.as_ref().and_then(|seen| seen.key_of(delivery.incoming()));
         if let (Some(seen), Some(key)) = (&self.seen, &key)
             && seen.contains(key)
         {
-            report(delivery.ack_early());
+            report(delivery.acker().ack());
             return Admission::Settled(Disposition::Duplicate);
         }
         if self.mode == Mode::AtMostOnce {
             // Settled before its handler begins: it cannot come again.
-            report(delivery.ack_early());
+            report(delivery.acker().ack());
         }
         Admission::Handle(key)
     }
@@ -77,12 +77,12 @@ impl MessageHandler {
                 return self.spawn(tasks, delivery);
             }
         }
-        RunningCall::Inline(self.handler.call(delivery.content()))
+        RunningCall::Inline(self.handler.call(delivery.incoming()))
     }
 
     /// Arguments are picked in the task: that may take as long as the handler.
     fn spawn(&self, tasks: &HandlerTasks, delivery: &Delivery) -> RunningCall {
-        let (handler, incoming) = (Arc::clone(&self.handler), delivery.content().clone());
+        let (handler, incoming) = (Arc::clone(&self.handler), delivery.incoming().clone());
         let abandoned = tasks.abandoned.clone();
         let task = tokio::spawn(async move {
             // A task may have its first turn only when its runner has ended: then its handler does not begin.
@@ -107,7 +107,7 @@ impl MessageHandler {
                 if let (Some(seen), Some(key)) = (&self.seen, key.take()) {
                     seen.add(key);
                 }
-                report(delivery.ack_early());
+                report(delivery.acker().ack());
                 Ok(Disposition::Handled)
             }
             // Its delivery is dropped, and goes back.
@@ -125,7 +125,7 @@ impl MessageHandler {
             }
             Err(error) => match Passed::of(&error) {
                 Some(passed) => {
-                    report(delivery.ack_early());
+                    report(delivery.acker().ack());
                     Ok(passed.into())
                 }
                 None => Err(Box::new(diagnosed(&error))),

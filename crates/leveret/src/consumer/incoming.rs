@@ -3,11 +3,11 @@
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 
-use crate::amqp::{Letter, Properties, RawProperties, ShortStr, Source, Value};
+use crate::amqp::{Content, DeliveryInfo, Properties, RawProperties, ShortStr, Value};
 use crate::inbox::Inbox;
 use crate::retry::{Origin, Retry, RetryProfile};
 use crate::rpc::WayBack;
@@ -17,23 +17,33 @@ use crate::rpc::WayBack;
 /// It cannot be settled from here: what the handler returns decides.
 #[derive(Clone)]
 pub struct Incoming {
-    letter: Letter,
-    common: Arc<Common>,
-    /// What is for this message alone.
+    content: Content<DeliveryInfo>,
+    consumer: Arc<ConsumerContext>,
+    /// Of all clones. `None` if there are no headers: then it has not failed.
+    earlier_attempts: Option<Arc<OnceLock<EarlierAttempts>>>,
+    /// Values that layers and the inbox have put into this message.
     lent: Option<Arc<States>>,
     /// Where a reply goes, if it is a request to a service.
     way_back: Option<WayBack>,
 }
 
+/// What the retry profile reads from the headers of a message.
+#[derive(Debug)]
+struct EarlierAttempts {
+    failures: u32,
+    origin: Option<Origin>,
+}
+
 impl Incoming {
     #[inline]
-    pub(crate) fn new(letter: Letter, common: Arc<Common>) -> Self {
-        Incoming { letter, common, lent: None, way_back: None }
+    pub(crate) fn new(content: Content<DeliveryInfo>, consumer: Arc<ConsumerContext>) -> Self {
+        let earlier_attempts = content.properties.has_headers().then(Arc::default);
+        Incoming { content, consumer, earlier_attempts, lent: None, way_back: None }
     }
 
-    /// The names it came with.
-    pub(crate) fn source(&self) -> &Source {
-        &self.letter.method.source
+    /// What the broker said about this delivery.
+    pub(crate) fn info(&self) -> &DeliveryInfo {
+        &self.content.method
     }
 
     pub(crate) fn set_way_back(&mut self, way: WayBack) {
@@ -46,75 +56,89 @@ impl Incoming {
 
     /// The body.
     pub fn body(&self) -> &Bytes {
-        &self.letter.body
+        &self.content.body
     }
 
     /// The properties.
     pub fn properties(&self) -> Properties<'_> {
-        self.letter.properties.get()
+        self.content.properties.get()
     }
 
     /// The properties as they came, to keep or to send on.
     pub fn raw_properties(&self) -> &RawProperties {
-        &self.letter.properties
+        &self.content.properties
     }
 
     /// The value of a header.
     pub fn header(&self, name: &str) -> Option<Value<'_>> {
-        self.letter.properties.header(name)
+        self.content.properties.header(name)
     }
 
     /// The exchange it was published to, also if it is tried again and came another way.
     pub fn exchange(&self) -> ShortStr<'_> {
-        self.origin().map_or_else(|| self.source().exchange(), |origin| origin.exchange)
+        self.origin().map_or_else(|| self.info().exchange(), |origin| origin.exchange.borrowed())
     }
 
     /// The routing key it was published with, also if it is tried again and came with another.
     pub fn routing_key(&self) -> ShortStr<'_> {
-        self.origin().map_or_else(|| self.came_with_key(), |origin| origin.routing_key)
+        let origin = self.origin();
+        origin.map_or_else(|| self.info().routing_key(), |origin| origin.routing_key.borrowed())
     }
 
-    /// The routing key it came with, whoever published it last.
-    pub(crate) fn came_with_key(&self) -> ShortStr<'_> {
-        self.source().routing_key()
+    /// Where it was published to before it was tried again, if that is another address.
+    pub(crate) fn origin(&self) -> Option<&Origin> {
+        self.earlier_attempts()?.origin.as_ref()
     }
 
-    fn origin(&self) -> Option<Origin> {
-        self.common.retry.origin(&self.letter.properties, self.queue())
+    /// How many deliveries of it failed before this one.
+    pub(crate) fn failures(&self) -> u32 {
+        self.earlier_attempts().map_or(0, |attempts| attempts.failures)
+    }
+
+    /// Asks the retry profile the first time, and only about a message with headers.
+    fn earlier_attempts(&self) -> Option<&EarlierAttempts> {
+        let attempts = self.earlier_attempts.as_ref()?;
+        Some(attempts.get_or_init(|| {
+            let (profile, properties) = (&self.consumer.retry, self.raw_properties());
+            EarlierAttempts {
+                failures: profile.failures(properties, self.queue()),
+                origin: profile.origin(properties, self.queue()),
+            }
+        }))
     }
 
     /// The queue it came from, as the consumer was told it.
     pub fn queue(&self) -> &str {
-        &self.common.queue
+        &self.consumer.queue
     }
 
-    /// Which attempt this is: 1 at first, 2 if one failed before. Deliveries that nobody decided about, because a
+    /// Which attempt this is: 1 at first, 2 if one failed before. Deliveries without an outcome, because a
     /// consumer died, do not count.
     pub fn attempt(&self) -> u32 {
-        self.common.retry.failures(&self.letter.properties, self.queue()).saturating_add(1)
+        self.failures().saturating_add(1)
     }
 
-    /// Whether it was delivered before, to anyone.
+    /// Whether the broker has delivered it before, to any consumer.
     pub fn redelivered(&self) -> bool {
-        self.letter.method.redelivered
+        self.info().redelivered()
     }
 
     /// Its number on its channel.
     pub fn delivery_tag(&self) -> u64 {
-        self.letter.method.tag
+        self.info().delivery_tag()
     }
 
     pub(crate) fn state<T: Clone + 'static>(&self) -> Option<T> {
-        self.common.states.get()
+        self.consumer.states.get()
     }
 
-    /// Puts a value into the message for those who get it from here on: layers further in, and arguments of the handler, see
+    /// Puts a value into the message, for layers further in and for arguments of the handler, see
     /// [`FromIncoming`](crate::FromIncoming). There is one of each type.
     ///
     /// ```
     /// use leveret::{Error, FromIncoming, Incoming};
     ///
-    /// /// Who sent it, as a layer has found out.
+    /// /// The sender, as a layer has found out.
     /// #[derive(Clone)]
     /// struct User(String);
     ///
@@ -160,23 +184,23 @@ impl Incoming {
     }
 }
 
-/// What all messages of one consumer have in common.
+/// What all messages of a consumer share.
 #[derive(Debug)]
-pub(crate) struct Common {
+pub(crate) struct ConsumerContext {
     /// As the consumer was told it.
     queue: Box<str>,
     retry: Arc<dyn RetryProfile>,
     states: States,
 }
 
-impl Common {
+impl ConsumerContext {
     pub(crate) fn new(queue: &str, retry: Arc<dyn RetryProfile>, states: States) -> Arc<Self> {
-        Arc::new(Common { queue: queue.into(), retry, states })
+        Arc::new(ConsumerContext { queue: queue.into(), retry, states })
     }
 
-    /// Of messages that are tried again by nobody.
+    /// Of messages that are not retried.
     pub(crate) fn of_queue(queue: &str) -> Arc<Self> {
-        Common::new(queue, Retry::discard().profile(), States::default())
+        ConsumerContext::new(queue, Retry::discard().profile(), States::default())
     }
 }
 

@@ -1,5 +1,6 @@
 //! Running a handler: deliveries in, outcomes out, until it is told to stop.
 
+use std::fmt::Display;
 use std::pin::pin;
 use std::sync::Arc;
 
@@ -239,9 +240,9 @@ impl From<Passed> for Disposition {
     }
 }
 
-/// A delivery that can no longer be settled is delivered again, which is all that can be said.
+/// Logs that a delivery can no longer be settled: the broker delivers it again.
 #[inline]
-pub(crate) fn report(settled: Result<(), Error>) {
+pub(crate) fn report(settled: Result<(), impl Display>) {
     if let Err(error) = settled {
         tracing::debug!("{error}");
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_core::Stream;
 use tokio::time::timeout;
 
-use super::incoming::Common;
+use super::incoming::ConsumerContext;
 use super::source::Source;
 use crate::amqp::{self, Channel, Consumer, ReplyCode, Tx};
 use crate::connection::Client;
@@ -31,17 +31,17 @@ pub struct Deliveries {
     replaced: Option<Consumer>,
     may_renew: bool,
     client: Client,
-    common: Arc<Common>,
+    context: Arc<ConsumerContext>,
 }
 
 enum State {
     Live(Consumer),
-    /// Only `poll` moves it: a stream that nobody reads does not take messages from others.
+    /// Only polling moves it: a stream without a reader takes no messages from other consumers.
     Resuming(Pin<Box<dyn Future<Output = Result<Consumer, Error>> + Send>>),
     Ended,
 }
 
-/// What [`Deliveries::next_within`] has to say.
+/// The outcome of [`Deliveries::next_within`].
 #[derive(Debug)]
 pub enum Next {
     /// A delivery came.
@@ -57,7 +57,7 @@ impl Deliveries {
         source: Arc<Source>,
         consumer: Consumer,
         client: Client,
-        common: Arc<Common>,
+        context: Arc<ConsumerContext>,
     ) -> Self {
         Deliveries {
             source,
@@ -65,7 +65,7 @@ impl Deliveries {
             replaced: None,
             may_renew: true,
             client,
-            common,
+            context,
         }
     }
 
@@ -81,20 +81,20 @@ impl Deliveries {
         poll_fn(|context| self.poll_ready(context)).await
     }
 
-    /// The next delivery, if it is here already.
+    /// The next delivery, if it has arrived.
     #[inline]
     pub(super) fn take_ready(&mut self) -> Option<Delivery> {
         let State::Live(live) = &mut self.state else { return None };
-        let parts = match &mut self.replaced {
+        let delivery = match &mut self.replaced {
             None => live.take()?,
             Some(replaced) => next_of(replaced, live)?,
         };
         self.source.counts.delivered();
-        Some(Delivery::new(parts, &self.common))
+        Some(Delivery::new(delivery, &self.context))
     }
 
-    /// Replaces the consumer by a new one on its channel, which has a prefetch of its own. What is unsettled stays. False if
-    /// the old one stays: there is none that is live, it has a delivery, or the broker does not begin another.
+    /// Replaces the consumer by a new one on its channel, which has a prefetch of its own. Unsettled deliveries stay. False if
+    /// the old one stays: none is live, it has a delivery, or the broker does not begin another.
     pub(super) async fn renew(&mut self) -> bool {
         // A loss is not passed over: the stream resumes then.
         let has_news = poll_fn(|context| Poll::Ready(self.poll_live(context).is_ready())).await;
@@ -232,7 +232,7 @@ impl Deliveries {
 }
 
 /// The earlier delivery of two consumers of one channel.
-fn next_of(one: &mut Consumer, other: &mut Consumer) -> Option<amqp::Parts> {
+fn next_of(one: &mut Consumer, other: &mut Consumer) -> Option<amqp::Delivery> {
     match (one.first_tag(), other.first_tag()) {
         (Some(first), Some(second)) if first < second => one.take(),
         (Some(_), None) => one.take(),

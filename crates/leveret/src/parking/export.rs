@@ -142,6 +142,6 @@ impl crate::Incoming {
 impl crate::Delivery {
     /// The message as a line of JSON, as [`Incoming::to_json`](crate::Incoming::to_json) has it.
     pub fn to_json(&self) -> String {
-        self.content().to_json()
+        self.incoming().to_json()
     }
 }

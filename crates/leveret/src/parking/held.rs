@@ -24,13 +24,12 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_core::Stream;
 use tokio::time::sleep;
 
 use super::known_queue::is_stream;
 use crate::amqp::{
-    Channel, Connection, ConsumeOptions, Consumer, Delivery, GetOptions, RawProperties, Source,
+    Channel, Connection, ConsumeOptions, Consumer, Content, Delivery, DeliveryInfo, GetOptions,
     deadline_in, lock,
 };
 use crate::connection::managed::LiveConnection;
@@ -58,10 +57,7 @@ pub(super) struct Place {
 /// A message that was taken.
 pub(super) struct Taken {
     pub(super) place: Place,
-    pub(super) redelivered: bool,
-    pub(super) source: Source,
-    pub(super) properties: RawProperties,
-    pub(super) body: Bytes,
+    pub(super) content: Content<DeliveryInfo>,
 }
 
 /// Messages that were taken together.
@@ -363,9 +359,9 @@ impl State {
     fn hold(&mut self, delivery: Delivery) -> Taken {
         let (page, tag) = (self.pages.len() - 1, delivery.delivery_tag());
         self.pages[page].open.insert(tag);
-        let redelivered = delivery.redelivered();
-        let (source, properties, body) = delivery.leave();
-        Taken { place: Place { page, tag }, redelivered, source, properties, body }
+        let (acker, content) = delivery.split();
+        acker.forget();
+        Taken { place: Place { page, tag }, content }
     }
 
     fn release_page(&mut self, number: usize) -> (Arc<Channel>, BTreeSet<u64>) {

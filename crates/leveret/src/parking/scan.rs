@@ -18,6 +18,7 @@ use super::ParkingLot;
 use super::held::{HeldMessages, Place, Taken};
 use super::known_queue::ScanMode;
 use super::message::ParkedMessage;
+use crate::amqp::Content;
 use crate::connection::Client;
 use crate::error::{Error, ErrorKind};
 
@@ -144,13 +145,13 @@ impl QueueScan {
     }
 
     fn taken(&mut self, taken: Taken) -> TakenMessage {
-        let Taken { place, redelivered, source, properties, body } = taken;
+        let Taken { place, content: Content { method: info, properties, body } } = taken;
         // Quorum queues count deliveries in a header; others do not.
         let has = |name| properties.header(name).is_some();
         self.is_among_returned =
-            redelivered && (has("x-delivery-count") || has("x-acquired-count"));
+            info.redelivered() && (has("x-delivery-count") || has("x-acquired-count"));
         self.seen += 1;
-        let (exchange, key) = (source.exchange(), source.routing_key());
+        let (exchange, key) = (info.exchange(), info.routing_key());
         let (exchange, key) = (exchange.to_str_lossy(), key.to_str_lossy());
         let message = ParkedMessage::new(self.seen, &exchange, &key, &properties, &body);
         TakenMessage { place, message: Arc::new(message) }

@@ -110,8 +110,9 @@ pub trait RetryProfile: Debug + Send + Sync {
     /// reasons, and [`Topology::dropping_cycle`] circles in which the broker drops messages.
     fn topology(&self, queue: &WorkQueue) -> Result<Topology, Error>;
 
-    /// How many deliveries of a message failed before the present one, by its properties. Called for each delivery whose
-    /// handler asks for its attempt, and for each failure.
+    /// How many deliveries of a message failed before the present one, by its headers. Called once per delivery at most, together
+    /// with [`origin`](Self::origin): when its handler asks for its attempt or its address, or when it fails. A message without
+    /// headers has not failed: neither is called for it.
     ///
     /// A header of the message is the safe place to count: where the broker may count returns, a requeued message is
     /// published as a new one, and RabbitMQ from 4.0 on resets `x-death` then.

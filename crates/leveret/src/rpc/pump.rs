@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 
 use super::asker::Shared;
 use super::reply::Reply;
-use crate::amqp::{self, Consumer, Parts, lock};
+use crate::amqp::{self, Consumer, lock};
 
 /// Being woken, it takes what came to the desk.
 #[derive(Debug)]
@@ -44,9 +44,9 @@ impl Pump {
             match reading.consumer.poll_ready(&mut Context::from_waker(&waker)) {
                 Poll::Pending => break None,
                 Poll::Ready(Ok(true)) => {
-                    // They are not to be settled, so they may be taken apart.
-                    if let Some(Parts { letter, .. }) = reading.consumer.take() {
-                        let reply = Reply::new(letter.properties, letter.body);
+                    if let Some(delivery) = reading.consumer.take() {
+                        let (_, content) = delivery.split();
+                        let reply = Reply::new(content.properties, content.body);
                         reading.answered.extend(self.shared.receive(reply.correlation_id(), reply));
                     }
                 }

@@ -128,7 +128,7 @@ impl Transactions {
     }
 
     async fn handle(&self, delivery: Delivery, channel: Channel<Tx>) -> Summary {
-        let mut incoming = delivery.content().clone();
+        let mut incoming = delivery.incoming().clone();
         let (id, refused) = (id_of(incoming.raw_properties()), self.refused(&delivery));
         let is_redelivered = delivery.redelivered();
         let (client, counts) = (self.client.clone(), self.counts.clone());

@@ -3,7 +3,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leveret::{Client, ConsumerBuilder, FromIncoming, Incoming, Message, Queue, Retry};
+use leveret::amqp::RawProperties;
+use leveret::retry::{FailedMessage, Origin, RetryProfile, RetryStep, WorkQueue};
+use leveret::{
+    Client, ConsumerBuilder, FromIncoming, Incoming, Message, Queue, Retry, RetryPolicy, Topology,
+};
 use tokio::sync::mpsc;
 
 use crate::client::failover::Log;
@@ -283,4 +287,86 @@ async fn what_failed_is_no_duplicate() {
     let stop = tokio::time::sleep(Duration::from_secs(10));
     let summary = soon("the end", runner.run_until(stop)).await.unwrap();
     assert_eq!((summary.handled, summary.failed, summary.duplicates), (1, 1, 0));
+}
+
+/// Publishes failed messages to their queue at once, and counts what it is asked.
+#[derive(Debug)]
+struct CountingProfile {
+    policy: RetryPolicy,
+    failures: Arc<AtomicUsize>,
+    origins: Arc<AtomicUsize>,
+}
+
+impl RetryProfile for CountingProfile {
+    fn policy(&self) -> &RetryPolicy {
+        &self.policy
+    }
+
+    fn topology(&self, _: &WorkQueue) -> Result<Topology, leveret::Error> {
+        Ok(Topology::new())
+    }
+
+    fn failures(&self, properties: &RawProperties, _: &str) -> u32 {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+        properties.header("tries").and_then(|tries| tries.as_str()?.parse().ok()).unwrap_or(0)
+    }
+
+    fn origin(&self, properties: &RawProperties, _: &str) -> Option<Origin> {
+        self.origins.fetch_add(1, Ordering::Relaxed);
+        properties.header("tries")?;
+        let (exchange, routing_key) = ("orders".try_into().ok()?, "order.placed".try_into().ok()?);
+        Some(Origin { exchange, routing_key })
+    }
+
+    fn retry(&self, failed: &FailedMessage<'_>, _: Duration) -> RetryStep {
+        let mut message = failed.forward_to("", failed.queue());
+        message.set_header("tries", failed.failures().to_string());
+        message.into()
+    }
+
+    fn park(&self, _: &FailedMessage<'_>) -> RetryStep {
+        RetryStep::DeadLetter
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_profile_resolves_address_and_attempt_once_per_delivery_and_only_if_there_are_headers() {
+    for place in 0..2 {
+        let broker = broker();
+        let client = client_with(&broker, Queue::classic("q")).await;
+        client.publisher("").build().await.unwrap().publish("q", "job").await.unwrap();
+        let (failures, origins) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+        let profile = CountingProfile {
+            policy: RetryPolicy::fixed(Duration::from_secs(1)).max_retries(5),
+            failures: Arc::clone(&failures),
+            origins: Arc::clone(&origins),
+        };
+        let (sender, mut seen) = mpsc::channel(10);
+        let handler = move |incoming: Incoming, other: Incoming| {
+            let sender = sender.clone();
+            async move {
+                for incoming in [&incoming, &other, &incoming.clone()] {
+                    let (exchange, key) = (incoming.exchange(), incoming.routing_key());
+                    let address = format!("{exchange}/{key}");
+                    sender.send((incoming.attempt(), address)).await.unwrap();
+                }
+                if incoming.attempt() < 3 { Err("not yet") } else { Ok(()) }
+            }
+        };
+        let consumer = consumers(&client, 2)[place].clone().retry(Retry::with_profile(profile));
+        let stop = async {
+            for attempt in 1..=3 {
+                let address = if attempt == 1 { "/q" } else { "orders/order.placed" };
+                for _ in 0..3 {
+                    let seen = soon("the handler", seen.recv()).await.unwrap();
+                    assert_eq!(seen, (attempt, address.to_owned()));
+                }
+            }
+        };
+        let summary = soon("the end", consumer.handle(handler).run_until(stop)).await.unwrap();
+        assert_eq!((summary.handled, summary.retried), (1, 2));
+        // The first delivery has no headers, and failing it asks nothing either.
+        let asked = [failures, origins].map(|asked| asked.load(Ordering::Relaxed));
+        assert_eq!(asked, [2, 2]);
+    }
 }
