@@ -146,12 +146,35 @@ mod counted {
             })
         }
 
-        /// A handler is at work on so many messages, until what this gives is dropped: a handler may be, too.
+        /// A handler starts to work on so many messages, for [`leave`](Self::leave) to follow.
         #[inline]
+        pub(crate) fn enter(&self, messages: usize) -> Began {
+            self.in_flight.increment(messages as f64);
+            self.times.begin()
+        }
+
+        /// The handler has ended: so many messages were handled, so many not.
+        #[inline]
+        pub(crate) fn end(&self, began: Began, handled: u64, failed: u64) {
+            self.times.end(began);
+            self.handled.increment(handled);
+            self.failed.increment(failed);
+        }
+
+        /// No handler works on so many messages any longer.
+        #[inline]
+        pub(crate) fn leave(&self, messages: usize) {
+            self.in_flight.decrement(messages as f64);
+        }
+
+        /// The same as a guard, for a handler that may be dropped.
         pub(crate) fn begin(self: &Arc<Self>, messages: usize) -> InFlight {
-            let messages = messages as f64;
-            self.in_flight.increment(messages);
-            InFlight { counts: Arc::clone(self), messages, began: self.times.begin() }
+            self.keep(self.enter(messages), messages)
+        }
+
+        /// A guard for a handler that has [started](Self::enter).
+        pub(crate) fn keep(self: &Arc<Self>, began: Began, messages: usize) -> InFlight {
+            InFlight { counts: Arc::clone(self), messages, began }
         }
 
         pub(crate) fn retried(&self) {
@@ -165,23 +188,19 @@ mod counted {
 
     pub(crate) struct InFlight {
         counts: Arc<Consumed>,
-        messages: f64,
+        messages: usize,
         began: Began,
     }
 
     impl InFlight {
-        /// The handler has ended: so many messages were handled, so many not.
-        #[inline]
         pub(crate) fn end(&self, handled: u64, failed: u64) {
-            self.counts.times.end(self.began);
-            self.counts.handled.increment(handled);
-            self.counts.failed.increment(failed);
+            self.counts.end(self.began, handled, failed);
         }
     }
 
     impl Drop for InFlight {
         fn drop(&mut self) {
-            self.counts.in_flight.decrement(self.messages);
+            self.counts.leave(self.messages);
         }
     }
 
@@ -377,7 +396,19 @@ mod counted {
             Arc::new(Consumed)
         }
 
+        pub(crate) fn enter(&self, _messages: usize) -> Began {
+            Began
+        }
+
+        pub(crate) fn end(&self, _began: Began, _handled: u64, _failed: u64) {}
+
+        pub(crate) fn leave(&self, _messages: usize) {}
+
         pub(crate) fn begin(self: &Arc<Self>, _messages: usize) -> InFlight {
+            InFlight
+        }
+
+        pub(crate) fn keep(self: &Arc<Self>, _began: Began, _messages: usize) -> InFlight {
             InFlight
         }
 

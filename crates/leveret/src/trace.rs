@@ -78,10 +78,12 @@ impl TraceContext {
     }
 
     /// The context in the headers of a message, if it has a sound one.
+    #[inline]
     pub(crate) fn of(properties: &RawProperties) -> Option<Self> {
-        if !properties.has_headers() {
-            return None;
-        }
+        if properties.has_headers() { TraceContext::read(properties) } else { None }
+    }
+
+    fn read(properties: &RawProperties) -> Option<Self> {
         let mut context: TraceContext = properties.header(PARENT)?.as_str()?.parse().ok()?;
         let text = |name| properties.header(name)?.as_str().map(str::to_owned);
         (context.state, context.baggage) = (text(STATE), text(BAGGAGE));

@@ -10,7 +10,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::Mode;
 use super::failure::identity;
 use super::handler_tasks::{Abandoned, HandlerTasks, InlineBudget};
-use super::instrumented::{InstrumentedCall, InstrumentedHandler};
+use super::instrumented::{InstrumentedCall, InstrumentedHandler, Started};
 use super::runner::{Disposition, report};
 use super::seen::Seen;
 use super::service::catch_panic;
@@ -67,17 +67,20 @@ impl MessageHandler {
         Admission::Handle(key)
     }
 
-    /// Calls the handler of an admitted message.
+    /// Starts the handler of an admitted message. Most handlers that wait for nothing end at once.
     #[inline]
-    pub(super) fn call(&self, delivery: &Delivery) -> RunningCall {
+    pub(super) fn start(&self, delivery: &Delivery) -> Result<Outcome, RunningCall> {
         if let Some(tasks) = &self.tasks {
             let is_inline = tasks.budget.allows();
             tasks.budget.add_share();
             if !is_inline {
-                return self.spawn(tasks, delivery);
+                return Err(self.spawn(tasks, delivery));
             }
         }
-        RunningCall::Inline(self.handler.call(delivery.incoming()))
+        match self.handler.start(delivery.incoming()) {
+            Started::Ended(outcome) => Ok(outcome),
+            Started::Running(call) => Err(RunningCall::Inline(call)),
+        }
     }
 
     /// Arguments are picked in the task: that may take as long as the handler.

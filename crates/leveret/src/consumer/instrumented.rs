@@ -26,21 +26,64 @@ impl InstrumentedHandler {
         InstrumentedHandler { call, counts }
     }
 
-    /// Calls the handler, within the trace of the message if it has one.
+    /// Calls the handler and polls it once. Most wait for nothing: then no guard has to count them.
+    #[inline]
+    pub(super) fn start(&self, incoming: &Incoming) -> Started {
+        let began = self.counts.enter(1);
+        let mut handling = self.handling(incoming);
+        match (&mut handling).now_or_never() {
+            Some(outcome) => {
+                if let Some((handled, failed)) = counted(&outcome) {
+                    self.counts.end(began, handled, failed);
+                }
+                self.counts.leave(1);
+                Started::Ended(outcome)
+            }
+            None => {
+                let in_flight = self.counts.keep(began, 1);
+                Started::Running(InstrumentedCall { handling, in_flight })
+            }
+        }
+    }
+
+    /// Calls the handler.
     pub(crate) fn call(&self, incoming: &Incoming) -> InstrumentedCall {
         let in_flight = self.counts.begin(1);
+        InstrumentedCall { handling: self.handling(incoming), in_flight }
+    }
+
+    /// The handler, within the trace of the message if it has one.
+    #[inline]
+    fn handling(&self, incoming: &Incoming) -> CatchPanic<()> {
         let parent = TraceContext::of(incoming.raw_properties());
+        if parent.is_none() && !trace::are_spans_wanted() {
+            return self.call.call(incoming);
+        }
         let span = process_span(incoming);
-        let handling = if span.is_disabled() && parent.is_none() {
-            self.call.call(incoming)
-        } else {
-            let context = TraceContext::within(parent.as_ref());
-            context.record(&span, parent.as_ref());
-            let (call, incoming) = (self.call.clone(), incoming.clone());
-            let handling = async move { call.call(&incoming).await };
-            CatchPanic::new(|| Box::pin(context.scope(handling.instrument(span))))
-        };
-        InstrumentedCall { handling, in_flight }
+        if span.is_disabled() && parent.is_none() {
+            return self.call.call(incoming);
+        }
+        let context = TraceContext::within(parent.as_ref());
+        context.record(&span, parent.as_ref());
+        let (call, incoming) = (self.call.clone(), incoming.clone());
+        let handling = async move { call.call(&incoming).await };
+        CatchPanic::new(|| Box::pin(context.scope(handling.instrument(span))))
+    }
+}
+
+/// A handler that was polled once.
+pub(super) enum Started {
+    Ended(Result<(), BoxError>),
+    Running(InstrumentedCall),
+}
+
+/// How many messages were handled and how many failed; `None` if the handler was abandoned.
+#[inline]
+fn counted(outcome: &Result<(), BoxError>) -> Option<(u64, u64)> {
+    match outcome {
+        Err(error) if error.is::<Abandoned>() => None,
+        Err(error) if Passed::of(error).is_none() => Some((0, 1)),
+        _ => Some((1, 0)),
     }
 }
 
@@ -56,10 +99,8 @@ impl Future for InstrumentedCall {
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let outcome = ready!(self.handling.poll_unpin(context));
-        match &outcome {
-            Err(error) if error.is::<Abandoned>() => {}
-            Err(error) if Passed::of(error).is_none() => self.in_flight.end(0, 1),
-            _ => self.in_flight.end(1, 0),
+        if let Some((handled, failed)) = counted(&outcome) {
+            self.in_flight.end(handled, failed);
         }
         Poll::Ready(outcome)
     }

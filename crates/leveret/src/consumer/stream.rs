@@ -76,14 +76,9 @@ impl Deliveries {
         poll_fn(|context| self.poll_delivery(context)).await
     }
 
-    /// Waits until there is one to be [taken](Self::take_ready): true. False once it ended, after the reason for it.
-    pub(super) async fn ready(&mut self) -> Result<bool, Error> {
-        poll_fn(|context| self.poll_ready(context)).await
-    }
-
     /// The next delivery, if it has arrived.
     #[inline]
-    pub(super) fn take_ready(&mut self) -> Option<Delivery> {
+    pub(super) fn try_next(&mut self) -> Option<Delivery> {
         let State::Live(live) = &mut self.state else { return None };
         let delivery = match &mut self.replaced {
             None => live.take()?,
@@ -177,7 +172,7 @@ impl Deliveries {
         loop {
             match ready!(self.poll_ready(context)) {
                 Ok(true) => {
-                    if let Some(delivery) = self.take_ready() {
+                    if let Some(delivery) = self.try_next() {
                         return Poll::Ready(Some(Ok(delivery)));
                     }
                 }

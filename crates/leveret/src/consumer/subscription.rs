@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
 use futures_util::future::{Either, Pending, pending};
 use futures_util::stream::FuturesUnordered;
-use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -21,8 +21,9 @@ use crate::error::Error;
 /// How many messages are started before the subscription looks for anything else.
 const BATCH: usize = 128;
 
-/// How many are started before the task looks whether it is stopped, and spends one of the 128 units of tokio's budget. A unit for
-/// each message has acks written in small pieces: that adds a fifth to `leveret-bench client --job consume --size 16`.
+/// How many are started before the task checks whether it is stopped, and spends one of the 128 units of tokio's budget. Each yield
+/// wakes another thread and has acks written in small pieces: one unit per message adds a fifth to
+/// `leveret-bench client --job consume --size 16`.
 const STEP: usize = 3;
 
 /// How long a message stays with a handler that computes beyond the end of its subscription, and cannot be interrupted.
@@ -75,11 +76,10 @@ impl Subscription {
                 }
                 handled = self.running.next() => self.settle(handled),
                 Some(settled) = self.settling.next() => self.summary.add(settled),
-                ready = deliveries.ready(), if has_place => {
-                    if !ready? {
-                        return Ok(());
-                    }
-                }
+                next = deliveries.next(), if has_place => match next {
+                    Some(delivery) => self.start(delivery?),
+                    None => return Ok(()),
+                },
             }
         }
     }
@@ -94,7 +94,7 @@ impl Subscription {
             if !self.has_place() {
                 return;
             }
-            let Some(delivery) = deliveries.take_ready() else { return };
+            let Some(delivery) = deliveries.try_next() else { return };
             self.start(delivery);
             self.started = self.started.wrapping_add(1);
             if self.started.is_multiple_of(STEP) {
@@ -106,7 +106,7 @@ impl Subscription {
         }
     }
 
-    /// Most handlers that wait for nothing end at their first poll: they cost no place among those that run.
+    /// A handler that ends at once takes no place among those that run.
     #[inline]
     fn start(&mut self, mut delivery: Delivery) {
         let messages = &*self.running.messages;
@@ -114,16 +114,14 @@ impl Subscription {
             Admission::Handle(key) => key,
             Admission::Settled(disposition) => return self.summary.count(disposition),
         };
-        let mut call = messages.call(&delivery);
-        match (&mut call).now_or_never() {
-            Some(Some(outcome)) => match messages.settle(&mut delivery, &mut key, outcome) {
+        match messages.start(&delivery) {
+            Ok(outcome) => match messages.settle(&mut delivery, &mut key, outcome) {
                 Ok(disposition) => self.summary.count(disposition),
                 Err(diagnosis) => {
                     self.settling.start(self.settling.consumer(), delivery, *diagnosis);
                 }
             },
-            Some(None) => {}
-            None => {
+            Err(call) => {
                 let message = Message { delivery, key, consumer: self.settling.consumer() };
                 let budget = messages.tasks.as_ref().map(|tasks| Arc::clone(&tasks.budget));
                 self.running.push(Handling::new(message, call, budget));
