@@ -178,7 +178,7 @@ pub use publisher::{
 };
 pub use removal::{Belonging, QueueRemoval};
 #[doc(hidden)]
-pub use retry::look_behind_errors;
+pub use retry::classify::look_behind_errors;
 #[doc(inline)]
 pub use retry::{Classification, Decision, Facts, Failure, Retry, RetryPolicy, Verdict};
 pub use rpc::{

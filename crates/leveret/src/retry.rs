@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::topology::QueueType;
 
-mod classify;
+pub(crate) mod classify;
 pub(crate) mod failed_message;
 mod failure;
 pub(crate) mod iso8601;
@@ -33,8 +33,6 @@ pub use profile::{RetryProfile, RetryStep, WorkQueue};
 pub use stamp::Origin;
 
 pub(crate) use classify::Classifiers;
-#[doc(hidden)]
-pub use classify::look_behind_errors;
 pub(crate) use failure::{Diagnosis, named};
 
 /// How the messages of a queue are tried again. A [`RetryPolicy`] is one as it is:
