@@ -110,7 +110,6 @@ pub async fn barrier(connection: &Connection, broker: &mut Broker) {
 /// What tests on a real RabbitMQ share.
 pub mod rabbit {
     use std::task::Poll;
-    use std::time::Duration;
 
     use bytes::Bytes;
     use leveret_amqp::{
