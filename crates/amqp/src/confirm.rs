@@ -89,32 +89,19 @@ pub struct Tally {
 #[must_use = "a publish is safe only once its confirmation says so"]
 pub struct Confirmation {
     entry: Entry,
-    _link: Option<Arc<Link>>,
+    _link: Arc<Link>,
 }
 
 impl Confirmation {
-    /// One that does not hold its channel open, for a caller that does so itself.
     #[inline]
-    pub(super) fn new(entry: Entry) -> Self {
-        Confirmation { entry, _link: None }
-    }
-
-    #[inline]
-    pub(super) fn holding(self, link: &Arc<Link>) -> Self {
-        Confirmation { _link: Some(Arc::clone(link)), ..self }
+    pub(super) fn new(entry: Entry, link: &Arc<Link>) -> Self {
+        Confirmation { entry, _link: Arc::clone(link) }
     }
 
     /// The outcome, if there is one yet.
     #[inline]
     pub fn outcome(&self) -> Option<Outcome> {
         self.entry.outcome()
-    }
-
-    /// The outcome if it is a failure: any but [`Acked`](Outcome::Acked), which does not wake the waiter.
-    #[inline]
-    #[doc(hidden)]
-    pub fn poll_failure(&self, context: &mut Context<'_>) -> Poll<Outcome> {
-        self.entry.poll_failure(context)
     }
 }
 

@@ -517,7 +517,9 @@ impl<R: AsyncRead + Unpin> Inlet<R> {
     }
 
     fn wake(&mut self) {
-        // Who waits for one confirm after the other has the next message ready.
+        let wakers = &mut self.wakers;
+        self.consumers.retain(|queue| !queue.pass_on(wakers));
+        // A task that has its confirm or its reply has the next message ready.
         if self.wakers.len() > 1 {
             self.core.sender.expect(self.wakers.len());
         }

@@ -176,24 +176,14 @@ impl Channel<Confirm> {
     #[inline]
     #[doc(hidden)]
     pub fn publish_now(&self, publish: &Publish<'_>) -> Option<Result<Confirmation, Error>> {
-        let published = self.publish_unheld(publish.prepared())?;
-        Some(published.map(|confirmation| confirmation.holding(&self.link)))
-    }
-
-    /// The same, with a confirmation that does not hold the channel open.
-    #[inline]
-    #[doc(hidden)]
-    pub fn publish_unheld(
-        &self,
-        publish: Prepared<'_, Properties<'_>>,
-    ) -> Option<Result<Confirmation, Error>> {
         let channel = &self.link.channel;
         if channel.confirms.span() >= channel.max_unconfirmed.load(Ordering::Relaxed) {
             return None;
         }
+        let publish = publish.prepared();
         let fingerprint = self.fingerprint(publish);
         let put = self.put_now(publish, || channel.confirms.publish(fingerprint))?;
-        Some(put.map(Confirmation::new))
+        Some(put.map(|entry| Confirmation::new(entry, &self.link)))
     }
 
     /// What the message is recognised by, if it may come back.
@@ -220,7 +210,7 @@ impl Channel<Confirm> {
         let fingerprint = self.fingerprint(publish.prepared());
         let register = || channel.confirms.publish(fingerprint);
         let entry = self.put_later(publish, left, register).await?;
-        Ok(Confirmation::new(entry).holding(&self.link))
+        Ok(Confirmation::new(entry, &self.link))
     }
 }
 

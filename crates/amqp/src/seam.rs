@@ -6,7 +6,7 @@ pub use leveret_wire::{Content, EncodeProperties, EncodedProperties, PlainProper
 
 pub use crate::channel::{DIRECT_REPLIES, Tracked};
 pub use crate::confirm::{ConfirmSink, ConfirmTracker, Fingerprint, Fingerprints, Likeness};
-pub use crate::consumer::Pulse;
+pub use crate::consumer::{DeliverySink, Pulse};
 pub use crate::delivery::{Acker, DeliveryInfo};
 pub use crate::error::{close_reason, next_cause};
 pub use crate::handshake::deadline_in;

@@ -18,7 +18,7 @@ use crate::error::{Error, ErrorKind};
 use crate::message::{IntoMessage, Message};
 use crate::publisher::Publisher;
 use crate::random;
-use crate::rpc::{Asker, new_correlation_id};
+use crate::rpc::{RpcChannel, new_correlation_id};
 use crate::topology::cycle::UNLIMITED;
 use crate::topology::{Binding, Exchange, ExchangeKind, Queue, Topology};
 
@@ -100,7 +100,7 @@ struct Shared {
     /// Made when the first event is published.
     publisher: OnceCell<Publisher>,
     /// Made when the first question is asked.
-    asker: OnceLock<Asker>,
+    rpc: OnceLock<RpcChannel>,
 }
 
 impl Client {
@@ -123,8 +123,8 @@ impl Events {
         exchange: Exchange,
         topology: Topology,
     ) -> Self {
-        let (publisher, asker) = (OnceCell::new(), OnceLock::new());
-        let shared = Shared { client, ingress, exchange, topology, publisher, asker };
+        let (publisher, rpc) = (OnceCell::new(), OnceLock::new());
+        let shared = Shared { client, ingress, exchange, topology, publisher, rpc };
         Events { shared: Arc::new(shared), group: None }
     }
 

@@ -1,61 +1,76 @@
-//! Calling services, and being one: requests and replies.
+//! RPC: calls with typed replies, and services whose methods are async functions.
+//!
+//! Everything on the wire is plain AMQP, so that clients and services in other languages can be on the other side: `reply-to`,
+//! `correlation-id`, and `type` for the method where the routing key does not name it.
 //!
 //! ```text
-//!  Rpc::call --> Asker: correlation id, reply-to --> confirmed, mandatory publish --> queue of the service
-//!    |             |                                                                     |
-//!    |             +-- Desk: id -> who waits       one channel, kept by the Keeper     Dispatch --> Method
-//!    |                   ^                                                               |
-//!    +------ Seat <------+------ reply: more, end, or the last one <--- WayBack: confirmed, and then the ack
+//! leveret  call.rs              Call, awaited: Rpc::request; RpcChannel::send
+//!          channel.rs           RpcChannel::send: a permit (a semaphore), correlation id, reply address
+//!          channel.rs           Shared::send_on: locks PendingCalls
+//! amqp     publish.rs           Channel::publish_now, mandatory: the frames are in the outbound buffer
+//! leveret  pending_calls.rs     PendingCalls::insert: the call, and its id in the ConfirmTracker; unlocks
+//!          -- broker: the queue of the service --
+//! leveret  replying_handler.rs  ReplyingHandler::handle, as the handler of a consumer
+//!          method.rs            Dispatch: finds the method; what it returns stays in the ReplyRoute
+//!          reply_route.rs       ReplyRoute::finish: publishes the reply, and waits for its confirm; then the consumer acks
+//!          -- broker: direct reply-to, or a reply queue --
+//! amqp     inlet.rs             Inlet::sort, wake: the replies of one read together
+//! leveret  channel.rs           Shared::receive: PendingCalls::receive finds each call by its correlation id; unlocks, wakes
+//!          channel.rs           ReplyReceiver::poll_next
+//!          call.rs              FromReply
 //! ```
 //!
-//! Everything on the wire is plain AMQP, so that clients and services of other kinds can be on the other side: `reply-to`,
-//! `correlation-id`, and `type` for the method where the routing key does not say it.
+//! A call without a reply fails in the same place, `PendingCalls`: by a nack or a returned request
+//! (`RequestConfirms` in `channel.rs`), or by the loss of the channel (`task.rs`), which may resend the request instead. Its timeout
+//! drops it, and a call that is dropped is removed.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::OnceCell;
 
+use crate::amqp::ShortStr;
 use crate::connection::Client;
 use crate::error::{Error, ErrorKind};
-use crate::message::IntoMessage;
+use crate::message::{IntoMessage, Message};
 use crate::publisher::{OnLoss, Publisher};
-use crate::telemetry::{Called, Strays};
+use crate::telemetry::{Called, UnmatchedReplies};
 
 mod address;
-mod answering;
-mod asker;
 mod call;
+mod channel;
 mod correlation;
-mod desk;
 mod method;
-mod pump;
+mod pending_calls;
 mod receipt;
 mod replier;
 mod reply;
+mod reply_route;
+mod replying_handler;
+mod request;
 mod service;
 mod stream;
 mod task;
 mod transaction;
 
-pub(crate) use asker::{Asker, Question, Room, Seat, Settings as AskerSettings};
 pub use call::{Call, CallFuture};
+pub(crate) use channel::{ReplyReceiver, RpcChannel, Settings as RpcSettings};
 pub(crate) use correlation::new_correlation_id;
-pub(crate) use desk::{Failed, Wanted};
 pub use method::{End, IntoReply, Method};
+pub(crate) use pending_calls::ReplyMode;
 pub(crate) use receipt::Receipts;
 pub use replier::Replier;
-pub(crate) use replier::WayBack;
 pub use reply::{FromReply, Reply};
+pub(crate) use reply_route::ReplyRoute;
+pub(crate) use request::{CallFailure, Request};
 pub use service::ServiceBuilder;
 pub use stream::{ReplyStream, StreamCall};
 
 use address::{ServiceAddress, Style};
-use asker::check_own_type;
+use pending_calls::ReplyResult;
 
-/// How many calls may be under way at a time, unless said otherwise: with their requests, a few megabytes.
+/// How many calls may be in flight at a time by default: with their requests, a few megabytes.
 const MAX_IN_FLIGHT: usize = 4096;
 
 /// Where replies come to.
@@ -72,7 +87,7 @@ pub enum Replies {
     QueuePerCall,
 }
 
-/// How a service is called.
+/// Configures the calls of a service.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -88,7 +103,7 @@ pub enum Replies {
 ///     .timeout(Duration::from_secs(2))
 ///     .build()
 ///     .await?;
-/// // Nobody has declared the exchange.
+/// // The exchange is not declared.
 /// let error = prices.call::<Json<f64>>("quote", Json("IBM")).await.unwrap_err();
 /// assert_eq!(error.kind(), ErrorKind::Missing);
 /// # Ok(())
@@ -144,7 +159,7 @@ impl RpcBuilder {
         self
     }
 
-    /// What becomes of calls that were under way when the connection was lost. By default they fail as
+    /// What becomes of calls that were in flight when the connection was lost. By default they fail as
     /// [`ErrorKind::Lost`]; with [`OnLoss::Replay`] their requests are sent again, with the same ids, and the service may
     /// get one twice. If the broker has closed the channel because of a request, all of them fail, those that it had
     /// confirmed before as [`ErrorKind::Lost`]; if it has closed the connection, which may have been for something else,
@@ -160,7 +175,7 @@ impl RpcBuilder {
         self
     }
 
-    /// How many calls may be under way at a time; the next one waits. 4096 by default.
+    /// How many calls may be in flight at a time; the next one waits. 4096 by default.
     pub fn max_in_flight(mut self, calls: usize) -> Self {
         self.max_in_flight = calls.max(1);
         self
@@ -175,20 +190,20 @@ impl RpcBuilder {
                         OnLoss::Replay, or take Replies::Queue";
             return Err(Error::new(ErrorKind::Invalid, text));
         }
-        let settings = asker::Settings {
+        let settings = RpcSettings {
             what: format!("calling service {:?}", address.service),
             exchange: address.exchange().to_owned(),
             replies,
             on_loss,
             max_in_flight,
         };
-        let strays = Strays::new(&address.service);
+        let unmatched = UnmatchedReplies::new(&address.service);
         let inner = Inner {
-            asker: Asker::new(&client, settings, strays),
+            channel: RpcChannel::new(&client, settings, unmatched),
             counts: Called::new(&address.service),
             address,
             timeout,
-            to_cast: OnceCell::new(),
+            cast_publisher: OnceCell::new(),
             client,
         };
         Ok(Rpc { inner: Arc::new(inner) })
@@ -197,9 +212,9 @@ impl RpcBuilder {
 
 /// A service, to be called.
 ///
-/// It clones cheaply. Any number of calls may be under way at the same time, from any number of tasks: each gets the reply
-/// that carries its correlation id, or comes to [its own queue](Replies::QueuePerCall), and no other. What comes late, twice
-/// or for nobody is counted and passed over.
+/// It clones cheaply. Any number of calls may be in flight at the same time, from any number of tasks: each gets the reply
+/// that carries its correlation id, or comes to [its own queue](Replies::QueuePerCall), and no other. A reply that comes late, twice
+/// or without a call is counted and ignored.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -253,7 +268,7 @@ impl RpcBuilder {
 /// |---|---|
 /// | `Remote` | the service has answered with an error: [`Error::remote`] |
 /// | `TimedOut` | no reply came in time, or the request could not be sent in the client's time |
-/// | `Unroutable`, `Missing` | there is no queue for the request, or no such exchange: nobody got it |
+/// | `Unroutable`, `Missing` | there is no queue for the request, or no such exchange: no service got it |
 /// | `Nacked` | the broker could not take the request |
 /// | `Lost` | the connection was lost, and with it the reply: it may have been handled, or not |
 /// | `Payload` | the reply is not what was asked for |
@@ -276,12 +291,12 @@ pub struct Rpc {
 
 #[derive(Debug)]
 struct Inner {
-    asker: Asker,
+    channel: RpcChannel,
     address: ServiceAddress,
     timeout: Option<Duration>,
     counts: Called,
-    /// For casts, made when the first one is.
-    to_cast: OnceCell<Publisher>,
+    /// Publishes casts, from the first one on.
+    cast_publisher: OnceCell<Publisher>,
     client: Client,
 }
 
@@ -289,8 +304,8 @@ impl Rpc {
     /// Calls a method, and waits for its reply. To be awaited, which gives the reply as what is asked for: see [`FromReply`].
     ///
     /// The request is mandatory and confirmed: if there is no queue for it, or the broker cannot take it, the call fails at
-    /// once. It is transient unless it says otherwise. A call that is dropped is forgotten; the service may be at work on it
-    /// all the same.
+    /// once. It is transient unless it says otherwise. A call that is dropped is forgotten; the service may
+    /// handle it all the same.
     pub fn call<'r, R: FromReply>(
         &'r self,
         method: &'r str,
@@ -324,11 +339,12 @@ impl Rpc {
         let mut message = message.into_message()?;
         let Inner { address, client, .. } = &*self.inner;
         if let Some(kind) = address.kind(method) {
-            check_own_type(&message, kind)?;
+            let own = message.extra.as_ref().and_then(|extra| extra.properties.kind.as_ref());
+            check_type(own, kind)?;
             message = message.kind(kind);
         }
         let make = || client.publisher(address.exchange()).build();
-        let publisher = self.inner.to_cast.get_or_try_init(make).await?;
+        let publisher = self.inner.cast_publisher.get_or_try_init(make).await?;
         publisher.publish(&address.routing_key(method), message).await
     }
 
@@ -337,40 +353,48 @@ impl Rpc {
         &self.inner.address.service
     }
 
-    /// How many calls are under way.
+    /// How many calls are in flight.
     pub fn in_flight(&self) -> usize {
-        self.inner.asker.in_flight()
+        self.inner.channel.in_flight()
     }
 
-    /// How many replies came that nobody waited for: too late, twice, or never asked for.
+    /// How many replies matched no pending call: late, repeated, or never asked for.
     pub fn stray_replies(&self) -> u64 {
-        self.inner.asker.strays()
+        self.inner.channel.unmatched()
     }
 
-    fn what<'a>(&'a self, method: &'a str) -> What<'a> {
-        What { service: self.service(), method }
+    fn describe<'a>(&'a self, method: &'a str) -> CallDescription<'a> {
+        CallDescription { service: self.service(), method }
     }
 
-    fn question<'a>(
-        &'a self,
-        method: &'a str,
-        message: crate::Message,
-        wanted: Wanted,
-    ) -> Question<'a> {
+    fn request<'a>(&'a self, method: &'a str, message: Message) -> Result<Request<'a>, Error> {
         let address = &self.inner.address;
-        let routing_key: Cow<'a, str> = address.routing_key(method);
-        let kind = address.kind(method);
-        Question {
-            exchange: address.exchange(),
-            routing_key,
-            mandatory: true,
-            kind,
-            message,
-            wanted,
-            patience: None,
-            room: Room::OfItsOwn,
+        let mut request = Request::new(address.exchange(), address.routing_key(method), message)?;
+        if let Some(kind) = address.kind(method) {
+            let properties = &mut request.properties;
+            check_type(properties.kind.as_ref(), kind)?;
+            properties.kind = Some(kind.try_into().map_err(|error| {
+                Error::new(ErrorKind::Invalid, format!("the name of the method: {error}"))
+            })?);
         }
+        Ok(request)
     }
+
+    /// The reply to a call, which has exactly one.
+    fn reply(&self, method: &str, reply: Option<ReplyResult>) -> Result<Reply, Error> {
+        let reply = reply.unwrap_or(Err(CallFailure::NoValue));
+        reply.map_err(|failure| failure.into_error(self.describe(method)))
+    }
+}
+
+/// The method goes into the property `type`. Fails if the message has another `type` of its own.
+fn check_type(own: Option<&ShortStr<'_>>, method: &str) -> Result<(), Error> {
+    let Some(own) = own.filter(|own| own.as_bytes() != method.as_bytes()) else { return Ok(()) };
+    let text = format!(
+        "the message has the type {own:?}, and the method {method:?} would take its place: leave one of them out, or reach \
+         the service over an exchange, where the routing key is the method"
+    );
+    Err(Error::new(ErrorKind::Invalid, text))
 }
 
 impl fmt::Debug for Rpc {
@@ -382,14 +406,14 @@ impl fmt::Debug for Rpc {
     }
 }
 
-/// What a failure is a failure of.
+/// What a call attempts, for errors.
 #[derive(Clone, Copy)]
-struct What<'a> {
+struct CallDescription<'a> {
     service: &'a str,
     method: &'a str,
 }
 
-impl fmt::Display for What<'_> {
+impl fmt::Display for CallDescription<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "calling {:?} of service {:?}", self.method, self.service)
     }

@@ -255,17 +255,19 @@ mod counted {
         }
     }
 
-    /// Replies that nobody waited for.
+    /// Replies that matched no pending call.
     #[derive(Clone)]
-    pub(crate) struct Strays(Counter);
+    pub(crate) struct UnmatchedReplies(Counter);
 
-    impl Strays {
+    impl UnmatchedReplies {
         pub(crate) fn new(service: &str) -> Self {
-            Strays(counter!("leveret_stray_replies_total", "service" => service.to_owned()))
+            UnmatchedReplies(
+                counter!("leveret_stray_replies_total", "service" => service.to_owned()),
+            )
         }
 
-        pub(crate) fn came(&self) {
-            self.0.increment(1);
+        pub(crate) fn add(&self, replies: u64) {
+            self.0.increment(replies);
         }
     }
 
@@ -458,14 +460,14 @@ mod counted {
     }
 
     #[derive(Clone)]
-    pub(crate) struct Strays;
+    pub(crate) struct UnmatchedReplies;
 
-    impl Strays {
+    impl UnmatchedReplies {
         pub(crate) fn new(_service: &str) -> Self {
-            Strays
+            UnmatchedReplies
         }
 
-        pub(crate) fn came(&self) {}
+        pub(crate) fn add(&self, _replies: u64) {}
     }
 
     #[derive(Clone)]
@@ -500,7 +502,7 @@ mod counted {
 }
 
 pub(crate) use counted::{
-    Began, Called, Consumed, Delivered, InFlight, Published, Remembered, Replied, Strays,
+    Called, Consumed, Delivered, InFlight, Published, Remembered, Replied, UnmatchedReplies,
     waited_for_channel,
 };
 
@@ -514,4 +516,4 @@ macro_rules! debug {
     )*};
 }
 
-debug! { Called Consumed Delivered Published Remembered Replied Strays }
+debug! { Called Consumed Delivered Published Remembered Replied UnmatchedReplies }

@@ -34,8 +34,6 @@ enum Slot {
     #[default]
     Pending,
     Awaited(Waker),
-    /// Wakes the waiter only on a nack, a return or a loss.
-    FailureAwaited(Waker),
     Done(Outcome),
 }
 
@@ -80,10 +78,8 @@ impl Entry {
     #[inline]
     pub(super) fn resolve(&self, outcome: Outcome) -> Option<Waker> {
         let slot = &mut lock(&self.segment.slots)[self.slot];
-        let is_failure = !outcome.is_acked();
         match std::mem::replace(slot, Slot::Done(outcome)) {
             Slot::Awaited(waker) => Some(waker),
-            Slot::FailureAwaited(waker) if is_failure => Some(waker),
             _ => None,
         }
     }
@@ -96,19 +92,6 @@ impl Entry {
             Slot::Done(outcome) => return Poll::Ready(outcome.clone()),
             Slot::Awaited(waker) if waker.will_wake(context.waker()) => {}
             _ => *slot = Slot::Awaited(context.waker().clone()),
-        }
-        Poll::Pending
-    }
-
-    /// The outcome if it is a failure. Only a failure wakes the waiter.
-    #[inline]
-    pub(super) fn poll_failure(&self, context: &mut Context<'_>) -> Poll<Outcome> {
-        let slot = &mut lock(&self.segment.slots)[self.slot];
-        match slot {
-            Slot::Done(Outcome::Acked) => {}
-            Slot::Done(outcome) => return Poll::Ready(outcome.clone()),
-            Slot::FailureAwaited(waker) if waker.will_wake(context.waker()) => {}
-            _ => *slot = Slot::FailureAwaited(context.waker().clone()),
         }
         Poll::Pending
     }
@@ -206,19 +189,6 @@ mod tests {
         assert!(kept[0].outcome().is_some());
         assert_eq!(entries.spent.len(), KEEP_SPENT);
         assert!(entries.spare_segment().is_some());
-    }
-
-    #[test]
-    fn a_waiter_for_failures_is_woken_by_a_failure_only() {
-        let mut entries = Entries::default();
-        let (good, bad) = (entries.next(), entries.next());
-        let mut context = Context::from_waker(Waker::noop());
-        assert!(good.poll_failure(&mut context).is_pending());
-        assert!(bad.poll_failure(&mut context).is_pending());
-        assert!(good.resolve(Outcome::Acked).is_none());
-        assert!(bad.resolve(Outcome::Nacked).is_some());
-        assert!(good.poll_failure(&mut context).is_pending());
-        assert!(matches!(bad.poll_failure(&mut context), Poll::Ready(Outcome::Nacked)));
     }
 
     #[test]

@@ -1,14 +1,19 @@
 //! Deliveries: settled, recovered, waiting in the client, given back.
 
+use std::collections::vec_deque::Drain;
+use std::sync::{Arc, Mutex};
+use std::task::{Wake, Waker};
 use std::time::Duration;
 
 use futures_core::Stream;
+use leveret_amqp::seam::{DeliverySink, Letter, lock};
 use leveret_amqp::{
     Channel, ConsumeOptions, Delivery, ErrorKind, GetOptions, Options, Refused, ReplyCode, Table,
 };
 use leveret_testkit::peer::Received;
 use leveret_wire::method::{basic, channel, connection, queue};
 use leveret_wire::{Method, Properties, ShortStr};
+use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use crate::support::{
@@ -51,6 +56,58 @@ async fn acks_in_order_become_one_and_others_do_not() {
         broker.expect::<basic::Ack>(1).await,
         basic::Ack { delivery_tag: 6, multiple: true }
     );
+}
+
+/// Takes deliveries: keeps their tags, and has `woken` woken after each read.
+#[derive(Debug, Default)]
+struct Tags {
+    tags: Mutex<Vec<u64>>,
+    woken: Arc<Woken>,
+}
+
+#[derive(Debug, Default)]
+struct Woken(Notify);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.notify_one();
+    }
+}
+
+impl DeliverySink for Tags {
+    fn delivered(&self, deliveries: Drain<'_, Letter>, wakers: &mut Vec<Waker>) {
+        lock(&self.tags).extend(deliveries.map(|delivery| delivery.method.tag));
+        wakers.push(Waker::from(Arc::clone(&self.woken)));
+    }
+}
+
+#[tokio::test]
+async fn a_sink_gets_the_deliveries_and_the_consumer_its_end() {
+    let (connection, mut broker) = connected().await;
+    let channel = open_channel(&connection, &mut broker).await;
+    let options = ConsumeOptions { auto_ack: true, ..ConsumeOptions::default() };
+    let mut consumer = consuming(&channel, options, &mut broker).await;
+    let tags = Arc::new(Tags::default());
+    consumer.set_sink(Arc::clone(&tags) as _);
+    // More than may wait for a consumer.
+    send_deliveries(&mut broker, 1, 1..=5000).await;
+    let all = async {
+        while lock(&tags.tags).len() < 5000 {
+            tags.woken.0.notified().await;
+        }
+    };
+    timeout(SOON, all).await.unwrap();
+    assert!(lock(&tags.tags).iter().copied().eq(1..=5000));
+    let close = channel::Close {
+        reply_code: ReplyCode::PRECONDITION_FAILED,
+        reply_text: ShortStr::from_static("enough"),
+        class_id: 0,
+        method_id: 0,
+    };
+    broker.send(1, &close).await;
+    let end = timeout(SOON, consumer.next()).await.unwrap().unwrap().unwrap_err();
+    assert_eq!(end.kind(), ErrorKind::ChannelClosed(ReplyCode::PRECONDITION_FAILED));
+    assert!(consumer.next().await.is_none());
 }
 
 #[tokio::test]

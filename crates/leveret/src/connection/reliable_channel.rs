@@ -104,10 +104,6 @@ impl<C: UsableChannel> ReliableChannel<C> {
         self.with_open(|channel| channel.is_usable().then(|| Arc::clone(channel))).flatten()
     }
 
-    pub(crate) fn is_current(&self, channel: &Arc<C>) -> bool {
-        self.with_open(|current| Arc::ptr_eq(current, channel)).unwrap_or(false)
-    }
-
     /// The channel; the caller opens it with `open` if it is not open. Callers get it in the order in which they ask.
     pub(crate) async fn get<F>(
         &self,
@@ -182,10 +178,6 @@ impl<C: UsableChannel> ReliableChannel<C> {
         // The channel before is dropped outside of the lock: that may close it.
         let _before = std::mem::replace(&mut *lock(&self.state), state);
         self.changed.notify_waiters();
-    }
-
-    pub(crate) fn set_closed(&self) {
-        self.set(ChannelState::Closed { since: Instant::now() });
     }
 
     pub(crate) fn is_ended(&self) -> bool {

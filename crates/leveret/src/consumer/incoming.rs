@@ -10,7 +10,7 @@ use bytes::Bytes;
 use crate::amqp::{Content, DeliveryInfo, Properties, RawProperties, ShortStr, Value};
 use crate::inbox::Inbox;
 use crate::retry::{Origin, Retry, RetryProfile};
-use crate::rpc::WayBack;
+use crate::rpc::ReplyRoute;
 
 /// A message on its way through the layers to its handler: what it holds and where it came from. It clones cheaply.
 ///
@@ -24,7 +24,7 @@ pub struct Incoming {
     /// Values that layers and the inbox have put into this message.
     lent: Option<Arc<States>>,
     /// Where a reply goes, if it is a request to a service.
-    way_back: Option<WayBack>,
+    reply_route: Option<ReplyRoute>,
 }
 
 /// What the retry profile reads from the headers of a message.
@@ -38,7 +38,7 @@ impl Incoming {
     #[inline]
     pub(crate) fn new(content: Content<DeliveryInfo>, consumer: Arc<ConsumerContext>) -> Self {
         let earlier_attempts = content.properties.has_headers().then(Arc::default);
-        Incoming { content, consumer, earlier_attempts, lent: None, way_back: None }
+        Incoming { content, consumer, earlier_attempts, lent: None, reply_route: None }
     }
 
     /// What the broker said about this delivery.
@@ -46,12 +46,12 @@ impl Incoming {
         &self.content.method
     }
 
-    pub(crate) fn set_way_back(&mut self, way: WayBack) {
-        self.way_back = Some(way);
+    pub(crate) fn set_reply_route(&mut self, route: ReplyRoute) {
+        self.reply_route = Some(route);
     }
 
-    pub(crate) fn way_back(&self) -> Option<&WayBack> {
-        self.way_back.as_ref()
+    pub(crate) fn reply_route(&self) -> Option<&ReplyRoute> {
+        self.reply_route.as_ref()
     }
 
     /// The body.

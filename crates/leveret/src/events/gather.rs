@@ -14,10 +14,10 @@ use crate::error::{Error, ErrorKind};
 use crate::message::{IntoMessage, Message};
 use crate::publisher::{OnLoss, PublishSpan};
 use crate::rpc::{
-    Asker, AskerSettings, Failed, FromReply, Method, Question, Replies, Room, Seat, ServiceBuilder,
-    Wanted,
+    CallFailure, FromReply, Method, Replies, ReplyMode, ReplyReceiver, Request, RpcChannel,
+    RpcSettings, ServiceBuilder,
 };
-use crate::telemetry::Strays;
+use crate::telemetry::UnmatchedReplies;
 use crate::topology::Queue;
 
 use super::{Events, key};
@@ -95,19 +95,19 @@ impl Events {
         Ok(service.state(self.in_group(None)))
     }
 
-    fn asker(&self) -> &Asker {
-        self.shared.asker.get_or_init(|| {
+    fn rpc(&self) -> &RpcChannel {
+        self.shared.rpc.get_or_init(|| {
             let exchange = self.shared.ingress.clone();
-            let settings = AskerSettings {
+            let settings = RpcSettings {
                 what: format!("gathering answers over exchange {exchange:?}"),
                 exchange,
                 replies: Replies::Direct,
-                // Who was asked before the loss would be asked twice.
+                // A service that got the question before the loss would get it twice.
                 on_loss: OnLoss::Fail,
                 max_in_flight: MAX_IN_FLIGHT,
             };
-            let strays = Strays::new(&settings.exchange);
-            Asker::new(&self.shared.client, settings, strays)
+            let unmatched = UnmatchedReplies::new(&settings.exchange);
+            RpcChannel::new(&self.shared.client, settings, unmatched)
         })
     }
 }
@@ -157,27 +157,18 @@ impl<'e, R: FromReply> Gather<'e, R> {
         let asking = async {
             // Made sure of once; what the broker forgets after that, the client restores.
             events.publisher().await?;
-            let question = Question {
-                exchange: &events.shared.ingress,
-                routing_key: key.into(),
-                // So that one need not wait for nobody.
-                mandatory: true,
-                kind: None,
-                message: question,
-                wanted: Wanted::Gather { buffer: BUFFER },
-                patience: None,
-                room: Room::OfItsOwn,
-            };
+            let request = Request::new(&events.shared.ingress, key, question)?;
             let span = PublishSpan::begin(&events.shared.ingress, key);
-            let asked = events.asker().ask(question, &span).await;
-            span.record(&asked);
-            asked
+            let sent =
+                events.rpc().send(request, ReplyMode::Gather { buffer: BUFFER }, &span).await;
+            span.record(&sent);
+            sent
         };
         let late = |_| Error::timed_out(&what, within);
-        let seat = timeout_at(deadline, asking).await.map_err(late)??;
-        let seat = (at_most > 0).then_some(seat);
+        let receiver = timeout_at(deadline, asking).await.map_err(late)??;
+        let receiver = (at_most > 0).then_some(receiver);
         let over = Box::pin(sleep_until(deadline));
-        Ok(GatherStream { seat, left: at_most, over, is_over: false, what, reply: PhantomData })
+        Ok(GatherStream { receiver, left: at_most, over, is_over: false, what, reply: PhantomData })
     }
 
     async fn all(self) -> Result<Gathered<R>, Error> {
@@ -219,7 +210,7 @@ impl<R> fmt::Debug for Gather<'_, R> {
 #[must_use = "answers come as they are read"]
 pub struct GatherStream<R> {
     /// `None` once it ended.
-    seat: Option<Seat>,
+    receiver: Option<ReplyReceiver>,
     left: usize,
     over: Pin<Box<Sleep>>,
     is_over: bool,
@@ -241,15 +232,15 @@ impl<R: FromReply> GatherStream<R> {
     }
 
     fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<R, Error>>> {
-        let Some(seat) = &mut self.seat else { return Poll::Ready(None) };
+        let Some(receiver) = &mut self.receiver else { return Poll::Ready(None) };
         if !self.is_over && self.over.as_mut().poll(context).is_ready() {
             self.is_over = true;
-            seat.stop();
+            receiver.stop();
         }
-        let answer = match ready!(seat.poll_next(context)) {
+        let answer = match ready!(receiver.poll_next(context)) {
             // There is nobody, which is an answer, too.
-            None | Some(Err(Failed::Returned(_))) => {
-                self.seat = None;
+            None | Some(Err(CallFailure::Returned(_))) => {
+                self.receiver = None;
                 return Poll::Ready(None);
             }
             Some(Ok(reply)) => R::from_reply(reply),
@@ -257,7 +248,7 @@ impl<R: FromReply> GatherStream<R> {
         };
         self.left -= 1;
         if self.left == 0 || answer.as_ref().is_err_and(|error| !is_of_one(error)) {
-            self.seat = None;
+            self.receiver = None;
         }
         Poll::Ready(Some(answer))
     }

@@ -168,7 +168,7 @@ impl Methods {
     }
 }
 
-/// Calls the method that a request is for, and leaves its reply for who has called this.
+/// Calls the method that a request is for. Its caller sends what the method returns.
 pub(super) struct Dispatch(pub(super) Arc<Methods>);
 
 impl Handler<Dispatch> for Dispatch {
@@ -177,11 +177,11 @@ impl Handler<Dispatch> for Dispatch {
             Ok(method) => method(incoming),
             Err(error) => return Box::pin(std::future::ready(Err(error))),
         };
-        let way = incoming.way_back().cloned();
+        let route = incoming.reply_route().cloned();
         Box::pin(async move {
             let value = method.await?;
-            if let Some(way) = way {
-                way.leave(value);
+            if let Some(route) = route {
+                route.set_returned(value);
             }
             Ok(())
         })

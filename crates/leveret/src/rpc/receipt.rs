@@ -1,40 +1,39 @@
-//! Telling senders that their messages were handled, which is no more than an empty reply.
+//! Receipts: empty replies by which senders learn that a consumer has handled their messages.
 
-use super::answering::sent;
-use super::replier::{Outlet, Replying, WayBack};
-use super::service::tell_callers;
+use super::reply_route::{ReplyOutput, ReplyRoute};
+use super::replying_handler::or_requeue;
 use crate::connection::Client;
 use crate::consumer::{Call, OnPark};
 use crate::error::{BoxError, Error};
 use crate::inbox::once::{Passed, is_done};
 
-/// Sends them.
-pub(crate) struct Receipts(Outlet);
+/// Sends receipts.
+pub(crate) struct Receipts(ReplyOutput);
 
 impl Receipts {
     pub(crate) async fn start(client: &Client, queue: &str) -> Result<Self, Error> {
-        Ok(Receipts(Outlet::Confirmed(Replying::start(client, queue).await?)))
+        Ok(Receipts(ReplyOutput::confirmed(client, queue).await?))
     }
 
-    /// A handler after which the sender is told, before the message is acked. Of a copy, it is told the same.
+    /// A handler that sends a receipt after it has succeeded, before the message is acked. A copy of the message gets the same one.
     pub(crate) fn around(&self, handler: Call) -> Call {
-        let outlet = self.0.clone();
+        let output = self.0.clone();
         Call::plain(move |incoming| {
-            let way = WayBack::of(incoming.raw_properties(), &outlet);
+            let route = ReplyRoute::of(incoming.raw_properties(), &output);
             let handling = handler.call(&incoming);
             Box::pin(async move {
                 let handled = handling.await;
                 if is_done(&handled) || is_copy(&handled) {
-                    sent(way.finish(Ok(())).await)?;
+                    or_requeue(route.finish(Ok(())).await)?;
                 }
                 handled
             })
         })
     }
 
-    /// Who waits for a message that is parked is told that.
+    /// The sender of a message that is parked gets an error.
     pub(crate) fn on_park(&self) -> OnPark {
-        tell_callers(self.0.clone())
+        self.0.clone().on_park()
     }
 }
 

@@ -62,22 +62,22 @@ impl Reply {
     }
 
     /// What it is among the replies to its call.
-    pub(crate) fn part(&self) -> Part {
+    pub(crate) fn part(&self) -> ReplyPart {
         if !self.properties.has_headers() {
-            return Part::Last;
+            return ReplyPart::Last;
         }
-        let Some(headers) = self.properties().headers else { return Part::Last };
+        let Some(headers) = self.properties().headers else { return ReplyPart::Last };
         if headers.get(ERROR).is_some() {
-            return Part::Error;
+            return ReplyPart::Error;
         }
         let part = headers.get(PART);
         match part.as_ref().and_then(Value::as_str) {
             Some(MORE) => {
                 let number = headers.get(NUMBER).and_then(|number| number.as_i64());
-                Part::More(number.and_then(|number| u64::try_from(number).ok()))
+                ReplyPart::More(number.and_then(|number| u64::try_from(number).ok()))
             }
-            Some(END) => Part::End,
-            _ => Part::Last,
+            Some(END) => ReplyPart::End,
+            _ => ReplyPart::Last,
         }
     }
 
@@ -100,7 +100,7 @@ impl fmt::Debug for Reply {
 
 /// What a reply is among the replies to its call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum ReplyPart {
     /// A value that others follow, with its number if it has one.
     More(Option<u64>),
     /// A value, the last one.
@@ -185,16 +185,16 @@ mod tests {
 
     #[test]
     fn headers_say_what_a_reply_is() {
-        assert_eq!(Reply::new(RawProperties::default(), Bytes::new()).part(), Part::Last);
+        assert_eq!(Reply::new(RawProperties::default(), Bytes::new()).part(), ReplyPart::Last);
         for (pairs, part) in [
-            (&[("other", 1.into())][..], Part::Last),
-            (&[(PART, "more".into())], Part::More(None)),
-            (&[(PART, "more".into()), (NUMBER, 7i64.into())], Part::More(Some(7))),
-            (&[(PART, "more".into()), (NUMBER, (-7i64).into())], Part::More(None)),
-            (&[(PART, "end".into())], Part::End),
-            (&[(PART, "what".into())], Part::Last),
-            (&[(PART, "more".into()), (ERROR, "odd".into())], Part::Error),
-            (&[(ERROR, true.into())], Part::Error),
+            (&[("other", 1.into())][..], ReplyPart::Last),
+            (&[(PART, "more".into())], ReplyPart::More(None)),
+            (&[(PART, "more".into()), (NUMBER, 7i64.into())], ReplyPart::More(Some(7))),
+            (&[(PART, "more".into()), (NUMBER, (-7i64).into())], ReplyPart::More(None)),
+            (&[(PART, "end".into())], ReplyPart::End),
+            (&[(PART, "what".into())], ReplyPart::Last),
+            (&[(PART, "more".into()), (ERROR, "odd".into())], ReplyPart::Error),
+            (&[(ERROR, true.into())], ReplyPart::Error),
         ] {
             assert_eq!(with(pairs).part(), part, "{pairs:?}");
         }

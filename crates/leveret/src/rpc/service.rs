@@ -7,14 +7,14 @@ use std::time::Duration;
 use tower::{Layer, Service};
 
 use super::address::{ServiceAddress, Style};
-use super::answering::Answering;
 use super::method::{Dispatch, Method, Methods};
-use super::replier::{Outlet, Replying, WayBack};
-use super::transaction::Transactions;
+use super::reply_route::ReplyOutput;
+use super::replying_handler::ReplyingHandler;
+use super::transaction::TransactionalService;
 use crate::amqp::ShortStr;
 use crate::connection::Client;
 use crate::consumer::{
-    ConsumerBuilder, HandlerService, Incoming, InstrumentedHandler, OnPark, Runner, Summary, unless,
+    ConsumerBuilder, HandlerService, Incoming, InstrumentedHandler, Runner, Summary, unless,
 };
 use crate::error::{BoxError, Error, ErrorKind};
 use crate::inbox::Inbox;
@@ -30,7 +30,7 @@ const WORKERS: usize = 16;
 ///
 /// A request with a `reply-to` is a call, and gets a reply; any other one is a cast. The reply goes to the queue of that name,
 /// or to an exchange if it is an address such as `topic://exchange/key`, with the correlation id of the request, and is
-/// confirmed before the request is acked. If nobody is there to get it, it is counted, and the request is done.
+/// confirmed before the request is acked. If the caller is gone, the reply is counted as undeliverable, and the request is done.
 ///
 /// An error of a method becomes a reply that says so. A cast that fails is tried again and parked, as a consumer's messages
 /// are. Several instances of a service, in one program or many, share its requests.
@@ -148,7 +148,7 @@ impl ServiceBuilder {
     }
 
     /// The queue that requests wait in, in place of a durable classic one that is named like the service. That is the
-    /// default because who calls waits for an answer, and knows when there is none; where requests without replies must
+    /// default because a caller waits for the reply, and notices when there is none; where requests without replies must
     /// survive the loss of a node, take a quorum queue.
     pub fn queue(mut self, queue: Queue) -> Self {
         self.queue = queue;
@@ -309,7 +309,7 @@ impl ServiceBuilder {
 
     /// What the service needs: its queue, and where it has an exchange that one, with a binding for each method. With a
     /// [fallback](Self::fallback), all requests for the service come over a shared exchange; over one of its own only those
-    /// for its methods, and others reach nobody. Bindings of methods that the service no longer has are not undone.
+    /// for its methods, and others are unroutable. Bindings of methods that the service no longer has are not undone.
     pub fn topology(&self) -> Topology {
         let ServiceAddress { service, style } = &self.methods.address;
         let mut queue = self.queue.clone();
@@ -360,7 +360,7 @@ impl ServiceBuilder {
         let is_long = |name: &String| ShortStr::try_from(name.as_str()).is_err();
         if let Some(name) = self.methods.names().into_iter().find(is_long) {
             return invalid(format!(
-                "nobody can call the method {name:?}: its name has {} bytes, and AMQP takes at most 255",
+                "the method {name:?} cannot be called: its name has {} bytes, and AMQP takes at most 255",
                 name.len()
             ));
         }
@@ -432,48 +432,36 @@ impl ServiceBuilder {
     }
 
     async fn runner(self) -> Result<Runner, Error> {
-        let replying = Replying::start(&self.client, &self.methods.address.service).await?;
-        let outlet = Outlet::Confirmed(replying);
+        let service = &self.methods.address.service;
+        let output = ReplyOutput::confirmed(&self.client, service).await?;
         let workers = self.workers.unwrap_or(WORKERS);
         let mut consumer = self.consumer.of_queue(self.queue.name()).workers(workers);
         if let Some(prefetch) = self.prefetch {
             consumer = consumer.prefetch(prefetch);
         }
         if self.retries_calls {
-            consumer = consumer.on_park(tell_callers(outlet.clone()));
+            consumer = consumer.on_park(output.clone().on_park());
         }
         let once = consumer.take_once();
         let methods = consumer.layered(Dispatch(Arc::new(self.methods)));
         let retries_calls = self.retries_calls;
         let call = match once {
-            Some(once) => Answering { methods, outlet, retries_calls }.once(once),
+            Some(once) => ReplyingHandler { methods, output, retries_calls }.once(once),
             None => {
                 let methods = consumer.until_abandoned(methods);
-                Answering { methods, outlet, retries_calls }.call()
+                ReplyingHandler { methods, output, retries_calls }.call()
             }
         };
         Ok(consumer.call(call))
     }
 
-    fn transactions(self) -> Transactions {
+    fn transactions(self) -> TransactionalService {
         let counts = Replied::new(&self.methods.address.service);
         let consumer = self.consumer.of_queue(self.queue.name());
         let methods = consumer.layered(Dispatch(Arc::new(self.methods)));
         let handler = InstrumentedHandler::new(methods, Consumed::new(self.queue.name()));
-        Transactions::new(self.client, consumer, handler, counts)
+        TransactionalService::new(self.client, consumer, handler, counts)
     }
-}
-
-/// Callers whose request is not tried again get an error.
-pub(super) fn tell_callers(outlet: Outlet) -> OnPark {
-    OnPark(Arc::new(move |request, seen| {
-        let way = WayBack::of(&request, &outlet);
-        Box::pin(async move {
-            if let Err(error) = way.finish(Err(&seen)).await {
-                tracing::error!("the caller of a parked request is not told: {error}");
-            }
-        })
-    }))
 }
 
 impl fmt::Debug for ServiceBuilder {

@@ -2,17 +2,19 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_core::Stream;
-use tokio::time::{Sleep, sleep, timeout};
+use tokio::time::{Sleep, sleep};
 
 use super::Rpc;
-use super::asker::Seat;
-use super::desk::Wanted;
+use super::call::within;
+use super::channel::ReplyReceiver;
+use super::pending_calls::ReplyMode;
 use super::reply::FromReply;
+use crate::amqp::deadline_in;
 use crate::error::Error;
 use crate::message::Message;
 use crate::publisher::PublishSpan;
@@ -51,21 +53,19 @@ impl<'r, R: FromReply> StreamCall<'r, R> {
     }
 
     async fn run(self) -> Result<ReplyStream<R>, Error> {
-        let StreamCall { rpc, method, message, timeout: patience, buffer, .. } = self;
+        let StreamCall { rpc, method, message, timeout: limit, buffer, .. } = self;
         let span = PublishSpan::of_call(rpc.service(), method);
-        let question = rpc.question(method, message?, Wanted::Stream { buffer });
-        let asking = rpc.inner.asker.ask(question, &span);
-        let asked = match patience {
-            None => asking.await,
-            Some(patience) => match timeout(patience, asking).await {
-                Ok(asked) => asked,
-                Err(_) => Err(Error::timed_out(rpc.what(method), patience)),
-            },
-        };
-        span.record(&asked);
-        let what = rpc.what(method).to_string();
-        let (seat, overdue) = (Some(asked?), patience.map(|patience| Box::pin(sleep(patience))));
-        Ok(ReplyStream { seat, what, patience, overdue, reply: PhantomData })
+        let request = rpc.request(method, message?)?;
+        let sending = rpc.inner.channel.send(request, ReplyMode::Stream { buffer }, &span);
+        let sent = within(limit, rpc.describe(method), sending).await;
+        span.record(&sent);
+        Ok(ReplyStream {
+            receiver: Some(sent?),
+            what: rpc.describe(method).to_string(),
+            limit,
+            timer: limit.map(|limit| Box::pin(sleep(limit))),
+            reply: PhantomData,
+        })
     }
 }
 
@@ -86,14 +86,15 @@ impl<R> fmt::Debug for StreamCall<'_, R> {
 
 /// The replies to one call, in order, up to the last one. It ends after an error. Dropping it forgets the call.
 ///
-/// Replies that are numbered come once each, also if the service died in their midst and another one began anew.
+/// Numbered replies come once each, also if the service dies in between and another instance repeats them from the first one on.
 #[must_use = "replies come as they are read"]
 pub struct ReplyStream<R> {
     /// `None` once it ended.
-    seat: Option<Seat>,
+    receiver: Option<ReplyReceiver>,
     what: String,
-    patience: Option<Duration>,
-    overdue: Option<Pin<Box<Sleep>>>,
+    /// How long each reply may take, and the timer of the next one.
+    limit: Option<Duration>,
+    timer: Option<Pin<Box<Sleep>>>,
     reply: PhantomData<fn() -> R>,
 }
 
@@ -106,29 +107,24 @@ impl<R: FromReply> ReplyStream<R> {
     }
 
     fn poll_reply(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<R, Error>>> {
-        let Some(seat) = &mut self.seat else { return Poll::Ready(None) };
-        let answer = match seat.poll_next(context) {
-            Poll::Ready(answer) => answer,
-            Poll::Pending => {
-                let Some(overdue) = &mut self.overdue else { return Poll::Pending };
-                ready!(pin!(overdue).poll(context));
-                self.seat = None;
-                let late = Error::timed_out(&self.what, self.patience.unwrap_or_default());
-                return Poll::Ready(Some(Err(late)));
-            }
-        };
-        let reply = match answer {
-            Some(Ok(reply)) => R::from_reply(reply),
-            Some(Err(failed)) => Err(failed.into_error(&self.what)),
-            None => {
-                self.seat = None;
+        let Some(receiver) = &mut self.receiver else { return Poll::Ready(None) };
+        let reply = match receiver.poll_next(context) {
+            Poll::Ready(Some(Ok(reply))) => R::from_reply(reply),
+            Poll::Ready(Some(Err(failure))) => Err(failure.into_error(&self.what)),
+            Poll::Ready(None) => {
+                self.receiver = None;
                 return Poll::Ready(None);
+            }
+            Poll::Pending => {
+                let Some(timer) = &mut self.timer else { return Poll::Pending };
+                ready!(timer.as_mut().poll(context));
+                Err(Error::timed_out(&self.what, self.limit.unwrap_or_default()))
             }
         };
         if reply.is_err() {
-            self.seat = None;
-        } else if let Some(patience) = self.patience {
-            self.overdue = Some(Box::pin(sleep(patience)));
+            self.receiver = None;
+        } else if let (Some(limit), Some(timer)) = (self.limit, &mut self.timer) {
+            timer.as_mut().reset(deadline_in(limit));
         }
         Poll::Ready(Some(reply))
     }

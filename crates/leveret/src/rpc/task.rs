@@ -1,20 +1,21 @@
-//! The task of an RPC caller: opens its channel when a call wants it, times calls out, and resends or fails the pending calls of a
-//! channel that is lost.
+//! The task of an RPC channel: opens the channel when a call wants it, and resends or fails the pending calls of
+//! a channel that is lost.
 
 use std::collections::HashSet;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::Waker;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use super::Replies;
-use super::asker::{Open, Shared, declare_reply_queue};
+use super::channel::{OpenChannel, ReplySink, RequestConfirms, Shared, declare_reply_queue};
 use super::correlation::CorrelationId;
-use super::pump::Pumping;
+use super::pending_calls::PendingCalls;
+use super::reply::Reply;
+use super::request::CallFailure;
 use crate::amqp::{
-    self, Channel, Confirm, Connection, ConsumeOptions, Consumer, DIRECT_REPLIES, ShortStr, Value,
-    lock,
+    self, Connection, ConsumeOptions, Consumer, DIRECT_REPLIES, ShortStr, Value, deadline_in, lock,
 };
 use crate::connection::core::Core;
 use crate::connection::registry::{Entry, SeatKind};
@@ -39,46 +40,22 @@ impl RpcTask {
     /// Keeps a channel open from the first call on, until the client is closed.
     pub(super) async fn run(self) {
         self.shared.channel.until_wanted().await;
-        let Err(error) = tokio::select! {
-            ended = self.keep_open() => ended,
-            never = self.watch_time() => match never {},
-        };
+        let Err(error) = self.keep_open().await;
         self.fail_all(ChannelState::Ended(error.clone()), &error);
     }
 
-    /// Tells those whose reply is overdue: one timer for all calls, which are rarely late.
-    async fn watch_time(&self) -> Infallible {
-        loop {
-            let alarm = lock(&self.shared.desk).alarm();
-            let is_time = match alarm {
-                None => {
-                    self.shared.sooner.notified().await;
-                    false
-                }
-                Some(alarm) => tokio::select! {
-                    () = sleep_until(alarm) => true,
-                    () = self.shared.sooner.notified() => false,
-                },
-            };
-            if is_time {
-                let overdue = lock(&self.shared.desk).end_overdue(Instant::now());
-                overdue.into_iter().for_each(Waker::wake);
-            }
-        }
-    }
-
     async fn keep_open(&self) -> Result<Infallible, Error> {
-        let line = self.shared.channel.connection();
+        let connection = self.shared.channel.connection();
         let (mut refusals, mut suspects) = (0, HashSet::new());
         let mut cause = LossCause::Connection;
         loop {
-            let up = line.up().await?;
+            let live = connection.up().await?;
             if cause == LossCause::MissingExchange {
                 // It was deleted. If this client declared it before, it does so again.
                 let exchange = &self.shared.settings.exchange;
-                self.core.remembered.restore_exchange(&up.connection, exchange).await;
+                self.core.remembered.restore_exchange(&live.connection, exchange).await;
             }
-            match self.open(&up.connection).await {
+            match self.open(&live.connection).await {
                 Ok((open, consumer)) => {
                     let error = self.serve(Arc::new(open), consumer).await;
                     cause = LossCause::of(&error);
@@ -96,10 +73,17 @@ impl RpcTask {
         }
     }
 
-    async fn open(&self, connection: &Connection) -> Result<(Open, Option<Consumer>), amqp::Error> {
-        let channel = connection.open_channel().await?.into_confirm().await?;
+    async fn open(
+        &self,
+        connection: &Connection,
+    ) -> Result<(OpenChannel, Option<Consumer>), amqp::Error> {
+        let epoch = lock(&self.shared.pending).next_epoch();
+        let confirms = RequestConfirms::new(&self.shared, epoch);
+        let channel = connection.open_channel().await?.into_tracked(confirms).await?;
         let (reply_to, name) = match self.shared.settings.replies {
-            Replies::QueuePerCall => return Ok((Open { channel, reply_to: None }, None)),
+            Replies::QueuePerCall => {
+                return Ok((OpenChannel { channel, epoch, reply_to: None }, None));
+            }
             Replies::Direct if has_direct_replies(connection) => {
                 (ShortStr::from_static(DIRECT_REPLIES), DIRECT_REPLIES.to_owned())
             }
@@ -111,26 +95,46 @@ impl RpcTask {
         let options =
             ConsumeOptions { auto_ack: true, tag: TAG.to_owned(), ..ConsumeOptions::default() };
         let consumer = channel.consume(&name, options).await?;
-        Ok((Open { channel, reply_to: Some(reply_to) }, Some(consumer)))
+        consumer.set_sink(Arc::new(ReplySink(Arc::clone(&self.shared))));
+        Ok((OpenChannel { channel, epoch, reply_to: Some(reply_to) }, Some(consumer)))
     }
 
-    /// Takes replies until the channel is lost, and resends the lost requests meanwhile.
-    async fn serve(&self, open: Arc<Open>, consumer: Option<Consumer>) -> amqp::Error {
+    /// Keeps the channel until it is lost, and resends the lost requests meanwhile.
+    async fn serve(&self, open: Arc<OpenChannel>, mut consumer: Option<Consumer>) -> amqp::Error {
         let _entry = consumer.as_ref().and_then(|consumer| self.enter(&open, consumer));
-        let pump = consumer.map(|consumer| Pumping::start(&self.shared, consumer));
         self.shared.channel.set(ChannelState::Open(Arc::clone(&open)));
         let lost = Lost { task: self, open: &open };
+        let ended = async {
+            while let Some(consumer) = &mut consumer
+                && let Some(delivery) = consumer.next().await
+            {
+                match delivery {
+                    // The sink takes the replies, except for those that came together with the end.
+                    Ok(delivery) => {
+                        let reply = Reply::of(&delivery);
+                        self.shared.receive_one(reply.correlation_id(), reply);
+                    }
+                    Err(error) => {
+                        // The broker may have ended only the consumer.
+                        open.channel.close_now();
+                        return error;
+                    }
+                }
+            }
+            open.channel.ended().await
+        };
+        let mut ended = std::pin::pin!(ended);
         tokio::select! {
-            error = self.receive(&open.channel, pump.as_ref()) => return error,
-            // If that costs the channel, replies end with it.
+            error = &mut ended => return error,
+            // If that costs the channel, the consumer ends with it.
             _ = resend_all(&lost) => {}
         }
-        self.receive(&open.channel, pump.as_ref()).await
+        ended.await
     }
 
     /// Has the client's checks notice if the broker forgets the consumer of replies. For direct replies there is no queue whose
     /// consumers it could count: they are a state of the channel.
-    fn enter(&self, open: &Open, consumer: &Consumer) -> Option<Entry> {
+    fn enter(&self, open: &OpenChannel, consumer: &Consumer) -> Option<Entry> {
         let queue = open.reply_to.as_ref()?.to_str_lossy();
         if queue == DIRECT_REPLIES {
             return None;
@@ -140,51 +144,46 @@ impl RpcTask {
         Some(entry)
     }
 
-    async fn receive(&self, channel: &Channel<Confirm>, pump: Option<&Pumping>) -> amqp::Error {
-        let Some(pump) = pump else { return channel.ended().await };
-        match pump.ended().await {
-            Some(error) => {
-                // The broker may have ended only the consumer.
-                channel.close_now();
-                error
-            }
-            None => channel.ended().await,
-        }
-    }
-
     /// The channel is lost, and with it every reply that was to come over it. `suspects` were pending when the broker closed the
     /// connection before.
     fn lost(&self, error: amqp::Error, suspects: &mut HashSet<CorrelationId>) {
         let cause = LossCause::of(&error);
         let error = Error::from_amqp("the reply can no longer come", error);
         let is_resent = matches!(cause, LossCause::Connection | LossCause::ConnectionClosed);
+        let state = ChannelState::Closed { since: Instant::now() };
         if !is_resent || self.shared.settings.on_loss == OnLoss::Fail {
             // One of the requests is why, and would be again; or it is not to be sent twice.
-            return self.fail_all(ChannelState::Closed { since: Instant::now() }, &error);
+            return self.fail_all(state, &error);
         }
-        let wakers: Vec<Waker> = {
-            let mut desk = lock(&self.shared.desk);
-            self.shared.channel.set_closed();
+        self.end_channel(state, |pending| {
             let mut wakers = Vec::new();
             if cause == LossCause::ConnectionClosed {
                 // A request may be why, or a message of another channel: each request may be pending once when it happens.
-                let pending = desk.resendable().collect();
-                let before = std::mem::replace(suspects, pending);
-                wakers.extend(before.into_iter().filter_map(|id| desk.fail(id, error.clone())));
+                let before = std::mem::replace(suspects, pending.resendable().collect());
+                let failure = |id| pending.fail(id, CallFailure::Lost(error.clone()));
+                wakers.extend(before.into_iter().filter_map(failure));
             }
-            desk.mark_lost();
+            pending.mark_lost();
             wakers
-        };
-        wakers.into_iter().for_each(Waker::wake);
+        });
     }
 
-    /// Fails all pending calls.
-    fn fail_all(&self, state: ChannelState<Open>, error: &Error) {
+    fn fail_all(&self, state: ChannelState<OpenChannel>, error: &Error) {
+        self.end_channel(state, |pending| pending.fail_all(error));
+    }
+
+    /// Ends the use of the channel, and decides about the calls that are pending on it.
+    fn end_channel(
+        &self,
+        state: ChannelState<OpenChannel>,
+        decide: impl FnOnce(&mut PendingCalls) -> Vec<Waker>,
+    ) {
         let wakers = {
-            let mut desk = lock(&self.shared.desk);
-            self.shared.channel.set(state);
-            desk.fail_all(error)
+            let mut pending = lock(&self.shared.pending);
+            pending.next_epoch();
+            decide(&mut pending)
         };
+        self.shared.channel.set(state);
         wakers.into_iter().for_each(Waker::wake);
     }
 }
@@ -199,35 +198,26 @@ impl Drop for RpcTask {
     }
 }
 
-/// The lost requests of a caller, and its next channel.
+/// The lost requests, and the channel to resend them on.
 struct Lost<'a> {
     task: &'a RpcTask,
-    open: &'a Open,
+    open: &'a Arc<OpenChannel>,
 }
 
 impl Resend for Lost<'_> {
     type Id = CorrelationId;
 
     async fn resend_next(&self) -> Result<Option<CorrelationId>, amqp::Error> {
-        let (shared, channel) = (&self.task.shared, &self.open.channel);
-        let patience = self.task.core.options.timeout;
+        let (shared, open) = (&self.task.shared, self.open);
         loop {
-            let lost = lock(&shared.desk).take_lost();
+            let lost = lock(&shared.pending).take_lost();
             let Some((id, mut request)) = lost else { return Ok(None) };
-            request.properties.reply_to = self.open.reply_to.clone();
-            match channel.publish_within(&request.to_publish(), patience).await {
-                Ok(confirmation) => {
-                    let waker = lock(&shared.desk).resent(id, confirmation);
-                    waker.into_iter().for_each(Waker::wake);
-                    return Ok(Some(id));
-                }
-                Err(error) if channel.is_gone() => return Err(error),
-                Err(error) => {
-                    let what = "the request cannot be sent again";
-                    let error = shared.channel.connection().failed(what, error);
-                    let waker = lock(&shared.desk).fail(id, error);
-                    waker.into_iter().for_each(Waker::wake);
-                }
+            request.properties.reply_to = open.reply_to.clone();
+            let deadline = deadline_in(self.task.core.options.timeout);
+            match shared.send_on(open, &request, deadline, |pending| pending.resent(id)).await {
+                Ok(true) => return Ok(Some(id)),
+                Ok(false) => return Err(open.channel.ended().await),
+                Err(error) => shared.fail(id, CallFailure::Lost(error)),
             }
         }
     }

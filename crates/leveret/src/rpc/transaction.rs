@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use super::address::ReplyAddress;
-use super::replier::{Outlet, WayBack};
+use super::reply_route::{ReplyOutput, ReplyRoute};
 use crate::amqp::{self, Channel, Publish, RawProperties, Tx, lock};
 use crate::connection::{Client, LossCause};
 use crate::consumer::{ConsumerBuilder, InstrumentedHandler, Summary, report, unless};
@@ -15,15 +15,15 @@ use crate::retry::{Diagnosis, Failure, Verdict};
 use crate::telemetry::Replied;
 use crate::text::escape;
 
-/// One transaction: what is sent with it is sent when it is committed.
+/// The transaction of one request: its replies are published when it is committed.
 #[derive(Debug)]
-pub(super) struct Transaction {
+pub(super) struct ReplyTransaction {
     channel: Channel<Tx>,
     client: Client,
     pub(super) counts: Replied,
 }
 
-impl Transaction {
+impl ReplyTransaction {
     pub(super) async fn send(&self, to: &ReplyAddress, message: Message) -> Result<(), Error> {
         message.check()?;
         self.check_exchange(&to.exchange).await?;
@@ -53,29 +53,29 @@ impl Transaction {
 }
 
 /// Serves requests one after the other, each in a transaction.
-pub(super) struct Transactions {
+pub(super) struct TransactionalService {
     client: Client,
     consumer: ConsumerBuilder,
     methods: InstrumentedHandler,
     counts: Replied,
-    refused: Mutex<VecDeque<Refused>>,
+    refused: Mutex<VecDeque<RefusedReply>>,
 }
 
-/// How many requests with replies that the broker refuses are remembered. They come again one by one.
-const REFUSED: usize = 64;
+/// How many refused replies are remembered. Their requests are redelivered one by one.
+const MAX_REFUSED: usize = 64;
 
-/// A request whose transaction the broker has ended because of a reply: that is too large, or goes where nobody may publish.
-/// It comes again, and would end the next one as well.
+/// A request whose transaction the broker has ended because of its reply: the reply is too large, or the service may not publish to its
+/// address. The request is redelivered, and the same reply would end the next transaction as well.
 #[derive(Debug)]
-struct Refused {
+struct RefusedReply {
     request: RequestId,
     /// In the broker's words.
     text: String,
-    /// The error that was to be the reply instead is refused, too.
+    /// The broker has also refused the error that replaced the reply.
     is_error: bool,
 }
 
-/// By what a request is known when it comes again: `reply-to`, `correlation-id` and `message-id`.
+/// Identifies a redelivered request: `reply-to`, `correlation-id` and `message-id`.
 type RequestId = [Option<Vec<u8>>; 3];
 
 fn id_of(request: &RawProperties) -> RequestId {
@@ -84,14 +84,14 @@ fn id_of(request: &RawProperties) -> RequestId {
         .map(|text| text.map(|text| text.as_bytes().to_vec()))
 }
 
-impl Transactions {
+impl TransactionalService {
     pub(super) fn new(
         client: Client,
         consumer: ConsumerBuilder,
         methods: InstrumentedHandler,
         counts: Replied,
     ) -> Self {
-        Transactions { client, consumer, methods, counts, refused: Mutex::default() }
+        TransactionalService { client, consumer, methods, counts, refused: Mutex::default() }
     }
 
     pub(super) async fn run_until(self, stop: impl Future) -> Result<Summary, Error> {
@@ -132,22 +132,22 @@ impl Transactions {
         let (id, refused) = (id_of(incoming.raw_properties()), self.refused(&delivery));
         let is_redelivered = delivery.redelivered();
         let (client, counts) = (self.client.clone(), self.counts.clone());
-        let transaction = Arc::new(Transaction { channel, client, counts });
-        let outlet = Outlet::Transaction(Arc::clone(&transaction));
-        let way = WayBack::of(incoming.raw_properties(), &outlet);
-        incoming.set_way_back(way.clone());
+        let transaction = Arc::new(ReplyTransaction { channel, client, counts });
+        let output = ReplyOutput::Transaction(Arc::clone(&transaction));
+        let route = ReplyRoute::of(incoming.raw_properties(), &output);
+        incoming.set_reply_route(route.clone());
         let done = match &refused {
             None => {
                 let handled = self.methods.call(&incoming).await;
-                self.settle(delivery, &way, handled).await
+                self.settle(delivery, &route, handled).await
             }
-            Some(Refused { is_error: false, text, .. }) => {
+            Some(RefusedReply { is_error: false, text, .. }) => {
                 let failure = Failure::permanent(text.clone()).kind("unsendable");
-                self.settle(delivery, &way, Err(failure.into())).await
+                self.settle(delivery, &route, Err(failure.into())).await
             }
-            Some(Refused { text, .. }) => {
+            Some(RefusedReply { text, .. }) => {
                 self.counts.undeliverable();
-                tracing::error!("an error cannot be told to who asked: {text}");
+                tracing::error!("an error cannot be sent to the caller: {text}");
                 report(delivery.ack());
                 Ok(Summary { handled: 1, ..Summary::default() })
             }
@@ -155,7 +155,7 @@ impl Transactions {
         let committed = match done {
             Ok(summary) => transaction.channel.commit().await.map(|()| summary),
             Err(error) => {
-                // It comes again, on another channel.
+                // The request is redelivered, on another channel.
                 tracing::error!("a request cannot be answered, and is handled again: {error}");
                 transaction.channel.close_now();
                 return Summary { failed: 1, ..Summary::default() };
@@ -166,7 +166,7 @@ impl Transactions {
             let key = &returned.routing_key;
             tracing::warn!(
                 routing_key = key,
-                "a reply finds nobody: {}",
+                "a reply is undeliverable: {}",
                 escape(&returned.reply_text)
             );
         }
@@ -176,19 +176,19 @@ impl Transactions {
             );
             let is_to_blame = match LossCause::of(&error) {
                 LossCause::Connection => false,
-                // It may have been somebody else's doing, the first time.
+                // The first time, a message of another channel may be why.
                 LossCause::ConnectionClosed => is_redelivered,
                 LossCause::Message | LossCause::MissingExchange => true,
             };
-            if way.is_wanted() && is_to_blame {
+            if route.is_wanted() && is_to_blame {
                 self.refuse(id, refused.is_some(), &error);
             }
             Summary { failed: 1, ..Summary::default() }
         })
     }
 
-    /// Whether this is a request whose reply was refused.
-    fn refused(&self, delivery: &Delivery) -> Option<Refused> {
+    /// The refused reply to this request, if it was redelivered because of that.
+    fn refused(&self, delivery: &Delivery) -> Option<RefusedReply> {
         let mut refused = lock(&self.refused);
         if refused.is_empty() || !delivery.redelivered() {
             return None;
@@ -200,25 +200,29 @@ impl Transactions {
 
     fn refuse(&self, request: RequestId, is_error: bool, error: &amqp::Error) {
         let mut refused = lock(&self.refused);
-        if refused.len() == REFUSED {
+        if refused.len() == MAX_REFUSED {
             refused.pop_front();
         }
-        refused.push_back(Refused { request, text: error.to_string(), is_error });
+        refused.push_back(RefusedReply { request, text: error.to_string(), is_error });
     }
 
     /// Replies and settles: both happen with the commit.
     async fn settle(
         &self,
         delivery: Delivery,
-        way: &WayBack,
+        route: &ReplyRoute,
         handled: Result<(), BoxError>,
     ) -> Result<Summary, Error> {
         let handled = handled.map_err(|error| Diagnosis::of(&error));
-        way.finish(handled.as_ref().copied()).await?;
+        route.finish(handled.as_ref().copied()).await?;
         match handled {
-            Err(seen) if !way.is_wanted() => {
-                tracing::error!(kind = seen.kind, "a request failed: {}", escape(&seen.text));
-                report(match seen.verdict {
+            Err(diagnosis) if !route.is_wanted() => {
+                tracing::error!(
+                    kind = diagnosis.kind,
+                    "a request failed: {}",
+                    escape(&diagnosis.text)
+                );
+                report(match diagnosis.verdict {
                     Verdict::Done => delivery.ack(),
                     Verdict::Requeue => delivery.requeue(),
                     _ => delivery.discard(),

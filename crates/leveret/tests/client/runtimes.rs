@@ -1,5 +1,9 @@
 //! Callers and publishers that are used in one runtime and were set up in another, which ends before.
 
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use leveret::{Client, Error, ErrorKind, Json, OnLoss, Publisher, Queue, Replies, Rpc};
@@ -122,4 +126,79 @@ async fn what_is_set_up_in_a_runtime_that_ends_goes_on_with_its_client() {
         let late = late.call::<()>("m", "").timeout(Duration::from_millis(10)).await;
         assert_eq!(late.unwrap_err().kind(), ErrorKind::TimedOut);
     }
+}
+
+type BoxedCall = Pin<Box<dyn Future<Output = Result<Json<u64>, Error>> + Send>>;
+
+/// Holds a call, and drops it when it is woken.
+#[derive(Default)]
+struct DropsItsCall {
+    call: Mutex<Option<BoxedCall>>,
+    is_dropped: AtomicBool,
+}
+
+impl Wake for DropsItsCall {
+    fn wake(self: Arc<Self>) {
+        let call = self.call.lock().unwrap().take();
+        drop(call);
+        self.is_dropped.store(true, Ordering::Relaxed);
+    }
+}
+
+impl DropsItsCall {
+    /// Makes a call, polled once.
+    fn start(rpc: &Rpc, method: &'static str) -> Arc<Self> {
+        let rpc = rpc.clone();
+        let holder = Arc::new(DropsItsCall::default());
+        let waker = Waker::from(Arc::clone(&holder));
+        let mut call: BoxedCall = Box::pin(async move { rpc.call(method, Json(21)).await });
+        // Locked, so that a wake-up that comes at once finds the call.
+        let mut held = holder.call.lock().unwrap();
+        assert!(call.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        *held = Some(call);
+        drop(held);
+        holder
+    }
+
+    async fn until_dropped(&self) {
+        let is_dropped = async || self.is_dropped.load(Ordering::Relaxed);
+        eventually(PATIENCE, "the call is dropped", is_dropped).await;
+    }
+}
+
+#[tokio::test]
+async fn a_caller_may_drop_its_call_while_it_is_woken() {
+    let broker = broker();
+    let client = client_with(&broker, Queue::classic("silent")).await;
+    let _service = Running::start(client.service("numbers").method("double", double)).await;
+    let (send, receive) = tokio::sync::oneshot::channel();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let builder = builder_of(&broker);
+    let broker_to_cut = broker.clone();
+    let runtime = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let client = builder.connect().await.unwrap();
+            let rpc = client.rpc("numbers").build().await.unwrap();
+            rpc.call::<Json<u64>>("double", Json(1)).await.unwrap();
+            // The task of the next connection is younger than that of the calls, and ends after it.
+            broker_to_cut.faults().cut_all_connections();
+            let call = async || rpc.call::<Json<u64>>("double", Json(1)).await.is_ok();
+            eventually(PATIENCE, "a reply", call).await;
+            send.send(rpc.clone()).unwrap();
+            stopped.await.unwrap();
+        });
+    });
+    let rpc = receive.await.unwrap();
+    // By a reply.
+    DropsItsCall::start(&rpc, "double").until_dropped().await;
+    // By the end of the runtime, with an unconfirmed request.
+    broker.faults().freeze();
+    let holder = DropsItsCall::start(&rpc, "double");
+    assert_eq!(rpc.in_flight(), 1);
+    stop.send(()).unwrap();
+    holder.until_dropped().await;
+    assert_eq!(rpc.in_flight(), 0);
+    broker.faults().thaw();
+    runtime.join().unwrap();
 }
