@@ -30,6 +30,7 @@ pages! {
     on_the_wire: "docs/on-the-wire.md",
     operations: "docs/operations.md",
     park_and_replay: "docs/park-and-replay.md",
+    profiles: "crates/profiles/README.md",
     publish: "docs/publish.md",
     rabbitmq_notes: "docs/rabbitmq-notes.md",
     readme: "README.md",

@@ -34,10 +34,22 @@ impl Deaths {
         let header = headers.get("x-death");
         let entries = header.as_ref().and_then(Value::as_array);
         let entries = entries.into_iter().flat_map(|entries| entries.iter());
-        Deaths(entries.filter_map(|entry| Death::read(entry.as_table()?)).collect())
+        let mut deaths: Vec<_> =
+            entries.filter_map(|entry| Death::read(entry.as_table()?)).collect();
+        // RabbitMQ 3.10 mixes up three and more entries; later versions name the latest one.
+        let text = |name| Some(headers.get(name)?.as_str()?.to_owned());
+        let named = text("x-last-death-queue").zip(text("x-last-death-reason"));
+        let is_named = |death: &Death| {
+            named.as_ref().is_some_and(|(queue, why)| (&death.queue, &death.reason) == (queue, why))
+        };
+        if let Some(latest) = deaths.iter().position(is_named) {
+            deaths[..=latest].rotate_right(1);
+        }
+        Deaths(deaths)
     }
 
-    pub(crate) fn of(properties: &RawProperties) -> Self {
+    /// The deaths that the headers of a message list.
+    pub fn of(properties: &RawProperties) -> Self {
         if !properties.has_headers() {
             return Deaths::default();
         }
@@ -56,22 +68,9 @@ impl Deaths {
         }
     }
 
-    /// All of them, the latest first.
+    /// All of them, the latest first. RabbitMQ 3.10 does not keep the order of three and more.
     pub fn iter(&self) -> impl Iterator<Item = &Death> {
         self.0.iter()
-    }
-
-    /// The latest one. The entry that comes first is not always that (RabbitMQ 3.10 mixes three and more up), but if the
-    /// broker names the latest (from 4.0 on), or if there is only one, it is right.
-    pub(crate) fn last(&self, properties: &RawProperties) -> Option<&Death> {
-        let told = |name| Some(properties.header(name)?.as_str()?.to_owned());
-        let named = told("x-last-death-queue").zip(told("x-last-death-reason"));
-        let is_it = |death: &&Death| {
-            named
-                .as_ref()
-                .is_some_and(|(queue, reason)| death.queue == *queue && death.reason == *reason)
-        };
-        self.0.iter().find(is_it).or_else(|| self.0.first())
     }
 
     /// How often it was rejected by consumers of a queue.
@@ -143,6 +142,21 @@ mod tests {
         ]);
         assert_eq!(Deaths::read(&header).rejected_from("jobs"), 4);
         assert_eq!(Deaths::read(&Table::new()).rejected_from("jobs"), 0);
+    }
+
+    #[test]
+    fn the_latest_death_comes_first_if_the_broker_names_it() {
+        let deaths = [("a", "rejected", None), ("b", "expired", None), ("b", "rejected", None)];
+        let mut header = headers(&deaths);
+        let queues = |header: &Table<'_>| -> Vec<_> {
+            Deaths::read(header).iter().map(|d| (d.queue.clone(), d.reason.clone())).collect()
+        };
+        let pairs =
+            |order: [usize; 3]| order.map(|n| (deaths[n].0.to_owned(), deaths[n].1.to_owned()));
+        assert_eq!(queues(&header), pairs([0, 1, 2]));
+        header.insert("x-last-death-queue", "b").unwrap();
+        header.insert("x-last-death-reason", "rejected").unwrap();
+        assert_eq!(queues(&header), pairs([2, 0, 1]));
     }
 
     #[test]

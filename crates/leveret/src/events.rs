@@ -113,18 +113,14 @@ impl Client {
 impl Events {
     pub(crate) fn new(client: Client, exchange: Exchange) -> Self {
         let topology = Topology::new().exchange(exchange.clone());
-        Events::through(client, exchange.name().to_owned(), exchange, topology)
-    }
-
-    /// Published to one exchange, and heard at another, to which the topology leads them.
-    pub(crate) fn through(
-        client: Client,
-        ingress: String,
-        exchange: Exchange,
-        topology: Topology,
-    ) -> Self {
-        let (publisher, rpc) = (OnceCell::new(), OnceLock::new());
-        let shared = Shared { client, ingress, exchange, topology, publisher, rpc };
+        let shared = Shared {
+            client,
+            ingress: exchange.name().to_owned(),
+            exchange,
+            topology,
+            publisher: OnceCell::new(),
+            rpc: OnceLock::new(),
+        };
         Events { shared: Arc::new(shared), group: None }
     }
 
@@ -139,6 +135,40 @@ impl Events {
     #[must_use]
     pub fn exchange(self, exchange: Exchange) -> Self {
         Events { group: self.group, ..Events::new(self.shared.client.clone(), exchange) }
+    }
+
+    /// Published to this exchange, from which the topology leads them to the one where they are heard. It is declared with that
+    /// one.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leveret::Error> {
+    /// use leveret::{Client, Exchange, Topology};
+    ///
+    /// let client = Client::embedded().await?;
+    /// let topology = Topology::new()
+    ///     .exchange(Exchange::fanout("all-news"))
+    ///     .exchange(Exchange::topic("news").bind("all-news", ""));
+    /// let news = client.events("news").through("all-news", topology);
+    /// let sport = news.subscribe("sport", ["sport.#"]);
+    /// sport.declare().await?;
+    /// news.publish("sport.tennis", "6:4").await?;
+    /// assert_eq!(client.inspect_queue("sport").await?.messages, 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn through(self, ingress: impl Into<String>, topology: Topology) -> Self {
+        let Shared { client, exchange, topology: own, .. } = &*self.shared;
+        let shared = Shared {
+            client: client.clone(),
+            ingress: ingress.into(),
+            exchange: exchange.clone(),
+            topology: own.clone().and(topology),
+            publisher: OnceCell::new(),
+            rpc: OnceLock::new(),
+        };
+        Events { shared: Arc::new(shared), group: self.group }
     }
 
     /// The exchange at which events are heard, by its name.
@@ -239,7 +269,8 @@ impl Events {
     ) -> ConsumerBuilder {
         let name = queue.name().to_owned();
         let bound = self.bound(queue, patterns);
-        self.consumer(name, bound.map(|queue| Topology::new().queue(queue)))
+        let needs = bound.map(|queue| self.shared.topology.clone().queue(queue));
+        self.shared.client.consumer(name).needing(needs).state(self.in_group(None))
     }
 
     /// A consumer for this program alone: it gets what fits the patterns from when it begins, or is
@@ -249,18 +280,8 @@ impl Events {
         self.subscribe_queue(Queue::temporary(name).expires(UNUSED), patterns).temporary()
     }
 
-    /// A consumer of a queue, for which this has to be declared, and the exchanges. Its handlers may emit here.
-    pub(crate) fn consumer(
-        &self,
-        queue: String,
-        topology: Result<Topology, Error>,
-    ) -> ConsumerBuilder {
-        let topology = topology.map(|topology| self.shared.topology.clone().and(topology));
-        self.shared.client.consumer(queue).needing(topology).state(self.in_group(None))
-    }
-
     /// The queue with bindings for these patterns.
-    pub(crate) fn bound(
+    fn bound(
         &self,
         queue: Queue,
         patterns: impl IntoIterator<Item = impl Into<String>>,

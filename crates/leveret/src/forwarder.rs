@@ -13,7 +13,7 @@ use crate::amqp::{
 use crate::connection::Client;
 use crate::connection::managed::LiveConnection;
 use crate::connection::{ReliableChannel, UsableChannel};
-use crate::deaths::Deaths;
+use crate::deaths::{Death, Deaths};
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 
@@ -193,8 +193,27 @@ impl ForwardedMessage {
         self.header(kept::COPIES).is_some()
     }
 
-    /// Forgets what the broker said about where it died: whoever publishes it again begins to count anew.
-    pub(crate) fn forget_deaths(&mut self) {
+    /// Sets after how long it expires in the queue that it is published to. In whole milliseconds, one at least.
+    pub fn set_expiration(&mut self, time: Duration) {
+        let milliseconds = time.as_millis().max(1).to_string();
+        self.properties.expiration = ShortStr::try_from(milliseconds).ok();
+    }
+
+    /// Notes in headers what the broker took from the message when it died: its `expiration` and, where RabbitMQ 3.10 gave it
+    /// another routing key, the keys of `CC`. A parked message gets them back when it is replayed.
+    pub fn note_death(&mut self, death: &Death) {
+        if let Some(expiration) = &death.expiration {
+            self.set_header(kept::EXPIRATION, expiration.as_str());
+        }
+        let has_copies = self.has_copies() || self.header("CC").is_some();
+        if !has_copies && death.routing_keys.len() > 1 {
+            let keys = death.routing_keys[1..].iter().map(|key| key.as_bytes());
+            self.set_header(kept::COPIES, kept::keys_as_text(keys));
+        }
+    }
+
+    /// Removes `x-death` and all else that the broker said about where it died, so that it counts as a new message.
+    pub fn remove_deaths(&mut self) {
         for name in DEATHS {
             self.remove_header(name);
         }
@@ -207,7 +226,7 @@ impl ForwardedMessage {
         let Some(headers) = &self.properties.headers else { return };
         let died_there = Deaths::read(headers).iter().any(|death| death.queue == queue);
         if died_there || !Deaths::is_well_formed(headers) {
-            self.forget_deaths();
+            self.remove_deaths();
         }
     }
 

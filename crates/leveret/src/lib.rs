@@ -130,7 +130,6 @@ mod parking;
 mod payload;
 mod pool;
 pub mod prelude;
-mod profiles;
 mod publisher;
 mod random;
 mod removal;
@@ -170,9 +169,6 @@ pub use parking::{
 };
 pub use payload::{Json, MsgPack, Payload};
 pub use pool::{BorrowedChannel, ChannelPool, ChannelPoolBuilder};
-pub use profiles::{
-    Acapi, AcapiSite, AcapiTraffic, Chandra, CoverArt, Orb, Redelivered, Redelivery,
-};
 pub use publisher::{
     BatchError, OnLoss, Publisher, PublisherBuilder, Ticket, UnconfirmedPublisher,
 };

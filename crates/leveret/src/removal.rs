@@ -72,8 +72,7 @@ impl QueueRemoval {
 
     /// How its consumers retry: that names the objects. [`RetryPolicy::default`] otherwise.
     ///
-    /// Of [`CoverArt`](crate::CoverArt) and [`Orb`](crate::Orb), which share all other objects between queues, the queue alone is
-    /// deleted. Of [`Chandra`](crate::Chandra), the primary exchange and a shared dead-letter exchange stay.
+    /// What a design shares between queues stays: see [`RetryProfile::belongings`](crate::retry::RetryProfile::belongings).
     pub fn retry(mut self, retry: impl Into<Retry>) -> Self {
         self.retry = retry.into();
         self

@@ -1,8 +1,8 @@
 //! Trying failed messages again, and parking what does not get better.
 //!
 //! When to try again is a [`RetryPolicy`]; where messages wait meanwhile, and how attempts are counted, is a [`Retry`]:
-//! the default one, or one of the designs [`Acapi`](crate::Acapi), [`Chandra`](crate::Chandra), [`CoverArt`](crate::CoverArt) and
-//! [`Orb`](crate::Orb); a design of your own is a [`RetryProfile`].
+//! the default one, or a design of your own, which is a [`RetryProfile`]. The crate `leveret-profiles` has those of four other
+//! systems.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,13 +12,11 @@ use crate::topology::QueueType;
 pub(crate) mod classify;
 pub(crate) mod failed_message;
 mod failure;
-pub(crate) mod iso8601;
-pub(crate) mod one_wait;
+mod iso8601;
 pub(crate) mod plain;
 pub(crate) mod policy;
 pub(crate) mod profile;
-pub(crate) mod rejecting;
-pub(crate) mod retry_info;
+mod rejections;
 pub(crate) mod stamp;
 pub(crate) mod tiers;
 pub(crate) mod traps;
@@ -30,7 +28,8 @@ pub use failed_message::FailedMessage;
 pub use failure::{Failure, Verdict};
 pub use policy::{Decision, Facts, RetryPolicy};
 pub use profile::{RetryProfile, RetryStep, WorkQueue};
-pub use stamp::Origin;
+pub use rejections::rejections;
+pub use stamp::{Origin, first_failure};
 
 pub(crate) use classify::Classifiers;
 pub(crate) use failure::{Diagnosis, named};
@@ -80,7 +79,7 @@ pub(crate) use failure::{Diagnosis, named};
 /// | `x-leveret-queue`, `x-leveret-exchange`, `x-leveret-routing-key` | where it came from |
 /// | `x-leveret-return` | of parked messages: the exchange by which they get back to their queue under their own routing key; without it, that is the default exchange with the name of the queue |
 /// | `x-leveret-reason` | of parked messages: `exhausted`, `too-old`, `permanent`, `unmovable` or `unroutable` |
-/// | `x-leveret-rejected` | of [`Acapi`](crate::Acapi) and [`Chandra`](crate::Chandra), in republished messages: how often the consumer had rejected them before |
+/// | `x-leveret-rejected` | of designs that [count rejections](RetryProfile::counts_rejections), in republished messages: how often the consumer had rejected them before |
 /// | `x-leveret-expiration`, `x-leveret-user-id`, `x-leveret-cc` | properties, and the keys of the header `CC`, that it could not keep while it waits; the keys are percent-encoded, with a space between them |
 ///
 /// # Delivery limits
@@ -99,8 +98,9 @@ pub(crate) use failure::{Diagnosis, named};
 ///
 /// # Other designs
 ///
-/// [`Acapi`](crate::Acapi), [`Chandra`](crate::Chandra), [`CoverArt`](crate::CoverArt) and [`Orb`](crate::Orb) have other queues, and count in other ways: for systems that have
-/// them already. A design of your own is a [`RetryProfile`], given to [`Retry::with_profile`].
+/// Systems that have other queues already, and count in other ways, have a [`RetryProfile`], given to
+/// [`Retry::with_profile`]. The crate `leveret-profiles` has those of ACAPI (Sneakers, Kicks), Chandra, the Cover Art Archive
+/// and Orb.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Retry {

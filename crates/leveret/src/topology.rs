@@ -144,8 +144,8 @@ impl Topology {
         self.bindings.retain(|known| known != binding);
     }
 
-    /// Without an exchange and its bindings in both directions.
-    pub(crate) fn remove_exchange(&mut self, name: &str) {
+    /// Removes an exchange and its bindings in both directions.
+    pub fn remove_exchange(&mut self, name: &str) {
         self.exchanges.retain(|exchange| exchange.name != name);
         let destination = Destination::Exchange(name.to_owned());
         self.bindings

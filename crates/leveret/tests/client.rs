@@ -26,7 +26,6 @@ mod client {
     mod parking_counts;
     mod parking_cuts;
     mod pool;
-    mod profiles;
     mod publishing;
     mod recovery;
     mod relay;
@@ -42,32 +41,22 @@ mod client {
     mod topology;
 }
 
-#[path = "support/deployments.rs"]
-mod deployments;
 #[path = "support/drops.rs"]
 mod drops;
+#[path = "support/embedded.rs"]
+mod embedded;
 #[path = "support/examples.rs"]
 mod examples;
+#[path = "support/on_the_wire.rs"]
+mod on_the_wire;
 #[path = "support/services.rs"]
 mod services;
 
 use std::net::SocketAddr;
 
-use leveret::{Client, ClientBuilder, Queue, Topology};
+use embedded::{PATIENCE, broker, builder_of, client_of, client_with, depth, soon, unsettled};
+use leveret::Client;
 use leveret_broker::{Broker, Permissions};
-use leveret_testkit::{SOON as PATIENCE, soon};
-
-fn broker() -> Broker {
-    Broker::builder().start().expect("a broker")
-}
-
-async fn client_of(broker: &Broker) -> Client {
-    builder_of(broker).connect().await.expect("a client of the embedded broker")
-}
-
-fn builder_of(broker: &Broker) -> ClientBuilder {
-    Client::builder().broker(broker).name("test")
-}
 
 /// A broker with two users, one who may do anything and one who may do no more than this, and where it listens: over TCP users
 /// are told apart, so that the clock has to be the real one.
@@ -85,21 +74,4 @@ async fn broker_with_users(permissions: Permissions) -> (Broker, SocketAddr) {
 async fn client_of_user(address: SocketAddr, user: &str) -> Client {
     let url = format!("amqp://{user}:{user}@{address}");
     Client::connect(url.as_str()).await.expect("a client over TCP")
-}
-
-/// A client with one queue.
-async fn client_with(broker: &Broker, queue: Queue) -> Client {
-    let client = client_of(broker).await;
-    client.apply(&Topology::new().queue(queue)).await.expect("a queue");
-    client
-}
-
-fn depth(broker: &Broker, queue: &str) -> Option<usize> {
-    let snapshot = broker.snapshot();
-    snapshot.virtual_host("/")?.queue(queue).map(|queue| queue.ready)
-}
-
-fn unsettled(broker: &Broker, queue: &str) -> Option<usize> {
-    let snapshot = broker.snapshot();
-    snapshot.virtual_host("/")?.queue(queue).map(|queue| queue.unsettled)
 }

@@ -6,7 +6,7 @@ use std::task::{Wake, Waker};
 use std::time::Duration;
 
 use futures_core::Stream;
-use leveret_amqp::seam::{DeliverySink, Letter, lock};
+use leveret_amqp::seam::{Content, DeliveryInfo, DeliverySink, lock};
 use leveret_amqp::{
     Channel, ConsumeOptions, Delivery, ErrorKind, GetOptions, Options, Refused, ReplyCode, Table,
 };
@@ -75,8 +75,8 @@ impl Wake for Woken {
 }
 
 impl DeliverySink for Tags {
-    fn delivered(&self, deliveries: Drain<'_, Letter>, wakers: &mut Vec<Waker>) {
-        lock(&self.tags).extend(deliveries.map(|delivery| delivery.method.tag));
+    fn delivered(&self, deliveries: Drain<'_, Content<DeliveryInfo>>, wakers: &mut Vec<Waker>) {
+        lock(&self.tags).extend(deliveries.map(|delivery| delivery.method.delivery_tag()));
         wakers.push(Waker::from(Arc::clone(&self.woken)));
     }
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leveret::{Acapi, AcapiSite, Attempt, Error, Failure, Rpc, State};
+use leveret::{Attempt, Error, Failure, Rpc, State};
+use leveret_profiles::{Acapi, AcapiSite};
 use tokio::task::JoinSet;
 
 use super::ledger::{Fate, Ledger, Party};
@@ -40,11 +41,11 @@ async fn open(stage: Stage) -> Result<Play, Error> {
     client.apply(&site.topology()).await?;
     let events = site.events(client);
     let subscribe = |application, pattern| {
-        let consumer = site.subscribe(&events, application, "policies", [pattern]);
-        consumer.workers(16).state(Arc::clone(&stage.ledger))
+        let consumer = site.subscribe(&events, application, "policies", [pattern])?;
+        Ok::<_, Error>(consumer.workers(16).state(Arc::clone(&stage.ledger)))
     };
-    let ledger = subscribe("ledger", "info.events.policy.#");
-    let mailer = subscribe("mailer", CREATED);
+    let ledger = subscribe("ledger", "info.events.policy.#")?;
+    let mailer = subscribe("mailer", CREATED)?;
     ledger.declare().await?;
     mailer.declare().await?;
     let service = site.serve(client, "ledger", "policy-requests", [REQUEST], policy).await?;

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leveret::{
-    BatchOptions, BatchOutcome, BoxError, Chandra, Error, Exchange, Failure, Incoming, Publisher,
-    Queue,
+    BatchOptions, BatchOutcome, BoxError, Error, Exchange, Failure, Incoming, Publisher, Queue,
 };
+use leveret_profiles::Chandra;
 
 use super::ledger::{Fate, Ledger};
 use super::scenario::{Play, Scenario, Stage};

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leveret::{Attempt, CoverArt, Error, Failure, QueueType, State};
+use leveret::{Attempt, Error, Failure, QueueType, State};
+use leveret_profiles::CoverArt;
 
 use super::ledger::{Fate, Ledger};
 use super::scenario::{Play, Scenario, Stage};

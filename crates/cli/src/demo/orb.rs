@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leveret::amqp::{Properties, Publish};
-use leveret::{Attempt, BoxError, ChannelPool, Error, Failure, Orb, Queue, QueueType, State};
+use leveret::{Attempt, BoxError, ChannelPool, Error, Failure, Queue, QueueType, State};
+use leveret_profiles::Orb;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 

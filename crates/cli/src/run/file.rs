@@ -37,7 +37,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use leveret::amqp::ShortStr;
-use leveret::{BatchOptions, Exchange, IntoEndpoints, Orb, Queue, Retry, RetryPolicy, Topology};
+use leveret::{BatchOptions, Exchange, IntoEndpoints, Queue, Retry, RetryPolicy, Topology};
+use leveret_profiles::Orb;
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
 

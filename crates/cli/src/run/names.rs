@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use leveret::{Acapi, Chandra, CoverArt, Orb};
+use leveret_profiles::{Acapi, Chandra, CoverArt, Orb};
 
 pub(super) type Names = BTreeMap<String, String>;
 

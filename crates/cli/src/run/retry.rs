@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use leveret::{
-    Acapi, Chandra, CoverArt, Exchange, ExchangeKind, Orb, QueueType, Retry, RetryPolicy,
-};
+use leveret::{Exchange, ExchangeKind, QueueType, Retry, RetryPolicy};
+use leveret_profiles::{Acapi, Chandra, CoverArt, Orb};
 use serde::Deserialize;
 use serde::de::Deserializer;
 

@@ -5,7 +5,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leveret::{Client, ErrorKind, Incoming, Message, Orb, Queue, Summary, Topology};
+use leveret::{Client, ErrorKind, Incoming, Message, Queue, Summary, Topology};
+use leveret_profiles::Orb;
 use tokio::sync::{OnceCell, oneshot, watch};
 use tokio::task::{self, JoinSet};
 use tokio::time::{Instant, sleep};

@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use leveret::{
-    Acapi, Belonging, Chandra, Client, CoverArt, Exchange, Orb, QueueRemoval, Retry, RetryPolicy,
-};
+use leveret::{Belonging, Client, Exchange, QueueRemoval, Retry, RetryPolicy};
+use leveret_profiles::{Acapi, Chandra, CoverArt, Orb};
 use serde_json::json;
 
 use crate::failure::Failure;

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use leveret::{Acapi, Queue, Topology};
+use leveret::{Queue, Topology};
+use leveret_profiles::Acapi;
 use leveret_testkit::eventually;
 use leveret_testkit::rabbitmq;
 

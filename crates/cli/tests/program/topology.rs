@@ -2,7 +2,8 @@
 
 use std::fs;
 
-use leveret::{Chandra, Exchange, Queue, Topology};
+use leveret::{Exchange, Queue, Topology};
+use leveret_profiles::Chandra;
 
 use crate::support::{Place, leveret};
 

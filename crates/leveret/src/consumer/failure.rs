@@ -18,6 +18,7 @@ use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
 use crate::forwarder::{ForwardedMessage, Forwarder};
 use crate::random;
+use crate::retry::profile::republished;
 use crate::retry::stamp::{Detail, Failed};
 use crate::retry::{
     Decision, Diagnosis, Facts, FailedMessage, Origin, Retry, RetryPolicy, RetryProfile, RetryStep,
@@ -228,12 +229,13 @@ impl FailureHandler {
                         self.counts.retried();
                         Summary { failed: 1, retried: 1, ..Summary::default() }
                     }
-                    // There is no room for what has to be said about it: it would be tried again for ever.
-                    Err(error) if error.kind() == ErrorKind::Invalid => {
-                        failed.reason = Some(ParkReason::Unmovable);
+                    Err(Unmoved::ForGood(reason, _)) => {
+                        failed.reason = Some(reason);
                         self.park(delivery, &failed).await
                     }
-                    Err(error) => self.give_back(delivery, &failed.origin, &error).await,
+                    Err(Unmoved::ForNow(error)) => {
+                        self.give_back(delivery, &failed.origin, &error).await
+                    }
                 }
             }
             Decision::Park(_) => self.park(delivery, &failed).await,
@@ -244,7 +246,7 @@ impl FailureHandler {
         let step =
             |detail| self.profile.park(&FailedMessage { delivery: &delivery, failed, detail });
         let mut carried_out = self.carry_out(&delivery, step).await;
-        if carried_out.as_ref().is_err_and(|error| error.kind() == ErrorKind::Invalid) {
+        if matches!(carried_out, Err(Unmoved::ForGood(..))) {
             // There is no room for a word about it: it is parked as it came.
             let bare = |detail| bare(&delivery, step(detail));
             carried_out = self.carry_out_with(Detail::Needed, bare).await;
@@ -268,7 +270,9 @@ impl FailureHandler {
                 }
                 Summary { failed: 1, parked: u64::from(is_parked), ..Summary::default() }
             }
-            Err(error) => self.give_back(delivery, &failed.origin, &error).await,
+            Err(Unmoved::ForNow(error) | Unmoved::ForGood(_, error)) => {
+                self.give_back(delivery, &failed.origin, &error).await
+            }
         }
     }
 
@@ -306,7 +310,7 @@ impl FailureHandler {
             return report(delivery.requeue());
         }
         let queue = self.client.queue_name(delivery.queue());
-        let mut parcel = self.profile.republish(&delivery, &queue, origin);
+        let mut parcel = republished(&*self.profile, &delivery, &queue, origin);
         while let Err(error) = self.mover.deliver(parcel.clone()).await {
             if error.kind() == ErrorKind::Closed || !delivery.is_held() {
                 return report(delivery.requeue());
@@ -361,12 +365,12 @@ impl FailureHandler {
         &self,
         delivery: &Delivery,
         step: impl Fn(Detail) -> RetryStep,
-    ) -> Result<Settle, Error> {
+    ) -> Result<Settle, Unmoved> {
         loop {
             match self.carry_out_with(Detail::Full, &step).await {
-                Err(error)
+                Err(Unmoved::ForNow(error))
                     if self.is_counted(delivery)
-                        && may_pass(&error)
+                        && error.kind() != ErrorKind::Closed
                         && !is_for_good(&error, delivery)
                         && delivery.is_held() =>
                 {
@@ -390,13 +394,14 @@ impl FailureHandler {
         &self,
         mut detail: Detail,
         step: impl Fn(Detail) -> RetryStep,
-    ) -> Result<Settle, Error> {
+    ) -> Result<Settle, Unmoved> {
         let mut is_declared_anew = false;
         loop {
-            let parcel = match step(detail) {
+            let (parcel, may_park) = match step(detail) {
                 RetryStep::Requeue(pause) => return Ok(Settle::Requeue(pause)),
                 RetryStep::DeadLetter => return Ok(Settle::DeadLetter),
-                RetryStep::Move(parcel) => parcel,
+                RetryStep::Move(parcel) => (parcel, false),
+                RetryStep::MoveOrPark(parcel) => (parcel, true),
             };
             let mut epoch = self.epoch.load(Ordering::Relaxed);
             if epoch == 0 {
@@ -413,7 +418,10 @@ impl FailureHandler {
                     is_declared_anew = true;
                     self.declare(epoch).await?;
                 }
-                Err(error) => return Err(error),
+                Err(error) if may_park && error.kind() == ErrorKind::Unroutable => {
+                    return Err(Unmoved::ForGood(ParkReason::Unroutable, error));
+                }
+                Err(error) => return Err(error.into()),
             }
         }
     }
@@ -452,7 +460,7 @@ pub(super) fn identity(delivery: &Delivery) -> (String, Option<String>) {
 
 /// The same step, with nothing added to the message.
 fn bare(delivery: &Delivery, mut step: RetryStep) -> RetryStep {
-    if let RetryStep::Move(parcel) = &mut step {
+    if let RetryStep::Move(parcel) | RetryStep::MoveOrPark(parcel) = &mut step {
         unmark(parcel, delivery);
     }
     step
@@ -481,6 +489,24 @@ enum Settle {
     Requeue(Duration),
 }
 
+/// Why a message could not be moved.
+enum Unmoved {
+    /// It may go well later.
+    ForNow(Error),
+    /// It would be tried again for ever.
+    ForGood(ParkReason, Error),
+}
+
+impl From<Error> for Unmoved {
+    fn from(error: Error) -> Self {
+        match error.kind() {
+            // There is no room for what has to be said about it.
+            ErrorKind::Invalid => Unmoved::ForGood(ParkReason::Unmovable, error),
+            _ => Unmoved::ForNow(error),
+        }
+    }
+}
+
 /// Whether the broker counts no nack: RabbitMQ from 4.3 on.
 fn nack_is_free(client: &Client) -> bool {
     match client.core().home().state() {
@@ -494,11 +520,6 @@ fn nack_is_free(client: &Client) -> bool {
 fn is_for_good(error: &Error, delivery: &Delivery) -> bool {
     let count = delivery.header("x-delivery-count").and_then(|count| count.as_i64());
     error.kind() == ErrorKind::Refused && count.unwrap_or_default() == 0
-}
-
-/// Whether it may go well later: nothing that the message or the end of the client is the cause of.
-fn may_pass(error: &Error) -> bool {
-    !matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Closed)
 }
 
 /// Whether an exchange or queue of the profile is not there.

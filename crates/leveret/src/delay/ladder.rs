@@ -27,8 +27,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::amqp::Value;
-use crate::retry::one_wait::at_least_once;
-use crate::retry::tiers::lasting;
+use crate::retry::tiers::{at_least_once, lasting};
 use crate::topology::{Binding, Exchange, Queue, QueueType, Topology};
 
 use super::steps;

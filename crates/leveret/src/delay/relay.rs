@@ -234,7 +234,7 @@ fn may_be_anothers(error: &Error) -> bool {
 fn addressed(delivery: &Delivery) -> ForwardedMessage {
     let mut parcel = ForwardedMessage::of(delivery, target(delivery));
     forget_steps(&mut parcel);
-    parcel.forget_deaths();
+    parcel.remove_deaths();
     if let Some(copies) = parcel.remove_header(kept::BLIND_COPIES) {
         parcel.set_header("BCC", copies);
     }
@@ -254,7 +254,7 @@ fn tries(delivery: &Delivery) -> u8 {
 /// To the ladder, to wait at this level and no other.
 fn once_more(delivery: &Delivery, level: u8) -> ForwardedMessage {
     let mut parcel = ForwardedMessage::of(delivery, ladder::ENTRY);
-    parcel.forget_deaths();
+    parcel.remove_deaths();
     parcel.set_header(header::TRIES, (tries(delivery) + 1).to_string());
     parcel.set_header(header::LEVEL, level.to_string());
     for below in 0..level {

@@ -2,12 +2,13 @@
 
 use bytes::Bytes;
 
-use crate::amqp::RawProperties;
+use crate::amqp::{RawProperties, ShortStr};
 use crate::connection::ParkReason;
+use crate::deaths::Deaths;
 use crate::delivery::Delivery;
 use crate::forwarder::{ForwardedMessage, ROOM_FOR_A_DEATH};
 
-use super::stamp::{Detail, Failed, Origin};
+use super::stamp::{Detail, Failed, Origin, header};
 
 /// A message whose handler failed, and what is known of its failure. For a [`RetryProfile`](super::RetryProfile).
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +54,11 @@ impl<'a> FailedMessage<'a> {
         self.failed.reason
     }
 
+    /// Whether its headers have turned out to be too large for a frame. A design then adds what it needs and no more.
+    pub fn is_brief(&self) -> bool {
+        self.detail == Detail::Needed
+    }
+
     /// Where it was published to, before it was tried again.
     pub fn origin(&self) -> &'a Origin {
         &self.failed.origin
@@ -62,7 +68,8 @@ impl<'a> FailedMessage<'a> {
     ///
     /// It keeps its properties, headers and body, with these exceptions: an `expiration` waits in a header, so that the
     /// message does not expire there, and so do the routing keys of a header `CC`, so that others get no copies. One that is to
-    /// come back loses its `x-death` if the broker would drop it on the way because of that.
+    /// come back loses its `x-death` if the broker would drop it on the way because of that; one that is parked, if consumers
+    /// of its queue have rejected it, so that it begins at zero if another program publishes it again.
     ///
     /// If the headers turn out to be too large for a frame, the consumer asks the design again; this then adds no history and
     /// less of the error.
@@ -71,15 +78,37 @@ impl<'a> FailedMessage<'a> {
         exchange: impl Into<String>,
         routing_key: impl Into<String>,
     ) -> ForwardedMessage {
+        let mut message = self.forward_unstamped(exchange, routing_key);
+        self.failed.stamp(&mut message, self.detail);
+        message
+    }
+
+    /// The same, without the headers about its failure: for a message that has only waited.
+    pub fn forward_unstamped(
+        &self,
+        exchange: impl Into<String>,
+        routing_key: impl Into<String>,
+    ) -> ForwardedMessage {
         let mut message = ForwardedMessage::of(self.delivery, exchange);
-        message.routing_key = routing_key.into();
+        // Text may be longer than the key was; no key is worth a message that cannot move.
+        let routing_key: String = routing_key.into();
+        message.routing_key = ShortStr::truncated(&routing_key).to_string();
         message.keep_expiration();
         message.keep_copies();
+        let deaths = Deaths::of(self.properties());
+        let rejection = deaths.rejection(self.queue());
+        if let Some(rejection) = rejection {
+            message.note_death(rejection);
+        }
         if self.reason().is_none() {
             message.forget_fatal_deaths(self.queue());
             message.reserve = ROOM_FOR_A_DEATH;
+        } else {
+            message.remove_header(header::REJECTED);
+            if rejection.is_some() {
+                message.remove_deaths();
+            }
         }
-        self.failed.stamp(&mut message, self.detail);
         message
     }
 }

@@ -3,16 +3,13 @@
 use std::time::Duration;
 
 use crate::amqp::RawProperties;
-use crate::delivery::Delivery;
 use crate::error::Error;
-use crate::forwarder::ForwardedMessage;
 use crate::topology::Topology;
 use crate::topology::cycle::UNLIMITED;
 
 use super::failed_message::FailedMessage;
 use super::policy::RetryPolicy;
-use super::profile::{RetryProfile, RetryStep, WorkQueue, to_queue};
-use super::stamp::Origin;
+use super::profile::{RetryProfile, RetryStep, WorkQueue};
 use super::traps;
 
 /// Back to its queue after a pause, for ever.
@@ -20,20 +17,11 @@ use super::traps;
 pub(crate) struct InPlace {
     policy: RetryPolicy,
     pause: Duration,
-    /// Exchange and key by which messages come to the queue, and nowhere else.
-    by: Option<(String, String)>,
 }
 
 impl InPlace {
     pub(crate) fn new(pause: Duration) -> Self {
-        InPlace { policy: RetryPolicy::fixed(pause).unlimited_retries(), pause, by: None }
-    }
-
-    /// For a queue that has its messages by this exchange and key alone: what is put there anew has nothing to say about
-    /// where it had come from.
-    pub(crate) fn by(mut self, exchange: &str, routing_key: &str) -> Self {
-        self.by = Some((exchange.to_owned(), routing_key.to_owned()));
-        self
+        InPlace { policy: RetryPolicy::fixed(pause).unlimited_retries(), pause }
     }
 }
 
@@ -52,17 +40,6 @@ impl RetryProfile for InPlace {
                 );
                 Err(traps::refusal(queue.name(), why))
             }
-        }
-    }
-
-    fn republish(&self, delivery: &Delivery, queue: &str, origin: &Origin) -> ForwardedMessage {
-        match &self.by {
-            Some((exchange, routing_key)) => {
-                let mut parcel = ForwardedMessage::of(delivery, exchange);
-                parcel.routing_key.clone_from(routing_key);
-                parcel
-            }
-            None => to_queue(delivery, queue, origin),
         }
     }
 

@@ -278,19 +278,20 @@ impl RetryPolicy {
         self.cap.unwrap_or(LONGEST).min(LONGEST)
     }
 
-    /// The same, but that it always waits this long.
-    pub(crate) fn with_wait(self, wait: Duration) -> Self {
+    /// The same policy, but it always waits this long.
+    pub fn with_wait(self, wait: Duration) -> Self {
         let waits = Waits::Fixed(wait);
         RetryPolicy { waits, cap: None, jitter: 0.0, immediate_first: false, ..self }
     }
 
-    /// How long it waits, if that is always the same.
-    pub(crate) fn only_wait(&self) -> Option<Duration> {
+    /// How long it waits, if that is always the same: for designs with one wait queue.
+    pub fn only_wait(&self) -> Option<Duration> {
         let waits = self.all_waits(1)?;
         if self.immediate_first { None } else { waits.first().copied() }
     }
 
-    pub(crate) fn retries(&self) -> Option<u32> {
+    /// How many times it tries a message again; `None` if without an end. See [`max_retries`](Self::max_retries).
+    pub fn retries(&self) -> Option<u32> {
         self.max_retries
     }
 

@@ -4,6 +4,7 @@ use std::fmt::Debug;
 use std::time::{Duration, SystemTime};
 
 use crate::amqp::RawProperties;
+use crate::deaths::Deaths;
 use crate::delivery::Delivery;
 use crate::error::Error;
 use crate::forwarder::ForwardedMessage;
@@ -11,8 +12,8 @@ use crate::topology::{Queue, QueueType, Topology};
 
 use super::failed_message::FailedMessage;
 use super::policy::{Decision, Facts, RetryPolicy};
-use super::stamp::{self, Origin};
-use super::traps;
+use super::stamp::{self, Origin, header};
+use super::{iso8601, rejections, traps};
 
 /// What a [design](RetryProfile) does with a failed message.
 #[derive(Debug)]
@@ -24,6 +25,9 @@ pub enum RetryStep {
     DeadLetter,
     /// Published elsewhere, and acked once the broker has confirmed that.
     Move(Box<ForwardedMessage>),
+    /// The same; but if no queue takes it, although all that the design needs is declared, it is parked as
+    /// [`ParkReason::Unroutable`](super::ParkReason::Unroutable), and not held until a queue does.
+    MoveOrPark(Box<ForwardedMessage>),
 }
 
 impl From<ForwardedMessage> for RetryStep {
@@ -106,16 +110,17 @@ pub trait RetryProfile: Debug + Send + Sync {
     /// The objects on the broker that the design needs for this queue. The work queue itself belongs to them only if it needs
     /// certain arguments or bindings. The consumer declares them when it begins, and again when one turns out to be missing.
     ///
-    /// An error says that messages of this queue cannot be tried again like this; [`WorkQueue::check`] finds the common
-    /// reasons, and [`Topology::dropping_cycle`] circles in which the broker drops messages.
+    /// An error says that messages of this queue cannot be tried again like this: [`WorkQueue::refusal`] makes one.
+    /// [`WorkQueue::check`] finds the common reasons, [`Topology::queues_for`] where messages go, and
+    /// [`Topology::dropping_cycle`] circles in which the broker drops them.
     fn topology(&self, queue: &WorkQueue) -> Result<Topology, Error>;
 
     /// How many deliveries of a message failed before the present one, by its headers. Called once per delivery at most, together
     /// with [`origin`](Self::origin): when its handler asks for its attempt or its address, or when it fails. A message without
     /// headers has not failed: neither is called for it.
     ///
-    /// A header of the message is the safe place to count: where the broker may count returns, a requeued message is
-    /// published as a new one, and RabbitMQ from 4.0 on resets `x-death` then.
+    /// A header of the message is the safe place to count. A design that rejects messages counts
+    /// [`rejections`](super::rejections()), and says so by [`counts_rejections`](Self::counts_rejections).
     fn failures(&self, properties: &RawProperties, queue: &str) -> u32;
 
     /// Has a message tried again after `wait`, as [`decide`](Self::decide) said. A design with one wait may ignore that.
@@ -126,6 +131,10 @@ pub trait RetryProfile: Debug + Send + Sync {
 
     /// Takes a message out of the way that is not tried again, for [`reason`](FailedMessage::reason). Called again like
     /// [`retry`](Self::retry).
+    ///
+    /// A header `x-leveret-return` with the name of an exchange says that it leads to the work queue alone, under the key that
+    /// the message was published with: [`ParkingLot::replay`](crate::ParkingLot::replay) goes by it. Otherwise a replay goes by
+    /// the default exchange.
     fn park(&self, message: &FailedMessage<'_>) -> RetryStep;
 
     /// What should happen to a message that failed. By default, what the [`policy`](Self::policy) decides.
@@ -134,15 +143,26 @@ pub trait RetryProfile: Debug + Send + Sync {
     }
 
     /// Where a message was published to, if it failed before and now comes another way: handlers see this address as theirs.
-    /// By default, what [`forward_to`](FailedMessage::forward_to) wrote into its headers.
-    fn origin(&self, properties: &RawProperties, _queue: &str) -> Option<Origin> {
-        stamp::origin(properties)
+    /// By default, what [`forward_to`](FailedMessage::forward_to) wrote into its headers, or else, if the design
+    /// [counts rejections](Self::counts_rejections), what the broker has noted.
+    fn origin(&self, properties: &RawProperties, queue: &str) -> Option<Origin> {
+        let noted = || self.counts_rejections().then(|| rejections::origin(properties, queue));
+        Origin::of(properties).or_else(|| noted()?)
     }
 
-    /// When a message failed first, if it failed before: [`RetryPolicy::max_age`] counts from then on. By default, what
-    /// [`forward_to`](FailedMessage::forward_to) wrote into its headers.
-    fn first_failure(&self, properties: &RawProperties, _queue: &str) -> Option<SystemTime> {
-        stamp::first_failure(properties)
+    /// When a message failed first, if it failed before: [`RetryPolicy::max_age`] counts from then on. By default as
+    /// [`origin`](Self::origin).
+    fn first_failure(&self, properties: &RawProperties, queue: &str) -> Option<SystemTime> {
+        let noted = || self.counts_rejections().then(|| rejections::first(properties, queue));
+        stamp::first_failure(properties).or_else(|| noted()?)
+    }
+
+    /// Whether [`failures`](Self::failures) are the [`rejections`](super::rejections()) of a message. By default they are not.
+    ///
+    /// Where the broker may count returns, a requeued message is published as a new one, and RabbitMQ from 4.0 on begins to
+    /// count at one then. With this, the consumer notes in a header how often the message was rejected before.
+    fn counts_rejections(&self) -> bool {
+        false
     }
 
     /// The part of the topology that [`QueueRemoval`](crate::QueueRemoval) deletes with the queue. By default all of it: a design
@@ -169,24 +189,33 @@ pub trait RetryProfile: Debug + Send + Sync {
     fn holds_failed_messages(&self) -> bool {
         false
     }
-
-    /// The same message for the end of its queue, as a new one. By default it comes by the default exchange under the name
-    /// of the queue, with all its headers, and says where it had come from.
-    ///
-    /// Hidden: only the built-in designs that count by `x-death`, or forward for others, need another one.
-    #[doc(hidden)]
-    fn republish(&self, delivery: &Delivery, queue: &str, origin: &Origin) -> ForwardedMessage {
-        to_queue(delivery, queue, origin)
-    }
 }
 
-/// A message for a queue and no other, which says where it had come from.
-pub(crate) fn to_queue(delivery: &Delivery, queue: &str, origin: &Origin) -> ForwardedMessage {
-    let mut parcel = ForwardedMessage::of(delivery, "");
-    parcel.routing_key = queue.to_owned();
-    parcel.keep_copies();
-    origin.stamp(&mut parcel);
-    parcel
+/// A message for the end of its queue, as a new one. It comes by the default exchange under the name of the queue, with all its
+/// headers, and says where it had come from and how often it was rejected, if that is what its design counts.
+pub(crate) fn republished(
+    profile: &dyn RetryProfile,
+    delivery: &Delivery,
+    queue: &str,
+    origin: &Origin,
+) -> ForwardedMessage {
+    let mut message = ForwardedMessage::of(delivery, "");
+    message.routing_key = queue.to_owned();
+    message.keep_copies();
+    origin.stamp(&mut message);
+    let (properties, queue) = (delivery.raw_properties(), delivery.queue());
+    let rejected = rejections::rejections(properties, queue);
+    if profile.counts_rejections() && rejected > 0 {
+        message.set_header(header::REJECTED, rejected.to_string());
+        if let Some(first) = profile.first_failure(properties, queue) {
+            message.set_header(header::FIRST, iso8601::format(first));
+        }
+        if let Some(death) = Deaths::of(properties).rejection(queue) {
+            message.note_death(death);
+        }
+        message.remove_deaths();
+    }
+    message
 }
 
 /// The queue whose messages are tried again, as far as the client knows it. One made from a [`Queue`] is known:
@@ -247,6 +276,11 @@ impl WorkQueue {
     /// of retries where the broker would drop the message.
     pub fn check(&self, policy: &RetryPolicy) -> Result<(), Error> {
         traps::check_work_queue(self, policy)
+    }
+
+    /// An error that says why messages of this queue cannot be tried again like this.
+    pub fn refusal(&self, why: impl AsRef<str>) -> Error {
+        traps::refusal(self.name(), why)
     }
 
     /// How often the broker delivers a message of it before it drops it or dead-letters it, if that is known.

@@ -7,6 +7,7 @@ use crate::forwarder::ForwardedMessage;
 
 use super::iso8601;
 use crate::connection::ParkReason;
+use crate::deaths::Death;
 
 /// The names of the headers. They are part of the API: other programs read them.
 ///
@@ -35,6 +36,8 @@ pub(crate) mod header {
     pub(crate) const RETURN: &str = "x-leveret-return";
     /// The errors so far: tables with `at`, `kind` and `error`, the oldest first.
     pub(crate) const HISTORY: &str = "x-leveret-history";
+    /// How often consumers of its queue had rejected it before it was published to the end of that queue.
+    pub(crate) const REJECTED: &str = "x-leveret-rejected";
     /// For how many milliseconds it waits. The broker routes by it, and does not look at names that begin with `x-`.
     pub(crate) const DELAY: &str = "leveret-delay";
 }
@@ -125,6 +128,22 @@ impl Failed<'_> {
 }
 
 impl Origin {
+    /// What a message that was tried again says of it itself, in the headers that [`Retry`](super::Retry) lists.
+    pub fn of(properties: &RawProperties) -> Option<Self> {
+        if !properties.has_headers() {
+            return None;
+        }
+        let kept = |name| short(properties.header(name)?.as_bytes()?);
+        Some(Origin { exchange: kept(header::EXCHANGE)?, routing_key: kept(header::ROUTING_KEY)? })
+    }
+
+    /// What the broker has noted of it when the message died.
+    pub fn of_death(death: &Death) -> Option<Self> {
+        let exchange = short(death.exchange.as_bytes())?;
+        let routing_key = short(death.routing_keys.first()?.as_bytes())?;
+        Some(Origin { exchange, routing_key })
+    }
+
     pub(crate) fn stamp(&self, parcel: &mut ForwardedMessage) {
         parcel.set_header(header::EXCHANGE, self.exchange.to_str_lossy().as_ref());
         parcel.set_header(header::ROUTING_KEY, self.routing_key.to_str_lossy().as_ref());
@@ -155,8 +174,8 @@ pub(crate) fn failures(properties: &RawProperties) -> u32 {
     properties.header(header::ATTEMPTS).and_then(|attempts| count(&attempts)).unwrap_or(0)
 }
 
-/// When a message failed first, as it says itself.
-pub(crate) fn first_failure(properties: &RawProperties) -> Option<SystemTime> {
+/// When a message failed first, as it says itself in the header `x-leveret-first-failure`.
+pub fn first_failure(properties: &RawProperties) -> Option<SystemTime> {
     time_in(&properties.has_headers().then(|| properties.header(header::FIRST)).flatten()?)
 }
 
@@ -174,17 +193,8 @@ pub(crate) fn time_in(value: &Value<'_>) -> Option<SystemTime> {
     }
 }
 
-/// Where a message was published to before it was tried again, as it says itself.
-pub(crate) fn origin(properties: &RawProperties) -> Option<Origin> {
-    if !properties.has_headers() {
-        return None;
-    }
-    let kept = |name| short(properties.header(name)?.as_bytes()?);
-    Some(Origin { exchange: kept(header::EXCHANGE)?, routing_key: kept(header::ROUTING_KEY)? })
-}
-
 /// What is too long for a name is none.
-pub(crate) fn short(bytes: &[u8]) -> Option<ShortStr<'static>> {
+fn short(bytes: &[u8]) -> Option<ShortStr<'static>> {
     ShortStr::from_bytes(bytes).map(ShortStr::into_owned).ok()
 }
 

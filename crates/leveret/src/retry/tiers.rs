@@ -14,7 +14,7 @@ use super::failed_message::FailedMessage;
 use super::policy::RetryPolicy;
 use super::profile::{RetryProfile, RetryStep, WorkQueue};
 use super::stamp::{self, header};
-use super::{one_wait, traps};
+use super::traps;
 
 /// How many wait queues there may be beside one work queue. A policy that needs more is refused; a handler that asks for
 /// ever other delays gets the next longer one there is.
@@ -135,7 +135,7 @@ impl RetryProfile for Tiers {
             .binding(Binding::to_queue(name, back.as_str(), ""));
         for tier in lock(&self.waits).iter() {
             let queue = self.queue(tier.queue(name));
-            let queue = one_wait::at_least_once(queue.message_ttl(tier.wait).dead_letter_to(&back));
+            let queue = at_least_once(queue.message_ttl(tier.wait).dead_letter_to(&back));
             let binding = Binding::to_queue(queue.name(), wait.as_str(), "")
                 .argument(tier.header(), milliseconds(tier.wait));
             topology = topology.queue(queue).binding(binding);
@@ -194,6 +194,14 @@ pub(crate) const PARKED_DELIVERY_LIMIT: i64 = 1_000_000_000;
 pub(crate) fn lasting(queue: Queue) -> Queue {
     match queue.queue_type() {
         Some(QueueType::Quorum) => queue.argument("x-delivery-limit", PARKED_DELIVERY_LIMIT),
+        _ => queue,
+    }
+}
+
+/// Dead letters leave it only once they have arrived, if it is of a type that can.
+pub(crate) fn at_least_once(queue: Queue) -> Queue {
+    match queue.queue_type() {
+        Some(QueueType::Quorum) => queue.dead_letter_at_least_once(),
         _ => queue,
     }
 }

@@ -19,8 +19,8 @@ use super::reply::Reply;
 use super::request::{CallFailure, Request};
 use super::task::RpcTask;
 use crate::amqp::{
-    self, Channel, ConfirmSink, ConsumeOptions, Consumer, Content, DeliveryInfo, DeliverySink, QueueOptions,
-    Returned, ShortStr, Table, Tracked, deadline_in, lock,
+    self, Channel, ConfirmSink, ConsumeOptions, Consumer, Content, DeliveryInfo, DeliverySink,
+    QueueOptions, Returned, ShortStr, Table, Tracked, deadline_in, lock,
 };
 use crate::clock;
 use crate::connection::Client;

@@ -35,8 +35,21 @@ impl Topology {
         Some(cycle.into_iter().map(|number| self.queues[number].name()).collect())
     }
 
-    /// The queues of this topology that a message reaches from an exchange under a key.
-    pub(crate) fn queues_for(&self, exchange: &str, key: &str) -> BTreeSet<&str> {
+    /// The queues of this topology that a message reaches from an exchange under a key, in order of their names.
+    ///
+    /// ```
+    /// use leveret::{Exchange, Queue, Topology};
+    ///
+    /// let topology = Topology::new()
+    ///     .exchange(Exchange::topic("orders"))
+    ///     .queue(Queue::quorum("billing").bind("orders", "order.*"))
+    ///     .queue(Queue::quorum("audit").bind("orders", "#"));
+    /// assert!(topology.queues_for("orders", "order.paid").iter().eq(&["audit", "billing"]));
+    /// ```
+    ///
+    /// What is true of [`dropping_cycle`](Self::dropping_cycle) is true of this: an exchange that is not part of the topology, or
+    /// that looks at headers, may take any of its bindings.
+    pub fn queues_for(&self, exchange: &str, key: &str) -> BTreeSet<&str> {
         let queues = DeadLetters::of(self).route(exchange, Some(key));
         queues.into_iter().map(|number| self.queues[number].name()).collect()
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use leveret::inbox::{MemoryInbox, Remember};
 use leveret::{
-    Acapi, Chandra, Client, CoverArt, Error, ErrorKind, Exchange, Failure, Filter, Incoming, Json,
-    Message, Next, Orb, Queue, Retry, RetryPolicy, Topology,
+    Client, Error, ErrorKind, Failure, Filter, Incoming, Json, Message, Next, Queue, Retry,
+    RetryPolicy, Topology,
 };
 use tokio::time::{Instant, sleep, timeout};
 
@@ -126,21 +126,6 @@ async fn policies_take_any_time() {
         let stop = sleep(Duration::from_secs(2));
         check("retry_after", time, soon("the end", runner.run_until(stop)).await.map(drop));
         soon("closing", client.close()).await;
-    }
-}
-
-#[test]
-fn the_designs_of_others_refuse_times_that_their_queues_cannot_have() {
-    for time in EXTREMES {
-        check("Acapi", time, Acapi::new().interval(time).topology(Queue::classic("q")));
-        check(
-            "Chandra",
-            time,
-            Chandra::new(Exchange::topic("x")).interval(time).topology(Queue::classic("q")),
-        );
-        check("CoverArt", time, CoverArt::new().interval(time).topology());
-        let orb = Orb::new().initial_interval(time).max_interval(time);
-        check("Orb", time, orb.topology(Queue::classic("q")));
     }
 }
 

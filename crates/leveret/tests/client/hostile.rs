@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use leveret::amqp::{Properties, ShortStr, Table, Value};
 use leveret::{
-    AcapiSite, Client, ClientEvent, End, Error, ErrorKind, Exchange, Json, Message, Queue, Replier,
-    Replies, State, Topology,
+    Client, ClientEvent, End, Error, ErrorKind, Exchange, Json, Message, Queue, Replier, Replies,
+    State, Topology,
 };
 use leveret_broker::Broker;
 use leveret_testkit::eventually;
@@ -283,29 +283,6 @@ async fn a_listener_hears_again_after_a_reconnect() {
                 }
             };
             soon("an event", hearing).await;
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn names_of_a_site_are_taken_as_they_are_and_refused_when_they_are_too_long() {
-    let broker = broker();
-    let client = client_of(&broker).await;
-    let long = "n".repeat(250);
-    for (site, application, is_possible) in
-        [("a.b c", "d.e/f#*", true), ("", "", true), (&long, "a", false), ("s", &long, false)]
-    {
-        let site = AcapiSite::new(site, "env");
-        let events = site.events(&client);
-        let subscription = site.subscribe(&events, application, "name", ["#"]);
-        match soon("an outcome", subscription.declare()).await {
-            Ok(()) => {
-                assert!(is_possible);
-                soon("a publish", events.publish("key", "event")).await.unwrap();
-                let queue = site.queue_name(application, "name");
-                assert_eq!(depth(&broker, &queue), Some(1));
-            }
-            Err(error) => assert!(!is_possible && error.kind() == ErrorKind::Invalid, "{error:?}"),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const LAYERS: [&str; 29] = [
+const LAYERS: [&str; 28] = [
     // What everything may use.
     "clock",
     "duration",
@@ -32,7 +32,6 @@ const LAYERS: [&str; 29] = [
     "delay",
     "parking",
     "events",
-    "profiles",
     "removal",
     // The facade.
     "client",

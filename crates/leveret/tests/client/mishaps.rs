@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use leveret::amqp::GetOptions;
 use leveret::{
-    Attempt, BatchOptions, Chandra, ErrorKind, Exchange, Failure, Incoming, Message, Orb, Queue,
-    Retry, RetryPolicy, Summary, Topology,
+    Attempt, BatchOptions, ErrorKind, Incoming, Message, Queue, RetryPolicy, Summary, Topology,
 };
 use leveret_broker::{Broker, Permissions};
 use tokio::sync::mpsc;
@@ -31,7 +30,6 @@ async fn a_consumer_that_is_told_to_stop_while_it_starts_does() {
     let options = BatchOptions { size: 10, within: SECOND };
     let batches = client.consumer("q").handle_batches(options, async |_| ());
     assert_eq!(batches.run_until(sleep(SECOND)).await.unwrap(), Summary::default());
-    Orb::new().redelivery(&client).run_until(sleep(SECOND)).await.unwrap();
     let service = client.service("numbers").method("add", async || ());
     assert_eq!(service.run_until(sleep(SECOND)).await.unwrap(), Summary::default());
     let service = client.service("numbers").method("add", async || ()).transactional();
@@ -174,38 +172,6 @@ async fn closing_in_the_midst_of_retries_loses_nothing() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_redelivery_service_whose_broker_fails_loses_nothing() {
-    let broker = broker();
-    let client = client_of(&broker).await;
-    let orb = Orb::new().max_attempts(3);
-    client.apply(&orb.topology(Queue::quorum("q")).unwrap()).await.unwrap();
-    let publisher = client.publisher("").build().await.unwrap();
-    for n in 0..100 {
-        publisher.publish("q", n.to_string()).await.unwrap();
-    }
-    let trouble = async {
-        let faults = broker.faults();
-        for _ in 0..20 {
-            sleep(SECOND / 3).await;
-            faults.cut_all_connections();
-            sleep(SECOND / 3).await;
-            faults.nack_publishes(5);
-            faults.return_publishes(3);
-        }
-        sleep(HOUR).await;
-    };
-    let service = orb.redelivery(&client).run_until(sleep(HOUR));
-    let runner = client.consumer("q").workers(4).retry(orb).handle(async || Err::<(), _>("no"));
-    let (service, consumer, ()) = tokio::join!(service, runner.run_until(sleep(HOUR)), trouble);
-    service.unwrap();
-    consumer.unwrap();
-    assert_eq!(bodies(&broker, &["orb.parked"]).len(), 100);
-    for queue in ["q", "orb.redelivery", "orb.wait"] {
-        assert_eq!(depth(&broker, queue), Some(0), "{queue}");
-    }
-}
-
 #[tokio::test]
 async fn where_nothing_may_be_declared_a_failed_message_stays_in_its_queue() {
     let permissions = Permissions { configure: "^q$".to_owned(), ..Permissions::all() };
@@ -245,39 +211,4 @@ async fn where_nothing_may_be_declared_a_failed_message_stays_in_its_queue() {
         soon("the message in its queue", back).await;
         all.delete_queue("q", Default::default()).await.unwrap();
     }
-}
-
-/// As large as a message can be that is delivered in a frame.
-fn crowded(message: Message) -> Message {
-    message.header("crowd", "x".repeat(131_072 - 300))
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_message_with_no_room_for_its_story_is_parked_once() {
-    let broker = broker();
-    let client = client_of(&broker).await;
-    let retry = Chandra::new(Exchange::topic("orders")).interval(SECOND);
-    let queue = Queue::classic("billing").bind("orders", "order.*");
-    client.apply(&retry.topology(queue).unwrap()).await.unwrap();
-    let publisher = client.publisher("orders").build().await.unwrap();
-    // This key would lead a message in the dead-letter exchange to the retry queue.
-    let copies = leveret::amqp::Array::from_values(["retry.billing".into()]).unwrap();
-    let message = Message::new("job").header("CC", copies);
-    publisher.publish("order.paid", crowded(message)).await.unwrap();
-    let seen = Arc::new(AtomicU32::new(0));
-    let handler = {
-        let seen = Arc::clone(&seen);
-        move || {
-            seen.fetch_add(1, Ordering::Relaxed);
-            async { Err::<(), _>(Failure::permanent("x".repeat(3000)).kind("k".repeat(100))) }
-        }
-    };
-    let runner = client.consumer("billing").retry(Retry::from(retry)).handle(handler);
-    let summary = runner.run_until(sleep(HOUR)).await.unwrap();
-    assert_eq!((seen.load(Ordering::Relaxed), summary.parked), (1, 1));
-    assert_eq!(depth(&broker, "billing.parking_lot"), Some(1));
-    let parked = client.get("billing.parking_lot", GetOptions::default()).await.unwrap().unwrap();
-    let headers = parked.properties().headers.unwrap().into_owned();
-    let names: Vec<_> = headers.iter().map(|(name, _)| name.to_str_lossy().into_owned()).collect();
-    assert_eq!(names, ["crowd"]);
 }

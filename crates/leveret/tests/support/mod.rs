@@ -5,11 +5,11 @@
 
 pub mod books;
 pub mod client;
-pub mod deployments;
 pub mod drops;
 pub mod examples;
 pub mod kills;
 pub mod plan;
+pub mod removal;
 pub mod scene;
 pub mod services;
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use leveret::amqp::{Array, DeleteQueue, GetOptions, Properties, Table, Value};
 use leveret::{
-    Attempt, Client, ClientEvent, Delivery, Exchange, Failure, Incoming, Message, Orb, Queue,
-    Retry, RetryPolicy, Topology,
+    Attempt, Client, ClientEvent, Delivery, Exchange, Failure, Incoming, Message, Queue, Retry,
+    RetryPolicy, Topology,
 };
 use leveret_testkit::rabbitmq::Version;
 use leveret_testkit::{eventually, rabbitmq};
@@ -472,36 +472,6 @@ async fn from_4_3_on_a_consumer_that_is_stopped_loses_nothing_to_a_delivery_limi
         assert_eq!(summary.abandoned, 4);
         until_depth(&client, "q", 50).await;
     }
-}
-
-/// The redelivery queue of Orb is of the broker's default type, unless it is told one.
-#[tokio::test]
-async fn what_orbs_service_cannot_send_back_for_long_is_not_lost() {
-    let vhost = rabbitmq::vhost().await;
-    if !vhost.broker().is_embedded() {
-        let quorum = serde_json::json!({ "default_queue_type": "quorum" });
-        vhost.broker().management().put(&["vhosts", vhost.name()], quorum).await.unwrap();
-    }
-    let client = client(&vhost).await;
-    let orb = Orb::new();
-    let full = Queue::classic("q").max_length(1).argument("x-overflow", "reject-publish");
-    client.apply(&orb.topology(full).unwrap()).await.unwrap();
-    let publisher = publisher(&client).await;
-    soon("an outcome", publisher.publish("q", "job")).await.unwrap();
-    the_message(&client, "q").await.discard().unwrap();
-    until_depth(&client, "orb.redelivery", 1).await;
-    soon("an outcome", publisher.publish("q", "in its way")).await.unwrap();
-    // It comes back each second, and 4.0 drops what has come back 20 times.
-    let tries = if Version::under_test() == Version::V4_0 { 25 } else { 3 };
-    let stop = async {
-        tokio::time::sleep(Duration::from_secs(tries)).await;
-        the_message(&client, "q").await.ack().unwrap();
-        let back = the_message(&client, "q").await;
-        assert_eq!(back.body(), "job");
-        back.ack().unwrap();
-    };
-    let redelivered = orb.redelivery(&client).run_until(stop).await.unwrap();
-    assert_eq!((redelivered.sent_back, redelivered.parked), (1, 0));
 }
 
 /// Lets a message of one priority fail, and while that one waits, in this queue, one of another; and says which of them came
