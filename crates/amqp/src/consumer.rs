@@ -44,7 +44,7 @@ pub(super) struct Bound {
 }
 
 /// Takes the deliveries of a consumer with auto-ack where they are read. To hand replies to a task first costs a third more CPU time:
-/// `leveret-bench rpc --in-flight 100 --callers tasks`.
+/// `leveret-bench rpc --in-flight 100 --job tasks`.
 pub trait DeliverySink: fmt::Debug + Send + Sync {
     /// The deliveries of one read. The wakers are woken once the read is sorted and nothing is locked.
     fn delivered(&self, deliveries: Drain<'_, Content<DeliveryInfo>>, wakers: &mut Vec<Waker>);

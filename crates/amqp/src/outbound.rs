@@ -140,7 +140,7 @@ impl Sender {
     }
 
     /// Hints that so many woken tasks may publish soon, so the writer yields once before it writes. Without that, callers in tasks cost
-    /// more than twice the CPU time: `leveret-bench rpc --in-flight 100 --callers tasks`.
+    /// more than twice the CPU time: `leveret-bench rpc --in-flight 100 --job tasks`.
     pub(super) fn expect(&self, publishes: usize) {
         lock(&self.state).expected += publishes;
     }
