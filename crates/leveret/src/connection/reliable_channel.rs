@@ -101,7 +101,10 @@ impl<C: UsableChannel> ReliableChannel<C> {
     /// The channel, if it is open and usable.
     #[inline]
     pub(crate) fn open_now(&self) -> Option<Arc<C>> {
-        self.with_open(|channel| channel.is_usable().then(|| Arc::clone(channel))).flatten()
+        match &*lock(&self.state) {
+            ChannelState::Open(channel) if channel.is_usable() => Some(Arc::clone(channel)),
+            _ => None,
+        }
     }
 
     /// The channel; the caller opens it with `open` if it is not open. Callers get it in the order in which they ask.

@@ -67,12 +67,16 @@ impl UnconfirmedPublisher {
         message.check()?;
         let Message { body, extra } = message;
         let settings = &self.shared.settings;
-        let mut properties = extra.map_or_else(Properties::default, |extra| extra.properties);
-        settings.complete(&mut properties);
-        span.put_into(&mut properties);
-        span.describe(&properties);
-        let exchange = &settings.exchange;
-        let publish = Publish { exchange, routing_key, mandatory: false, properties, body };
+        let mut publish = Publish {
+            exchange: &settings.exchange,
+            routing_key,
+            mandatory: false,
+            properties: extra.map_or_else(Properties::default, |extra| extra.properties),
+            body,
+        };
+        settings.complete(&mut publish.properties);
+        span.put_into(&mut publish.properties);
+        span.describe(&publish.properties);
         let mut deadline = None;
         loop {
             let channel = match self.shared.channel.open_now() {
