@@ -449,7 +449,7 @@ impl Drop for Consumer {
         }
         if !self.queue.auto_ack {
             for delivery in waiting {
-                let is_of_stream = is_of_stream(&delivery.properties);
+                let is_of_stream = self.queue.is_stream.load(Ordering::Relaxed);
                 self.link.requeue(delivery.method.delivery_tag(), is_of_stream);
             }
         }

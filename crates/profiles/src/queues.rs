@@ -10,6 +10,9 @@ pub(crate) const RETURN: &str = "x-leveret-return";
 /// The queue whose consumer failed.
 pub(crate) const QUEUE: &str = "x-leveret-queue";
 
+/// How often a message has failed.
+pub(crate) const ATTEMPTS: &str = "x-leveret-attempts";
+
 /// How many errors a list of them keeps.
 pub(crate) const MAX_HISTORY: usize = 10;
 

@@ -105,8 +105,9 @@ fn decoded(text: &str, what: &str) -> Result<Bytes, String> {
 /// integer in another spelling.
 fn exactly(raw: &RawProperties) -> Option<Properties<'_>> {
     let properties = raw.get();
-    let json = serde_json::to_string(&properties).ok()?;
-    let again: Properties<'_> = serde_json::from_str(&json).ok()?;
+    // As deep as in a line: there is a limit to how deep JSON is read.
+    let json = serde_json::to_string(&[&properties]).ok()?;
+    let [again]: [Properties<'_>; 1] = serde_json::from_str(&json).ok()?;
     (RawProperties::from(&again) == *raw).then_some(properties)
 }
 
@@ -180,6 +181,19 @@ mod tests {
         let long = format!(r#"{{"body":"","properties":{{"message_id":"{}"}}}}"#, "x".repeat(256));
         let error = Line::read(long.as_bytes()).unwrap_err();
         assert!(error.contains("256 bytes") && error.contains("column 297"), "{error}");
+    }
+
+    #[test]
+    fn headers_of_any_depth_that_are_written_can_be_read() {
+        for depth in 40..=64 {
+            let nested = (0..depth).fold(Value::from(5i64), |value, _| {
+                Value::Table(Table::from_pairs([("n", value)]).unwrap())
+            });
+            let Value::Table(headers) = nested else { unreachable!("a table is around it") };
+            let properties = Properties { headers: Some(headers), ..Properties::default() };
+            let line = line(&properties, b"");
+            assert_eq!(Line::read(line.write().unwrap().as_bytes()), Ok(line), "depth {depth}");
+        }
     }
 
     #[test]

@@ -434,10 +434,10 @@ impl ConfirmSink for RequestConfirms {
     /// A request is recognised by its correlation id, and its call need not wait for the confirm that follows.
     fn returned(&self, returned: Returned) -> Option<Returned> {
         let id = returned.properties.correlation_id();
-        if let Some(id) = id.and_then(|id| CorrelationId::parse(id.as_bytes()))
-            && let Some(shared) = self.shared.upgrade()
-        {
-            shared.fail(id, CallFailure::Returned(Box::new(returned)));
+        if let Some(id) = id.and_then(|id| CorrelationId::parse(id.as_bytes())) {
+            let failure = CallFailure::Returned(Box::new(returned));
+            let waker = self.with(|pending| pending.fail(id, failure)).flatten();
+            waker.into_iter().for_each(Waker::wake);
         }
         None
     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leveret::amqp::{RawProperties, Value};
+use leveret::amqp::{RawProperties, ShortStr, Value};
 use leveret::retry::{
     FailedMessage, ForwardedMessage, Origin, RetryProfile, RetryStep, WorkQueue, first_failure,
 };
@@ -13,6 +13,12 @@ use leveret::{
 
 use super::Orb;
 use crate::queues;
+
+/// What delayed messages carry on their way, as numbers and booleans in earlier versions.
+const DELAY_PREFIX: &[u8] = b"leveret-delay-";
+
+/// The priority of a delayed message, a number in earlier versions.
+const PRIORITY: &str = "x-leveret-priority";
 
 /// How many messages are on their way at a time.
 const WORKERS: usize = 16;
@@ -77,6 +83,18 @@ impl Rejected {
     }
 }
 
+/// Removes the steps of a delay, and writes its priority as text: Orb's programs refuse a header that is neither text nor a list.
+fn forget_delay(message: &mut ForwardedMessage, properties: &RawProperties) {
+    let headers = properties.get().headers.unwrap_or_default();
+    for (name, _) in headers.iter().filter(|(name, _)| name.as_bytes().starts_with(DELAY_PREFIX)) {
+        message.remove_header(&name.to_str_lossy());
+    }
+    let priority = message.header(PRIORITY).and_then(|priority| queues::number(&priority));
+    if let Some(priority) = priority {
+        message.set_header(PRIORITY, priority.to_string());
+    }
+}
+
 impl RetryProfile for Redelivery {
     fn policy(&self) -> &RetryPolicy {
         &self.0.policy
@@ -110,8 +128,16 @@ impl RetryProfile for Redelivery {
         self.0.count(properties).unwrap_or(0)
     }
 
+    /// Of a message that another program made to wait, only its queue is known: it goes there by this service's exchange.
     fn origin(&self, properties: &RawProperties, _queue: &str) -> Option<Origin> {
-        Origin::of(properties).or_else(|| Origin::of_death(&self.of(properties).death?))
+        Origin::of(properties).or_else(|| {
+            let Rejected { queue, death, .. } = self.of(properties);
+            if let Some(death) = &death {
+                return Origin::of_death(death);
+            }
+            let exchange = ShortStr::try_from(self.0.exchange.clone()).ok()?;
+            Some(Origin { exchange, routing_key: ShortStr::try_from(queue?).ok()? })
+        })
     }
 
     fn first_failure(&self, properties: &RawProperties, _queue: &str) -> Option<SystemTime> {
@@ -134,6 +160,7 @@ impl RetryProfile for Redelivery {
             false => failed.forward_to(exchange, key),
         };
         rejected.forget_deaths(&mut message);
+        forget_delay(&mut message, failed.properties());
         message.set_header(&orb.queue_header, queue);
         if !rejected.has_waited {
             message.set_header(queues::QUEUE, queue);
@@ -157,6 +184,15 @@ impl RetryProfile for Redelivery {
         let queue = queue.or_else(|| named?.as_str().map(str::to_owned)).unwrap_or_default();
         let mut message = self.0.parked(failed, &queue);
         rejected.forget_deaths(&mut message);
+        forget_delay(&mut message, failed.properties());
+        // The last death may have shown further routing keys: by this address, a replay would send copies there.
+        if queues::has_copies(&message) {
+            message.remove_header(queues::RETURN);
+        }
+        // The end of a wait is no failure of its own.
+        if rejected.has_waited {
+            message.set_header(queues::ATTEMPTS, (failed.failures() - 1).to_string());
+        }
         match queue.is_empty() {
             true => drop(message.remove_header(queues::QUEUE)),
             false => message.set_header(queues::QUEUE, queue),
