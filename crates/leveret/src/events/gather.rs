@@ -159,8 +159,9 @@ impl<'e, R: FromReply> Gather<'e, R> {
             events.publisher().await?;
             let request = Request::new(&events.shared.ingress, key, question)?;
             let span = PublishSpan::begin(&events.shared.ingress, key);
-            let sent =
-                events.rpc().send(request, ReplyMode::Gather { buffer: BUFFER }, &span).await;
+            let (channel, mode) = (events.rpc(), ReplyMode::Gather { buffer: BUFFER });
+            let permit = Some(channel.permit().await?);
+            let sent = channel.send(request, mode, permit, &span).await;
             span.record(&sent);
             sent
         };

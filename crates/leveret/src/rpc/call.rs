@@ -74,7 +74,8 @@ async fn run(
             None => {
                 let request = rpc.request(method, message)?;
                 let channel = &rpc.inner.channel;
-                let mut receiver = channel.send(request, ReplyMode::One, &span).await?;
+                let permit = Some(channel.permit().await?);
+                let mut receiver = channel.send(request, ReplyMode::One, permit, &span).await?;
                 rpc.reply(method, receiver.next().await)
             }
             Some(pause) => Box::pin(resend(rpc, method, message, pause, &span)).await,
@@ -144,7 +145,7 @@ async fn send_copy(
     request: Request<'_>,
     span: &PublishSpan,
 ) -> Result<Reply, Error> {
-    let sending = rpc.inner.channel.send_permitted(request, ReplyMode::One, None, span);
+    let sending = rpc.inner.channel.send(request, ReplyMode::One, None, span);
     let mut receiver = sending.await?;
     rpc.reply(method, receiver.next().await)
 }

@@ -126,18 +126,7 @@ impl RpcChannel {
         lock(&self.handle.shared.pending).unmatched()
     }
 
-    /// Sends a request as a call of its own, which may have to wait for others to end. Dropped while it waits, it has sent nothing.
-    pub(crate) async fn send(
-        &self,
-        request: Request<'_>,
-        mode: ReplyMode,
-        span: &PublishSpan,
-    ) -> Result<ReplyReceiver, Error> {
-        let permit = self.permit().await?;
-        self.send_permitted(request, mode, Some(permit), span).await
-    }
-
-    /// Waits until one more call may be in flight.
+    /// Waits until one more call may be in flight. Dropped while it waits, it takes no permit.
     pub(crate) async fn permit(&self) -> Result<OwnedSemaphorePermit, Error> {
         let shared = &self.handle.shared;
         let permits = Arc::clone(&shared.in_flight);
@@ -154,7 +143,7 @@ impl RpcChannel {
 
     /// Sends a request with the permit of its call; without one, the call holds it for all copies of its request. What waits is boxed:
     /// most requests are sent at once, and the future of a call is small then.
-    pub(crate) async fn send_permitted(
+    pub(crate) async fn send(
         &self,
         mut request: Request<'_>,
         mode: ReplyMode,

@@ -117,7 +117,8 @@ struct Target {
     to: ReplyAddress,
     correlation_id: Option<ShortStr<'static>>,
     state: Mutex<RouteState>,
-    /// Replies without a confirm yet, the oldest first. Each stays here until it has one, also if its sender stops to wait.
+    /// Replies before the last one without a confirm yet, the oldest first. Each stays here until it has one, also if its sender stops
+    /// to wait.
     unconfirmed: tokio::sync::Mutex<VecDeque<Ticket>>,
 }
 
@@ -187,7 +188,9 @@ impl ReplyRoute {
             state.number
         };
         let message = message.into_message()?.header(PART, MORE).header(NUMBER, number);
-        target.send(message).await?;
+        if let Some(ticket) = target.send(message).await? {
+            target.unconfirmed.lock().await.push_back(ticket);
+        }
         target.confirmed(UNCONFIRMED - 1).await
     }
 
@@ -260,8 +263,15 @@ impl Target {
 
     async fn send_last(&self, last: Message) -> Result<(), Error> {
         let sent = async {
-            self.send(last).await?;
-            self.confirmed(0).await
+            let ticket = self.send(last).await?;
+            // Most requests have one reply alone.
+            if lock(&self.state).number > 0 {
+                self.confirmed(0).await?;
+            }
+            match ticket {
+                Some(ticket) => ticket.await,
+                None => Ok(()),
+            }
         };
         match sent.await {
             Err(error) if is_undeliverable(&error) => {
@@ -274,7 +284,8 @@ impl Target {
         }
     }
 
-    async fn send(&self, mut message: Message) -> Result<(), Error> {
+    /// Sends a reply. In a transaction, the commit confirms it.
+    async fn send(&self, mut message: Message) -> Result<Option<Ticket>, Error> {
         let properties = &mut message.extra.get_or_insert_default().properties;
         if self.correlation_id.is_some() {
             properties.correlation_id.clone_from(&self.correlation_id);
@@ -290,11 +301,10 @@ impl Target {
                     false => publisher.send(key, message).await?,
                     true => publisher.send_as_it_is(key, message).await?,
                 };
-                self.unconfirmed.lock().await.push_back(ticket);
-                Ok(())
+                Ok(Some(ticket))
             }
             ReplyOutput::Transaction(transaction) => {
-                Box::pin(transaction.send(&self.to, message)).await
+                Box::pin(transaction.send(&self.to, message)).await.map(|()| None)
             }
         }
     }

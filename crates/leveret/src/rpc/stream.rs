@@ -56,7 +56,11 @@ impl<'r, R: FromReply> StreamCall<'r, R> {
         let StreamCall { rpc, method, message, timeout: limit, buffer, .. } = self;
         let span = PublishSpan::of_call(rpc.service(), method);
         let request = rpc.request(method, message?)?;
-        let sending = rpc.inner.channel.send(request, ReplyMode::Stream { buffer }, &span);
+        let channel = &rpc.inner.channel;
+        let sending = async {
+            let permit = Some(channel.permit().await?);
+            channel.send(request, ReplyMode::Stream { buffer }, permit, &span).await
+        };
         let sent = within(limit, rpc.describe(method), sending).await;
         span.record(&sent);
         Ok(ReplyStream {
