@@ -4,8 +4,8 @@
 //! `correlation-id`, and `type` for the method where the routing key does not name it.
 //!
 //! ```text
-//! leveret  call.rs              Call, awaited: Rpc::request; RpcChannel::send
-//!          channel.rs           RpcChannel::send: a permit (a semaphore), correlation id, reply address
+//! leveret  call.rs              Call, awaited: Rpc::request; RpcChannel::permit (a semaphore), send
+//!          channel.rs           RpcChannel::send: correlation id, reply address
 //!          channel.rs           Shared::send_on: locks PendingCalls
 //! amqp     publish.rs           Channel::publish_now, mandatory: the frames are in the outbound buffer
 //! leveret  pending_calls.rs     PendingCalls::insert: the call, and its id in the ConfirmTracker; unlocks

@@ -38,7 +38,7 @@ const PREFETCH_PER_CALL: u16 = 16;
 /// waiting may never consume it.
 const UNUSED: i64 = 60_000;
 
-/// How many requests may be unconfirmed. Replies make room for further calls, also if the broker confirms none of the requests.
+/// How far apart the oldest unconfirmed request and the next one may be: replies make no room, only confirms do.
 const MAX_UNCONFIRMED: u64 = 65_536;
 
 #[derive(Clone, Debug)]
